@@ -1,0 +1,1 @@
+"""The bottom layer: errors, registries, seeds, lazy imports. Imports nothing of Tandem."""

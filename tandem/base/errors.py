@@ -1,0 +1,65 @@
+"""Every error that Tandem raises on purpose. Each says what is wrong, where, and what to write instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class TandemError(Exception):
+    """Base of all errors raised on purpose. The command line prints it without a traceback."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One contradiction in a config, found before anything starts.
+
+    ``key`` is the dotted path, ``value`` what was written there, ``reason`` why it can't be, ``remedy`` what to write
+    instead.
+    """
+
+    key: str
+    value: object
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value!r}: {self.reason}. {self.remedy}"
+
+
+class ConfigError(TandemError):
+    """A config that can't run; carries *all* problems found, not the first."""
+
+    exit_code = 2
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+        noun = "problem" if len(problems) == 1 else "problems"
+        super().__init__(f"{len(problems)} {noun} in the config\n" + "\n".join(f"  - {p}" for p in problems))
+
+
+class UnknownNameError(TandemError):
+    """A name that no registry entry has; lists the near ones."""
+
+
+class DataError(TandemError):
+    """Bad input data: names the file and the row."""
+
+    exit_code = 2
+
+
+class ContractError(TandemError):
+    """A part broke its contract (a missing column, a wrong shape or dtype): a defect of code, not of input."""
+
+
+class DeadlineError(TandemError):
+    """A wait ended without its event; the message names who blocks, since when, and what was awaited."""
+
+
+class RewardError(TandemError):
+    """Scoring failed where the config says that a failure stops the run."""
+
+
+class StarvationError(TandemError):
+    """A partition can't be filled: too many draws in a row were dropped or filtered."""
