@@ -1,0 +1,64 @@
+"""A transformers causal LM as Tandem runs it: tokens in one row, positions given, attention by layout, head on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from tandem.models.attention import AttentionLayout
+
+R = TypeVar("R")
+
+
+class Head:
+    """The output projection: ``weight`` (V, d), optional ``bias`` (V,), and what the architecture does to logits."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        projection = model.get_output_embeddings()
+        self.weight: torch.Tensor = projection.weight
+        self.bias: torch.Tensor | None = getattr(projection, "bias", None)
+        config = model.config
+        # Absent attributes mean that the architecture has no such transform, not a default of ours.
+        self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        divisor: float | None = getattr(config, "logits_scaling", None)
+        factor: float | None = getattr(config, "logit_scale", None)
+        self.scale = (1.0 if factor is None else factor) / (1.0 if divisor is None else divisor)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden (N, d) -> logits (N, V), in the weight's dtype."""
+        logits = nn.functional.linear(hidden, self.weight, self.bias)
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
+
+
+class CausalLM(nn.Module):
+    """Wraps a HF model so that *all* parameters, head included, are used inside one ``forward``.
+
+    That is what sharding needs (parameters are gathered around a forward) and what lets training and generation share
+    one set of weights: they differ only in the layout and in what they ``read`` off the hidden states.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layout: AttentionLayout,
+        read: Callable[[torch.Tensor, Head], R],
+    ) -> R:
+        """``input_ids`` and ``positions`` (T,) int64; returns ``read(hidden (T, d), head)``."""
+        decoder = self.model.get_decoder()
+        output = decoder(
+            input_ids=input_ids[None], position_ids=positions[None], use_cache=False, layout=layout
+        )
+        return read(output.last_hidden_state[0], Head(self.model))
