@@ -1,0 +1,1 @@
+"""The config: one typed, frozen tree in which each default stands once. Imports no torch."""

@@ -1,0 +1,90 @@
+"""Where and when: execution modes as a tagged union, so that what a mode lacks can't be written."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from tandem.config.node import Node
+
+Devices = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]  # YAML has lists, not tuples
+Resource = dict[str, Devices]
+"""Role -> (nodes, devices per node)."""
+
+
+class DataPlaneConfig(Node):
+    """The store that samples pass through."""
+
+    num_data_storage_units: PositiveInt = 1
+    """Storage actors of the Ray store; the in-process store has one."""
+    capacity_groups: PositiveInt | None = None
+    """Most groups held before producers wait; default: enough for all partitions that staleness admits."""
+
+
+class WeightSyncConfig(Node):
+    """How weights reach the rollout engines."""
+
+    overlap: bool = False
+    """Transfer in the background of the next step instead of blocking (hybrid)."""
+    bucket_mb: PositiveInt = 256
+    """Size of a transfer bucket in MiB."""
+    deadline_s: Annotated[float, Field(gt=0)] = 300.0
+    """Longest wait for all engines to acknowledge a version, in seconds."""
+
+
+class _Execution(Node):
+    resource: Resource = {}
+    """Devices per role, as {role: [nodes, devices per node]}; default: one device each."""
+    data_plane: DataPlaneConfig = DataPlaneConfig()
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    stall_warning_s: Annotated[float, Field(gt=0)] = 60.0
+    """A wait longer than this is reported with its cause, in seconds."""
+    deadline_s: Annotated[float, Field(gt=0)] = 1800.0
+    """A wait longer than this ends the run with an error that names who blocks, in seconds."""
+
+
+class ColocateExecution(_Execution):
+    """Actor and rollout take turns on the same devices; synchronous."""
+
+    mode: Literal["colocate"] = "colocate"
+    balance_data: bool = False
+    """Balance tokens over the data-parallel ranks."""
+
+
+class HybridExecution(_Execution):
+    """Actor and rollout on separate devices; sub-batches stream; ref, old_actor and teacher are tags of the actor."""
+
+    mode: Literal["hybrid"] = "hybrid"
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """Largest lag of a trained sample, in versions."""
+    num_iters_per_train_update: PositiveInt = 1
+    """Sub-batches per partition."""
+    balance_data: bool = False
+    """Balance tokens over the data-parallel ranks."""
+    train_pipelining: Literal["off", "accumulate", "step"] = "off"
+    """Whether training starts before the partition is sealed."""
+
+
+class FullyAsyncExecution(_Execution):
+    """Each role has its own devices and its own loop."""
+
+    mode: Literal["fully_async"] = "fully_async"
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """Largest lag of a trained sample, in versions."""
+    num_iters_per_train_update: PositiveInt = 1
+    """Sub-batches per partition."""
+
+
+Execution = Annotated[ColocateExecution | HybridExecution | FullyAsyncExecution, Field(discriminator="mode")]
+
+
+class RuntimeConfig(Node):
+    """What runs the roles."""
+
+    name: Literal["auto", "local", "ray"] = "auto"
+    """``local`` needs no Ray; ``auto`` takes it where one train rank and one rollout engine suffice."""
+    threads: bool = False
+    """Keep all roles in one process (for a debugger)."""
+    torch_threads: PositiveInt | None = None
+    """Threads per process; default: PyTorch's own choice."""

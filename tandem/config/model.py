@@ -1,0 +1,143 @@
+"""The actor, its model, its optimizer, the rollout engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from tandem.config.node import Node
+
+Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ModelConfig(Node):
+    """The model that is trained."""
+
+    path: str
+    """A local Hugging Face folder or a hub id."""
+    tokenizer_path: str | None = None
+    """Folder of the tokenizer; default: the model's."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute type of the forward; master weights stay float32."""
+    trust_remote_code: bool = False
+    """Run code that the model's folder ships."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward: less memory, more time."""
+    lora_rank: NonNegativeInt = 0
+    """Rank of LoRA adapters; 0 trains all weights."""
+    lora_alpha: PositiveFloat = 32.0
+    """Scale of LoRA adapters."""
+    lora_target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    """Modules that get adapters."""
+
+
+class OptimConfig(Node):
+    """AdamW and its learning-rate schedule."""
+
+    lr: PositiveFloat = 1e-6
+    """Peak learning rate."""
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
+    """Decay of the moment estimates."""
+    eps: PositiveFloat = 1e-8
+    """Added to the denominator."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay; not applied to norms and biases."""
+    grad_clip: PositiveFloat = 1.0
+    """Largest gradient norm."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after the warm-up."""
+    warmup_steps: NonNegativeInt = 0
+    """Updates of linear warm-up."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Last learning rate as a part of the peak."""
+
+
+class ActorConfig(Node):
+    """The policy's training."""
+
+    strategy: str = "fsdp2"
+    """Training engine."""
+    ppo_mini_batch_size: PositiveInt | None = None
+    """Prompts per optimizer step; default: data.train_batch_size."""
+    global_batch_size: PositiveInt | None = None
+    """Samples per optimizer step (mini-batch × n): another way to write ppo_mini_batch_size."""
+    ppo_epochs: PositiveInt = 1
+    """Passes over a partition."""
+    ppo_micro_batch_size: PositiveInt | None = None
+    """Samples per micro-batch; default: token budgets only."""
+    ppo_max_token_len_per_gpu: PositiveInt = 16384
+    """Token budget of a micro-batch on one device."""
+    tensor_model_parallel_size: PositiveInt = 1
+    """Tensor parallelism of training."""
+    optim: OptimConfig = OptimConfig()
+
+
+class RolloutConfig(Node):
+    """Generation."""
+
+    name: str = "hf"
+    """Rollout engine."""
+    n: PositiveInt = 8
+    """Samples per prompt."""
+    do_sample: bool = True
+    """Sample; greedy decoding can't train."""
+    temperature: float = 1.0
+    """Divides the logits."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus mass; 1 keeps all tokens."""
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    """Tokens kept; -1 keeps all."""
+    stop_token_ids: list[int] = []
+    """Tokens that end an answer besides the tokenizer's end token."""
+    ignore_eos: bool = False
+    """Generate max_response_length tokens whatever comes."""
+    logprobs_of: Literal["sampled", "full"] = "sampled"
+    """Which distribution rollout_logprobs describe: the one sampled from, or before top-p/top-k."""
+    max_num_seqs: PositiveInt = 512
+    """Most samples in flight per engine."""
+    max_num_batched_tokens: PositiveInt = 16384
+    """Token budget of a prefill."""
+    tensor_model_parallel_size: PositiveInt = 1
+    """Devices per engine."""
+    on_weight_update: Literal["wait", "abort", "keep"] = "wait"
+    """What a running generation does when weights arrive."""
+    partial: Literal["resume", "discard"] = "resume"
+    """What becomes of an aborted generation."""
+    keep_kv: Literal["old", "recompute"] = "old"
+    """Under ``keep``: go on with the old keys and values, or recompute them."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """vLLM and SGLang only."""
+    enable_chunked_prefill: bool = True
+    """vLLM and SGLang only."""
+
+
+class RefConfig(Node):
+    """The reference policy: a tag of the actor in colocate and hybrid."""
+
+    update_interval: PositiveInt | None = None
+    """Refresh the reference with the actor's weights every so many steps; default: never."""
+
+
+class ActorRolloutRef(Node):
+    """The composite node: one model as actor, rollout and reference."""
+
+    hybrid_engine: bool | None = None
+    """Whether ref, old_actor and teacher are tags inside the actor; default: what the mode needs."""
+    model: ModelConfig
+    actor: ActorConfig = ActorConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    ref: RefConfig = RefConfig()
+
+
+class CriticConfig(Node):
+    """The value model."""
+
+    enable: bool = False
+    """Deploy a critic."""
+    model: ModelConfig | None = None
+    """Its model; default: the actor's."""
+    optim: OptimConfig = OptimConfig(lr=1e-5)

@@ -1,0 +1,251 @@
+"""The two documents: a training run and an SFT run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from tandem.config.execution import ColocateExecution, Execution, RuntimeConfig
+from tandem.config.model import (
+    ActorRolloutRef,
+    Aggregation,
+    CriticConfig,
+    ModelConfig,
+    OptimConfig,
+)
+from tandem.config.node import Node, TypedNode
+
+
+class KlConfig(Node):
+    """The penalty for leaving the reference policy."""
+
+    where: Annotated[Literal["off", "loss", "reward"], Field(alias="in")] = "off"
+    """Added to the loss, taken from the reward, or off."""
+    type: str = "k3"
+    """Estimator."""
+    coef: NonNegativeFloat = 0.001
+    """Weight; 0 is off."""
+    controller: Literal["fixed", "adaptive"] = "fixed"
+    """Whether the coefficient moves towards a target."""
+    target: PositiveFloat = 0.1
+    """KL per token that the adaptive controller steers to."""
+    horizon: int = 10000
+    """Samples over which the adaptive controller acts."""
+
+
+class FilterGroupsConfig(Node):
+    """Draw another prompt where all rewards of a group are equal (no signal)."""
+
+    enable: bool = False
+    max_draws: PositiveInt = 10
+    """Draws in a row for one ticket that may be filtered before the run ends with an error."""
+
+
+class AlgorithmConfig(Node):
+    """What is optimised."""
+
+    adv_estimator: str | TypedNode = "grpo"
+    """Advantage estimator: a name, or {type: NAME, ...parameters}."""
+    policy_loss: TypedNode = TypedNode(type="ppo_clip")
+    """Policy loss with its parameters."""
+    loss_agg_mode: Aggregation = "token-mean"
+    """How per-token losses become one number."""
+    loss_scale_factor: PositiveFloat | None = None
+    """Divisor of seq-mean-token-sum-norm; default: data.max_response_length."""
+    kl: KlConfig = KlConfig()
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    use_tis: bool = False
+    """Truncated importance weights old / rollout."""
+    tis_cap: PositiveFloat = 2.0
+    """Where the weights are truncated."""
+    old_logprobs: Literal["auto", "recompute", "rollout"] = "auto"
+    """Where the proximal log-probs come from; ``auto`` skips the pass where the ratio is 1 by construction."""
+    filter_groups: FilterGroupsConfig = FilterGroupsConfig()
+    overlong: Literal["train", "mask"] = "train"
+    """Whether answers cut at max_response_length enter statistics and loss."""
+
+
+class RewardConfig(TypedNode):
+    """The scorer: ``type``, its parameters, and where it runs."""
+
+    type: str = "exact"
+    file: str | None = None
+    """A .py file that defines the scorer named by ``type``."""
+    workers: PositiveInt = 1
+    """Scoring processes."""
+    timeout_s: PositiveFloat = 30.0
+    """Deadline of one scoring, in seconds."""
+    on_error: Literal["mask", "refill", "stop"] = "mask"
+    """A failed scoring: leave the sample out, draw the group anew, or end the run."""
+
+
+class DataConfig(Node):
+    """Prompts."""
+
+    train_files: list[str] = []
+    """Parquet or jsonl files."""
+    val_files: list[str] = []
+    """Held-out prompts for the evaluation."""
+    reasoning_gym: dict[str, Any] | None = None
+    """A procedural task instead of files: {dataset: NAME, size: N, seed: S, ...}."""
+    prompt_key: str = "prompt"
+    """Column of the prompt: text, or a list of chat messages."""
+    answer_key: str | None = "answer"
+    """Column of the ground truth; null: there is none."""
+    uid_key: str | None = None
+    """Column that identifies a row; default: file and row number."""
+    data_source_key: str | None = None
+    """Column that names the row's origin."""
+    extra_keys: list[str] = []
+    """Columns handed to the scorer as extra_info."""
+    template: str | None = None
+    """Text built from columns, such as "{question}\\n"; replaces prompt_key."""
+    chat: bool = False
+    """Wrap a plain text in the tokenizer's chat template."""
+    system_prompt: str | None = None
+    """System message of the chat template."""
+    train_batch_size: PositiveInt = 64
+    """Prompts per step (P)."""
+    max_prompt_length: PositiveInt = 512
+    """Tokens."""
+    max_response_length: PositiveInt = 512
+    """Tokens."""
+    on_overlong_prompt: Literal["error", "drop", "left", "right"] = "error"
+    """A prompt over max_prompt_length: refuse, drop (counted), or keep its right or left part (``left`` cuts the left)."""
+    on_bad_row: Literal["error", "drop"] = "error"
+    """A row that can't be read: refuse, or drop (counted)."""
+    shuffle: bool = True
+    """New order each epoch, by seed."""
+    use_streaming_dataset: bool = False
+    """Read from disk as needed instead of holding all rows."""
+    drop_val_prompts: bool = True
+    """Leave training rows out whose prompt is also held out (counted)."""
+
+
+class EvaluationConfig(Node):
+    """Scores on held-out prompts."""
+
+    interval: NonNegativeInt = 0
+    """Every so many steps; 0 is off."""
+    at_start: bool = False
+    """Also before the first step."""
+    n: PositiveInt = 1
+    """Samples per prompt."""
+    k: list[PositiveInt] = []
+    """pass@k to report; each at most n."""
+    temperature: NonNegativeFloat = 0.0
+    """0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_prompts: PositiveInt | None = None
+    """Only the first so many prompts."""
+
+
+class TrainerConfig(Node):
+    """The run."""
+
+    total_steps: PositiveInt | None = None
+    """Steps; with total_epochs, whichever ends first."""
+    total_epochs: PositiveInt | None = None
+    """Passes over the data; default 1 without total_steps, else no bound."""
+    seed: NonNegativeInt = 0
+    """Everything random derives from it."""
+    exact: bool = False
+    """Bit-equal samples and weights whatever the batch composition (slower)."""
+    output_dir: str = "runs/default"
+    """Everything the run writes."""
+    save_interval: NonNegativeInt = 0
+    """Steps between checkpoints and exports; 0: only at the end."""
+    keep_checkpoints: PositiveInt = 2
+    """Newest checkpoints kept."""
+    resume: str | None = None
+    """``auto``: the newest whole checkpoint of output_dir, or start; or a checkpoint folder."""
+    logger: list[str] = ["console"]
+    """Trackers beside metrics.jsonl."""
+    rollouts_per_step: NonNegativeInt = 4
+    """Samples written to rollouts.jsonl each step."""
+    trace: bool = False
+    """Write a Chrome trace of the steps."""
+
+
+class Config(Node):
+    """A training run: ``tandem train run.yaml``."""
+
+    execution: Execution = ColocateExecution()
+    actor_rollout_ref: ActorRolloutRef
+    critic: CriticConfig = CriticConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    reward_manager: RewardConfig = RewardConfig()
+    data: DataConfig = DataConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    plugins: list[str] = []
+    """Modules imported in the driver and in every worker."""
+
+
+class NewModelConfig(Node):
+    """A fresh Llama with a character tokenizer, for tasks that a laptop learns."""
+
+    alphabet: str
+    """One token a character."""
+    hidden_size: PositiveInt = 128
+    num_layers: PositiveInt = 4
+    num_heads: PositiveInt = 4
+    max_position_embeddings: PositiveInt = 256
+
+
+class SftModelConfig(ModelConfig):
+    """The model that is tuned, loaded or made."""
+
+    path: str = ""
+    """A local Hugging Face folder or a hub id; empty with ``new``."""
+    new: NewModelConfig | None = None
+    """Make a model instead of loading one."""
+
+
+class SftDataConfig(Node):
+    """Examples: conversations, or prompt and response."""
+
+    train_files: list[str] = []
+    """Parquet or jsonl files."""
+    val_files: list[str] = []
+    """Held-out rows."""
+    messages_key: str | None = None
+    """Column of chat messages; else prompt_key and response_key are used."""
+    prompt_key: str = "prompt"
+    response_key: str = "response"
+    add_eos: bool = True
+    """End a response with the tokenizer's end token (prompt and response only)."""
+    max_length: PositiveInt = 1024
+    """Tokens of a whole example."""
+    on_overlong: Literal["error", "drop", "right"] = "error"
+    """An example over max_length: refuse, drop (counted), or keep its beginning."""
+    on_bad_row: Literal["error", "drop"] = "error"
+    train_batch_size: PositiveInt = 32
+    """Examples per optimizer step."""
+    max_token_len_per_gpu: PositiveInt = 16384
+    """Token budget of a micro-batch."""
+    shuffle: bool = True
+
+
+class SftEvaluationConfig(Node):
+    """Greedy answers to held-out prompts (prompt and response rows)."""
+
+    interval: NonNegativeInt = 0
+    """Every so many updates; 0 is off."""
+    max_new_tokens: PositiveInt = 16
+    stop_at_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
+    """End the training once so many answers are exact."""
+
+
+class SftConfig(Node):
+    """Supervised fine-tuning: ``tandem sft sft.yaml``."""
+
+    model: SftModelConfig
+    data: SftDataConfig
+    optim: OptimConfig = OptimConfig(lr=1e-5)
+    evaluation: SftEvaluationConfig = SftEvaluationConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
