@@ -1,0 +1,1 @@
+"""Named copies of weights, and their way to the rollout engines."""

@@ -1,0 +1,98 @@
+"""Weight tags: named copies of the actor's weights that take its place for a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from tandem.base.errors import ContractError
+
+ACTOR = "actor"
+
+
+class WeightStore:
+    """Copies of the trainable weights by tag; what is in place is one of them.
+
+    ``live`` are the local shards of the trained parameters, by name: the store copies into and out of them and never
+    rebinds them, because a sharded module gathers from storage of its own. A switch is bit-exact and costs memory
+    traffic only. Weights that aren't trained are the same under every tag and are not copied.
+    """
+
+    def __init__(self, live: Mapping[str, torch.Tensor], device: torch.device | None = None) -> None:
+        self._live = {name: tensor.detach() for name, tensor in live.items()}
+        self._device = device
+        self._copies: dict[str, dict[str, torch.Tensor]] = {}
+        self._in_place = ACTOR
+
+    @property
+    def in_place(self) -> str:
+        """The tag whose weights the module holds now."""
+        return self._in_place
+
+    @property
+    def tags(self) -> list[str]:
+        """Saved tags, sorted."""
+        return sorted(self._copies)
+
+    def save(self, tag: str) -> None:
+        """Copy the weights in place into ``tag``, made on first use."""
+        if tag == ACTOR:
+            self.require_actor("back the actor up")
+        copies = self._copies.setdefault(tag, {})
+        for name, tensor in self._live.items():
+            if name in copies:
+                copies[name].copy_(tensor)
+            else:
+                copies[name] = self._new_copy(tensor)
+
+    def copy(self, source: str, target: str) -> None:
+        """Make ``target`` equal to the saved tag ``source``."""
+        copies = self._copies.setdefault(target, {})
+        for name, tensor in self._saved(source).items():
+            copies[name] = tensor.clone()
+
+    @contextmanager
+    def using(self, tag: str) -> Iterator[None]:
+        """Put ``tag`` in place for the block; the actor returns afterwards, also on an error."""
+        if tag == self._in_place:
+            yield
+            return
+        chosen = self._saved(tag)
+        self.save(ACTOR)
+        try:
+            self._in_place = tag
+            self._load(chosen)
+            yield
+        finally:
+            self._load(self._copies[ACTOR])
+            self._in_place = ACTOR
+
+    def require_actor(self, purpose: str) -> None:
+        """Refuse ``purpose`` unless the actor's own weights are in place."""
+        if self._in_place != ACTOR:
+            raise ContractError(f"can't {purpose}: tag {self._in_place!r} is in place; leave its `using` block first")
+
+    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The saved tags but the actor's, which the engine saves itself."""
+        return {tag: copies for tag, copies in self._copies.items() if tag != ACTOR}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Restore saved tags; the weights in place stay as they are."""
+        for tag, copies in state.items():
+            self._copies[tag] = {name: self._new_copy(copies[name]) for name in self._live}
+
+    def _saved(self, tag: str) -> dict[str, torch.Tensor]:
+        if tag not in self._copies:
+            raise ContractError(f"weight tag {tag!r} was never saved; saved: {self.tags}")
+        return self._copies[tag]
+
+    def _new_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        device = tensor.device if self._device is None else self._device
+        pinned = device.type == "cpu" and tensor.device.type == "cuda"
+        return torch.empty_like(tensor, device=device, pin_memory=pinned).copy_(tensor)
+
+    def _load(self, copies: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in self._live.items():
+            tensor.copy_(copies[name])
