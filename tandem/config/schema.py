@@ -81,6 +81,13 @@ class RewardConfig(TypedNode):
     """A failed scoring: leave the sample out, draw the group anew, or end the run."""
 
 
+class SourceConfig(TypedNode):
+    """A data source of the user's: class ``type`` in ``file``, with its constructor's parameters."""
+
+    file: str
+    """A .py file that defines a subclass of BaseDataSource."""
+
+
 class DataConfig(Node):
     """Prompts."""
 
@@ -90,6 +97,8 @@ class DataConfig(Node):
     """Held-out prompts for the evaluation."""
     reasoning_gym: dict[str, Any] | None = None
     """A procedural task instead of files: {dataset: NAME, size: N, seed: S, ...}."""
+    source: SourceConfig | None = None
+    """Rows from Python instead of files: {file: FILE.py, type: CLASS, ...parameters}."""
     prompt_key: str = "prompt"
     """Column of the prompt: text, or a list of chat messages."""
     answer_key: str | None = "answer"
@@ -212,6 +221,8 @@ class SftDataConfig(Node):
     """Parquet or jsonl files."""
     val_files: list[str] = []
     """Held-out rows."""
+    source: SourceConfig | None = None
+    """Rows from Python instead of files: {file: FILE.py, type: CLASS, ...parameters}."""
     messages_key: str | None = None
     """Column of chat messages; else prompt_key and response_key are used."""
     prompt_key: str = "prompt"
