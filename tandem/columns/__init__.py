@@ -1,0 +1,1 @@
+"""The batch: declared columns, ragged storage and DataProto."""
