@@ -45,9 +45,24 @@ class CausalLM(nn.Module):
     one set of weights: they differ only in the layout and in what they ``read`` off the hidden states.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.model = model
+        self.compute_dtype = compute_dtype
+
+    def computing(self) -> torch.autocast:
+        """The context in which matrix products run in ``compute_dtype``; weights stay as they are.
+
+        ``forward`` enters it itself. Many forwards with the same weights should share one outer context: cast weights
+        are kept for as long as it lasts.
+        """
+        device = self.model.device.type
+        return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute_dtype == torch.bfloat16)
+
+    def checkpoint_gradients(self) -> None:
+        """Keep only the inputs of each layer for the backward, and compute its activations again there."""
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model.train()  # transformers checkpoints in train mode only, which has no dropout here
 
     def forward(
         self,
@@ -58,7 +73,6 @@ class CausalLM(nn.Module):
     ) -> R:
         """``input_ids`` and ``positions`` (T,) int64; returns ``read(hidden (T, d), head)``."""
         decoder = self.model.get_decoder()
-        output = decoder(
-            input_ids=input_ids[None], position_ids=positions[None], use_cache=False, layout=layout
-        )
-        return read(output.last_hidden_state[0], Head(self.model))
+        with self.computing():
+            output = decoder(input_ids=input_ids[None], position_ids=positions[None], use_cache=False, layout=layout)
+            return read(output.last_hidden_state[0], Head(self.model))

@@ -1,0 +1,57 @@
+"""Folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A scratch folder beside ``target`` to write into; renamed to ``target`` at the end, removed on an error.
+
+    Files reach the disk before the rename, so that not even a power cut leaves a half-written ``target``. A folder that
+    was there is replaced.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.partial-"))
+    try:
+        yield scratch
+        scratch.chmod(0o755)  # mkdtemp's folders are for their owner only
+        flush_tree(scratch)
+        _replace(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    flush(target.parent)
+
+
+def _replace(new: Path, target: Path) -> None:
+    """Rename ``new`` to ``target``; what was there steps aside first, since a rename replaces no folder with files."""
+    if not target.exists():
+        os.rename(new, target)
+        return
+    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.replaced-"))
+    os.rename(target, aside / "old")
+    os.rename(new, target)
+    shutil.rmtree(aside)
+
+
+def flush_tree(folder: Path) -> None:
+    """``flush`` every file and folder under ``folder``, itself included."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            flush(Path(parent) / name)
+        flush(Path(parent))
+
+
+def flush(path: Path) -> None:
+    """Wait until the file, or the list of names of the folder, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

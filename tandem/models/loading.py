@@ -1,0 +1,116 @@
+"""Models from folders, from the hub or fresh, and back into Hugging Face folders."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from tandem.base.errors import DataError
+from tandem.base.folders import whole_folder
+from tandem.models.attention import IMPLEMENTATION
+from tandem.models.causal_lm import CausalLM
+
+ComputeType = Literal["float32", "bfloat16"]
+
+_DROPOUT_ATTRIBUTES = ("attention_dropout", "hidden_dropout", "dropout")
+"""Where modules of transformers keep a dropout probability outside an ``nn.Dropout``."""
+
+
+def load_model(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """A plain transformers causal LM in float32, in eval mode: ``model(input_ids=..., labels=...)`` works.
+
+    ``path`` is a Hugging Face folder or a hub id. Raises ``DataError`` where there is no model.
+    """
+    model = _from_pretrained(path, trust_remote_code, attn_implementation="sdpa")
+    return model.eval()
+
+
+def load_causal_lm(path: str | Path, *, dtype: ComputeType = "float32", trust_remote_code: bool = False) -> CausalLM:
+    """The model in ``path`` (folder or hub id) as Tandem runs it.
+
+    Weights are float32. ``dtype`` is what the forward computes in: with bfloat16 each matrix product casts its weights.
+    """
+    return as_causal_lm(_from_pretrained(path, trust_remote_code), dtype=dtype)
+
+
+def as_causal_lm(model: PreTrainedModel | PeftModel, *, dtype: ComputeType = "float32") -> CausalLM:
+    """Wrap a model, which from then on attends by layout and has no dropout; its weights are shared, not copied."""
+    if isinstance(model, PeftModel):
+        model = model.get_base_model()  # the adapters are inside its layers
+    # A config object may belong to several models, and holds the attention setting: from here on this one has its own.
+    shared, own = model.config, copy.deepcopy(model.config)
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = own
+    model.set_attn_implementation(IMPLEMENTATION)
+    _remove_dropout(model)
+    return CausalLM(model.eval(), getattr(torch, dtype))
+
+
+def new_model(shape: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
+    """A fresh model with random float32 weights that depend on ``seed`` only.
+
+    ``shape`` is what a ``config.json`` holds: ``model_type`` (such as ``"llama"``) and the fields of its config.
+    """
+    if "model_type" not in shape:
+        raise DataError(f"a new model needs model_type: write model_type: llama beside {', '.join(shape)}")
+    config = AutoConfig.for_model(**shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    assert isinstance(model, PreTrainedModel)
+    return model.eval()
+
+
+def save_pretrained_atomic(
+    model: PreTrainedModel | CausalLM,
+    tokenizer: PreTrainedTokenizerBase | None,
+    folder: Path,
+    *,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Write a Hugging Face folder that plain transformers loads; it appears whole or not at all.
+
+    ``weights`` replaces the model's own by full tensors under their Hugging Face names: those that an engine exports.
+    """
+    plain = model.model if isinstance(model, CausalLM) else model
+    state = dict(plain.state_dict() if weights is None else weights)
+    with whole_folder(folder) as scratch:
+        plain.save_pretrained(scratch, state_dict=state)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(scratch)
+
+
+def _from_pretrained(path: str | Path, trust_remote_code: bool, **options: Any) -> PreTrainedModel:
+    local = Path(path)
+    if local.is_dir() and not (local / "config.json").is_file():
+        raise DataError(f"model path {str(path)!r}: the folder has no config.json, so it holds no Hugging Face model")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=torch.float32, trust_remote_code=trust_remote_code, **options
+        )
+    except OSError as error:
+        reason = "it could not be read" if local.is_dir() else "there is no such folder, and no such model on the hub"
+        raise DataError(
+            f"model path {str(path)!r}: {reason} ({str(error).splitlines()[0]}). Write the path of a Hugging Face "
+            "folder (with config.json and weights) or a hub id such as Qwen/Qwen3-0.6B"
+        ) from error
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def _remove_dropout(model: PreTrainedModel) -> None:
+    """Rollout samples from the very distribution that training scores, so dropout is off in train mode too."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in _DROPOUT_ATTRIBUTES:
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)

@@ -1,0 +1,166 @@
+"""Log-probs and entropies of chosen tokens without a ``[tokens, vocabulary]`` matrix in memory.
+
+Logits are computed for a chunk of tokens at a time. The backward keeps nothing of them but the log-sum-exp: it computes
+the chunk's logits once more and turns them into their own gradient in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from tandem.models.causal_lm import Head
+
+CHUNK_ELEMENTS = 1 << 23
+"""Logits held at once (32 MiB in float32). Fewer than this in all: they are kept, and nothing is recomputed."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """From hidden states to logits divided by the temperature, in float32 (float64 for float64 weights)."""
+
+    temperature: float
+    scale: float
+    softcap: float | None
+
+    def logits(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """hidden (n, d), weight (V, d) -> (n, V)."""
+        logits = linear(hidden, weight, bias)
+        if logits.dtype != torch.float64:
+            logits = logits.float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits if self.temperature == 1.0 else logits / self.temperature
+
+    def grad_through(self, grad: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Gradient by the final ``logits`` -> gradient by the plain product, in place. Inverse order of ``logits``."""
+        if self.softcap is not None:
+            grad.mul_(1 - (logits * (self.temperature / self.softcap)).square())
+        factor = self.scale / self.temperature
+        return grad if factor == 1.0 else grad.mul_(factor)
+
+
+def token_logprobs(
+    hidden: torch.Tensor,
+    head: Head,
+    targets: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    want_entropy: bool = False,
+    entropy_grad: bool = False,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probs of ``targets`` (N,) int64 under ``log_softmax(logits / temperature)``, and entropies if wanted.
+
+    ``hidden`` (N, d). Both results are (N,), float32 even for bfloat16 weights (float64 for float64). Entropies of the
+    same distribution, in nats, carry a gradient only with ``entropy_grad``. ``chunk_elements`` bounds the logits that
+    are in memory at once, and never changes a value beyond rounding.
+    """
+    weight, bias = head.weight, head.bias
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        compute = torch.get_autocast_dtype(device)
+        hidden, weight, bias = hidden.to(compute), weight.to(compute), None if bias is None else bias.to(compute)
+    projection = Projection(temperature, head.scale, head.softcap)
+    want_entropy = want_entropy or entropy_grad
+    if len(targets) * len(weight) <= chunk_elements:
+        logprobs, entropies = _at_once(projection.logits(hidden, weight, bias), targets, want_entropy, entropy_grad)
+    else:
+        rows = max(1, chunk_elements // len(weight))
+        logprobs, entropies = _ChunkedLogprobs.apply(
+            hidden, weight, bias, targets, projection, rows, want_entropy, entropy_grad
+        )
+    return logprobs, (entropies if want_entropy else None)
+
+
+def _at_once(
+    logits: torch.Tensor, targets: torch.Tensor, want_entropy: bool, entropy_grad: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    every = torch.log_softmax(logits, -1)
+    chosen = every.gather(1, targets[:, None])[:, 0]
+    if not want_entropy:
+        return chosen, chosen
+    every = every if entropy_grad else every.detach()
+    return chosen, _entropy(every)
+
+
+def _entropy(every: torch.Tensor) -> torch.Tensor:
+    """log-probs (n, V) -> entropy (n,)."""
+    return -(every.exp() * every).sum(-1)
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """(log-probs, entropies), each (N,); keeps (N,) log-sum-exps and entropies for the backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        projection: Projection,
+        rows: int,
+        want_entropy: bool,
+        entropy_grad: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs, normalisers, entropies = [], [], []
+        for part, chosen in zip(hidden.split(rows), targets.split(rows), strict=True):
+            logits = projection.logits(part, weight, bias)
+            normaliser = logits.logsumexp(-1)
+            logprobs.append(logits.gather(1, chosen[:, None])[:, 0] - normaliser)
+            normalisers.append(normaliser)
+            if want_entropy:
+                entropies.append(_entropy(logits.sub_(normaliser[:, None])))
+        every = torch.cat(logprobs)
+        entropy = torch.cat(entropies) if want_entropy else every.new_empty(0)
+        ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(normalisers), entropy)
+        ctx.projection, ctx.rows, ctx.entropy_grad = projection, rows, entropy_grad
+        if not entropy_grad:
+            ctx.mark_non_differentiable(entropy)
+        return every, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad_logprobs: torch.Tensor, grad_entropies: torch.Tensor) -> tuple[Any, ...]:
+        hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        # Summed in float32 over the chunks even where the weights are bfloat16.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        grad_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and ctx.needs_input_grad[2] else None
+        for first in range(0, len(targets), ctx.rows):
+            part = slice(first, first + ctx.rows)
+            logits = ctx.projection.logits(hidden[part], weight, bias)
+            # d logprob / d logits = onehot - p;  d entropy / d logits = -p (log p + entropy)
+            softmax = (logits - normalisers[part, None]).exp_()
+            per_softmax = -grad_logprobs[part, None]
+            if ctx.entropy_grad:
+                surprise = logits - (normalisers - entropies)[part, None]
+                per_softmax = per_softmax - surprise.mul_(grad_entropies[part, None])
+            grad = softmax.mul_(per_softmax)
+            grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
+            grad = ctx.projection.grad_through(grad, logits).to(weight.dtype)
+            if grad_hidden is not None:
+                grad_hidden[part] = grad @ weight
+            if grad_weight is not None:
+                _add_product(grad_weight, grad, hidden[part])
+            if grad_bias is not None:
+                grad_bias.add_(grad.sum(0))
+        return grad_hidden, _cast(grad_weight, weight), _cast(grad_bias, bias), *(None,) * 5
+
+
+def _add_product(total: torch.Tensor, grad: torch.Tensor, hidden: torch.Tensor) -> None:
+    """``total += grad.T @ hidden``, (V, d)."""
+    if total.dtype == grad.dtype:
+        total.addmm_(grad.T, hidden)
+    else:
+        total.add_(grad.T @ hidden)
+
+
+def _cast(grad: torch.Tensor | None, like: torch.Tensor | None) -> torch.Tensor | None:
+    return None if grad is None or like is None else grad.to(like.dtype)

@@ -1,0 +1,80 @@
+"""LoRA adapters (arXiv 2106.09685) through peft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from tandem.base.errors import ContractError
+from tandem.config.model import ModelConfig
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+_ALPHA: float = ModelConfig.model_fields["lora_alpha"].default
+_TARGETS: list[str] | str = ModelConfig.model_fields["lora_target_modules"].default
+
+
+def get_lora_model(
+    model: Model,
+    lora_rank: int,
+    *,
+    alpha: float = _ALPHA,
+    target_modules: Sequence[str] | str = _TARGETS,
+    seed: int = 0,
+) -> Model | PeftModel:
+    """``model`` with adapters of rank ``lora_rank`` as its only trained weights; rank 0 gives it back as it is.
+
+    The layers of ``model`` itself are replaced. Adapters start as a change of zero; their random half depends on
+    ``seed`` only. ``alpha / lora_rank`` scales the change. ``target_modules`` are module names or ``"all-linear"``.
+    """
+    if lora_rank < 0:
+        raise ContractError(f"lora_rank = {lora_rank}: write 0 to train all weights, or a positive rank such as 16")
+    if lora_rank == 0:
+        return model
+    targets = target_modules if isinstance(target_modules, str) else list(target_modules)
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM, r=lora_rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        adapted = get_peft_model(model, config)
+    assert isinstance(adapted, PeftModel)
+    return adapted
+
+
+def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, full tensor) of all weights under the names that they have without adapters, adapters added in.
+
+    Sharded tensors are gathered one at a time, by all ranks together. Tensors without adapters share the model's memory.
+    """
+    adapted = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    for name, tensor in model.state_dict().items():
+        owner, _, rest = name.rpartition(".base_layer.")
+        if owner in adapted:
+            change = _change(adapted[owner]) if rest == "weight" else 0
+            yield f"{owner}.{rest}", _full(tensor) + change
+        elif not any(part.startswith("lora_") for part in name.split(".")):
+            yield name, _full(tensor)
+
+
+def _change(layer: Any) -> torch.Tensor:
+    """What the active adapters add to the base weight, in its layout."""
+    total = None
+    for adapter in layer.active_adapters:
+        down, up = (_full(getattr(layer, part)[adapter].weight) for part in ("lora_A", "lora_B"))
+        change = layer.scaling[adapter] * (up @ down)
+        total = change if total is None else total + change
+    if total is None:
+        raise ContractError("a LoRA layer has no active adapter: enable one before exporting weights")
+    return total.T if layer.fan_in_fan_out else total
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

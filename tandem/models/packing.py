@@ -1,0 +1,264 @@
+"""Samples packed into one row of tokens, without padding and without computing a shared prompt twice.
+
+A *document* is what attention sees as one sequence: the prompt of a sample followed by its answer. In the row, the
+``n`` samples of a group share the tokens of their common prompt: these stand once, and ``n`` documents refer to them.
+The last token of an answer predicts nothing and is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from tandem.base.errors import ContractError
+from tandem.columns.ragged import Ragged
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Where documents lie in a row of tokens; all fields (B,) int64.
+
+    Document i is ``row[prefix_start : prefix_start + prefix_length]`` followed by ``row[start : start + length]``.
+    Several documents may share a prefix. Every token of the row belongs to a document.
+    """
+
+    prefix_start: torch.Tensor
+    prefix_length: torch.Tensor
+    start: torch.Tensor
+    length: torch.Tensor
+
+    @classmethod
+    def consecutive(cls, lengths: torch.Tensor) -> Documents:
+        """Documents of these ``lengths`` (B,) one after the other, nothing shared."""
+        start = _starts(lengths)
+        return cls(start, torch.zeros_like(lengths), start, lengths)
+
+    @cached_property
+    def totals(self) -> torch.Tensor:
+        """Tokens that each document sees, (B,) int64."""
+        return self.prefix_length + self.length
+
+    def index(self, chosen: torch.Tensor, width: int) -> torch.Tensor:
+        """Row positions of the tokens of the ``chosen`` documents, (b, width); padded with a document's own tokens."""
+        column = torch.arange(width)[None, :].minimum(self.totals[chosen, None] - 1)
+        prefix = self.prefix_length[chosen, None]
+        inside = self.prefix_start[chosen, None] + column
+        own = self.start[chosen, None] + column - prefix
+        return torch.where(column < prefix, inside, own)
+
+
+class PackedLayout:
+    """Causal attention within each document of a packed row, never between documents.
+
+    Documents of similar length form a bucket: its tokens are gathered to (b, width) and attended to at once. Right
+    padding needs no mask under causality: no real token sees it, and what it yields is dropped. Documents of one
+    length that lie side by side need no gathering.
+    """
+
+    def __init__(self, documents: Documents, device: torch.device | str = "cpu") -> None:
+        totals = documents.totals
+        if int(totals.min()) < 1:
+            raise ContractError("a packed document has no token: leave empty samples out before packing")
+        ends = torch.maximum(documents.start + documents.length, documents.prefix_start + documents.prefix_length)
+        self.tokens = int(ends.max())
+        self._masks: dict[tuple[int, int], torch.Tensor] = {}
+        self._device = torch.device(device)
+        self._width = int(totals.max())
+        self._uniform = len(totals) * self._width == self.tokens and bool((totals == self._width).all())
+        if not self._uniform:
+            self._bucket(documents)
+
+    @classmethod
+    def of_lengths(cls, lengths: torch.Tensor, device: torch.device | str = "cpu") -> PackedLayout:
+        """Documents of these ``lengths`` (B,) int64, one after the other."""
+        return cls(Documents.consecutive(lengths), device)
+
+    def _bucket(self, documents: Documents) -> None:
+        """Fill ``_shapes`` (b, width) per bucket, ``_gather`` (row -> buckets) and ``_scatter`` (buckets -> row)."""
+        order = torch.argsort(documents.totals, descending=True, stable=True)
+        self._shapes: list[tuple[int, int]] = []
+        parts = []
+        for first, last, width in _runs(documents.totals[order].tolist()):
+            self._shapes.append((last - first, width))
+            parts.append(documents.index(order[first:last], width).flatten())
+        gather = torch.cat(parts)
+        # A token may stand at several places: in each document of its prefix, and as padding. The first is a real one.
+        places = torch.arange(len(gather))
+        scatter = torch.full((self.tokens,), len(gather)).scatter_reduce(0, gather, places, "amin")
+        self._gather, self._scatter = gather.to(self._device), scatter.to(self._device)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """See ``AttentionLayout.attend``: (1, H, T, D) and (1, K, T, D) to (1, T, H, D)."""
+        del layer
+        heads, tokens, size = query.shape[1:]
+        if tokens != self.tokens:
+            raise ContractError(f"{tokens} tokens came to a layout of {self.tokens}: build one layout per packed row")
+        rows = [x[0].transpose(0, 1) for x in (query, key, value)]  # (T, heads, D)
+        if self._uniform:
+            blocks = [x.unflatten(0, (-1, self._width)) for x in rows]
+            return self._causal(*blocks, scale, window).reshape(1, tokens, heads, size)
+        gathered = [nn.functional.embedding(self._gather, x.flatten(1)) for x in rows]
+        sizes = [count * width for count, width in self._shapes]
+        outputs = []
+        for shape, *parts in zip(self._shapes, *(x.split(sizes) for x in gathered), strict=True):
+            blocks = [part.view(*shape, -1, x.shape[-1]) for part, x in zip(parts, rows, strict=True)]
+            outputs.append(self._causal(*blocks, scale, window).flatten(0, 1).flatten(1))
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return nn.functional.embedding(self._scatter, joined).view(1, tokens, heads, size)
+
+    def _causal(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """(b, L, H, D) and (b, L, K, D) -> (b, L, H, D)."""
+        width = query.shape[1]
+        mask = None if window is None or window >= width else self._banded(width, window)
+        output = nn.functional.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=query.shape[2] != key.shape[2],
+        )
+        return output.transpose(1, 2)
+
+    def _banded(self, width: int, window: int) -> torch.Tensor:
+        """(width, width) bool: the ``window`` latest positions, the token's own included."""
+        if (width, window) not in self._masks:
+            position = torch.arange(width, device=self._device)
+            distance = position[:, None] - position[None, :]
+            self._masks[width, window] = (distance >= 0) & (distance < window)
+        return self._masks[width, window]
+
+
+@dataclass(frozen=True)
+class PackedSamples:
+    """B samples as one row of T tokens, and where the log-probs of their N trained tokens are read.
+
+    ``input_ids``, ``positions`` (T,) int64. Trained token m has its logits at row position ``read[m]``, is
+    ``targets[m]``, and belongs at place ``slots[m]`` of the flattened (B, width) answers; all (N,) int64.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    layout: PackedLayout
+    read: torch.Tensor
+    targets: torch.Tensor
+    slots: torch.Tensor
+    samples: int
+    width: int
+
+    def padded(self, values: torch.Tensor) -> torch.Tensor:
+        """One value per trained token (N,) -> (B, width), 0 elsewhere; differentiable."""
+        total = self.samples * self.width
+        if len(values) == total:
+            return values.view(self.samples, self.width)
+        return values.new_zeros(total).index_copy(0, self.slots, values).view(self.samples, self.width)
+
+
+def pack_samples(
+    prompts: Ragged,
+    responses: Ragged,
+    response_mask: Ragged,
+    *,
+    share_prompts: bool = True,
+    device: torch.device | str = "cpu",
+) -> PackedSamples:
+    """Pack B samples given on the CPU; ``response_mask`` (bool) says which tokens of ``responses`` get a log-prob.
+
+    Neighbouring samples with equal prompts share them (found by comparing tokens), unless ``share_prompts`` is off.
+    Raises ``ContractError`` for an empty prompt, whose answer would have nothing to be predicted from.
+    """
+    given, answered = prompts.lengths, responses.lengths
+    empty = torch.nonzero(given == 0)
+    if len(empty):
+        raise ContractError(f"sample {int(empty[0])} has an empty prompt: give it at least one token, such as BOS")
+    leads = _leads(prompts) if share_prompts else torch.ones_like(given, dtype=torch.bool)
+    own = (answered - 1).clamp(min=0)
+    here = torch.where(leads, given, 0)  # prompt tokens that stand in the row at this sample
+    start = _starts(here + own)
+    prefix_start = start[leads][leads.cumsum(0) - 1]
+    documents = Documents(prefix_start, given, start + here, own)
+
+    sample, offset = _unravel(here + own)
+    in_prompt = offset < here[sample]
+    answer_offset = offset - here[sample]
+    ids = torch.cat([prompts.values, responses.values])
+    source = torch.where(
+        in_prompt, prompts.offsets[sample] + offset, len(prompts.values) + responses.offsets[sample] + answer_offset
+    )
+    positions = torch.where(in_prompt, offset, given[sample] + answer_offset)
+
+    sample, offset = _unravel(answered)
+    last_of_prompt = prefix_start + given - 1
+    read = torch.where(offset == 0, last_of_prompt[sample], (start + here - 1)[sample] + offset)
+    width = int(answered.max())
+    slots = sample * width + offset
+    targets, trained = responses.values, response_mask.values
+    if not bool(trained.all()):
+        read, slots, targets = read[trained], slots[trained], targets[trained]
+    return PackedSamples(
+        input_ids=ids[source].to(device),
+        positions=positions.to(device),
+        layout=PackedLayout(documents, device),
+        read=read.to(device),
+        targets=targets.to(device),
+        slots=slots.to(device),
+        samples=len(own),
+        width=width,
+    )
+
+
+def packed_tokens(prompts: Ragged, responses: Ragged, *, share_prompts: bool = True) -> torch.Tensor:
+    """Tokens that each sample adds to the row when its predecessor stands before it, (B,) int64."""
+    own = (responses.lengths - 1).clamp(min=0)
+    return torch.where(_leads(prompts), prompts.lengths, 0) + own if share_prompts else prompts.lengths + own
+
+
+def _starts(lengths: torch.Tensor) -> torch.Tensor:
+    """Exclusive cumulative sum."""
+    return lengths.cumsum(0) - lengths
+
+
+def _unravel(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each of sum(lengths) tokens: the row that it is in, and its place in that row."""
+    row = torch.repeat_interleave(lengths)
+    return row, torch.arange(len(row)) - _starts(lengths)[row]
+
+
+def _leads(rows: Ragged) -> torch.Tensor:
+    """(B,) bool: False where a row equals the one before it."""
+    lengths, count = rows.lengths, len(rows)
+    row, offset = _unravel(lengths)
+    leads = torch.ones(count, dtype=torch.bool)
+    leads[1:] = lengths[1:] != lengths[:-1]
+    before = (rows.offsets[(row - 1).clamp(min=0)] + offset).clamp(max=max(len(row) - 1, 0))
+    differs = torch.bincount(row[rows.values != rows.values[before]], minlength=count) > 0
+    leads |= differs
+    leads[0] = True
+    return leads
+
+
+def _runs(lengths: list[int]) -> list[tuple[int, int, int]]:
+    """(first, last + 1, width) of runs of falling ``lengths`` whose padding is at most 8 tokens or an eighth of the width."""
+    runs: list[tuple[int, int, int]] = []
+    first = 0
+    for i, length in enumerate(lengths):
+        width = lengths[first]
+        if width - length > max(8, width // 8):
+            runs.append((first, i, width))
+            first = i
+    runs.append((first, len(lengths), lengths[first]))
+    return runs

@@ -1,0 +1,1 @@
+"""Training: the engine behind ``TrainEngine``, objectives, schedules and checkpoints."""

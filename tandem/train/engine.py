@@ -1,0 +1,269 @@
+"""The training engine on PyTorch's ``fully_shard``: one rank is the special case of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint.state_dict as dcp_state
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+from tandem.algorithms.metric import Metric
+from tandem.columns.proto import DataProto
+from tandem.columns.ragged import Ragged
+from tandem.config.model import OptimConfig
+from tandem.models.causal_lm import CausalLM, Head
+from tandem.models.logprobs import token_logprobs
+from tandem.models.lora import merged_weights
+from tandem.models.packing import PackedSamples, pack_samples
+from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
+from tandem.train.objective import LossSum, Objective
+from tandem.train.protocol import StepResult, Wanted
+from tandem.train.schedule import lr_factor
+from tandem.train.sharding import local_shard, shard_layers
+
+TokenValues = tuple[torch.Tensor, torch.Tensor | None]
+
+
+class FsdpEngine:
+    """Trains a ``CausalLM`` with AdamW; see ``TrainEngine`` for what the methods do.
+
+    ``mesh`` is one-dimensional; None leaves the model unwrapped in this one process. ``temperature`` divides the logits
+    in every log-prob, as in sampling. ``total_updates`` is where a falling schedule ends. With ``exact`` each group is a
+    micro-batch of its own, in canonical order: bit-equal results whatever the batch came in with.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        *,
+        optim: OptimConfig,
+        total_updates: int,
+        max_tokens_per_micro_batch: int,
+        temperature: float,
+        exact: bool = False,
+        gradient_checkpointing: bool = False,
+        mesh: DeviceMesh | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.model, self.device = model.to(device), torch.device(device)
+        self.updates = self.skipped = 0
+        self._optim, self._total_updates = optim, total_updates
+        self._max_tokens, self._temperature, self._exact = max_tokens_per_micro_batch, temperature, exact
+        self._group = None if mesh is None else mesh.get_group()
+        if gradient_checkpointing:
+            model.checkpoint_gradients()
+        if mesh is not None:
+            shard_layers(model, mesh)
+        self._trained = {name: p for name, p in model.model.named_parameters() if p.requires_grad}
+        self._optimizer = torch.optim.AdamW(
+            _decay_groups(self._trained.values(), optim.weight_decay),
+            lr=optim.lr,
+            betas=optim.betas,
+            eps=optim.eps,
+            fused=True,
+        )
+
+    # --- the nine methods --------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
+        """See ``TrainEngine.forward``."""
+        responses = batch.ragged("responses")
+        results = {name: torch.zeros(len(responses.values)) for name in want}
+        order = canonical_order(batch)
+        ordered = batch.select("prompts", "responses", "response_mask", *_ids(batch)).reorder(order)
+        token = responses.like(torch.arange(len(responses.values))).take(order)
+        rows = self._micro_batches(ordered)
+        for part in rows:
+            samples = self._pack(ordered[part])
+            logprobs, entropies = self._run(samples, want_entropy="entropies" in want, entropy_grad=False)
+            place = token[part].padded().flatten()[samples.slots.cpu()]
+            for name, values in (("logprobs", logprobs), ("entropies", entropies)):
+                if name in want and values is not None:
+                    results[name][place] = values.float().cpu()
+        for _ in range(self._missing(len(rows))):
+            self._run_filler()
+        return {name: responses.like(values) for name, values in results.items()}
+
+    def forward_backward(self, batch: DataProto, objective: Objective) -> LossSum:
+        """See ``TrainEngine.forward_backward``."""
+        extra = [name for name in objective.optional_columns if name in batch.batch]
+        needed = list(dict.fromkeys(["response_mask", *objective.columns, *extra]))
+        chosen = batch.select(*dict.fromkeys(["prompts", "responses", *needed, *_ids(batch)]))
+        ordered = chosen.reorder(canonical_order(chosen))
+        total = LossSum(torch.zeros((), device=self.device))
+        rows = self._micro_batches(ordered)
+        for part in rows:
+            micro = ordered[part]
+            samples = self._pack(micro)
+            columns = {name: _dense(micro, name).to(self.device) for name in needed}
+            logprobs, entropies = self._run(
+                samples, want_entropy=objective.needs_entropy, entropy_grad=objective.needs_entropy
+            )
+            padded = None if entropies is None else samples.padded(entropies)
+            result = objective.numerator(columns, samples.padded(logprobs), padded)
+            result.loss.backward()  # type: ignore[no-untyped-call]
+            total += replace(result, loss=result.loss.detach())
+        for _ in range(self._missing(len(rows))):
+            (self._run_filler().sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+        return self._over_ranks(total)
+
+    def optim_step(self, denominator: float) -> StepResult:
+        """See ``TrainEngine.optim_step``."""
+        grads = [local_shard(p.grad) for p in self._trained.values() if p.grad is not None]
+        norm = self._norm(grads) / denominator
+        lr = self._optim.lr * lr_factor(
+            self._optim.schedule,
+            self.updates,
+            warmup_steps=self._optim.warmup_steps,
+            total_steps=self._total_updates,
+            min_ratio=self._optim.min_lr_ratio,
+        )
+        applied = bool(torch.isfinite(norm)) and bool(grads)
+        if applied:
+            clip = (self._optim.grad_clip / (norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(grads, float(clip / denominator))
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step()
+            self.updates += 1
+        else:
+            self.skipped += 1
+        self._optimizer.zero_grad(set_to_none=True)
+        return StepResult(applied, float(norm), lr, self.updates, self.skipped)
+
+    def shards(self) -> dict[str, torch.Tensor]:
+        """See ``TrainEngine.shards``."""
+        self._reshard()
+        return {name: local_shard(p.detach()) for name, p in self._trained.items()}
+
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``TrainEngine.export``."""
+        self._reshard()
+        return merged_weights(self.model.model)
+
+    def sleep(self) -> None:
+        """See ``TrainEngine.sleep``: gradients go, moments leave an accelerator for the CPU."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._move_moments(torch.device("cpu"))
+
+    def wake(self) -> None:
+        """See ``TrainEngine.wake``."""
+        self._move_moments(self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``TrainEngine.state_dict``."""
+        self._reshard()
+        model, optimizer = dcp_state.get_state_dict(self.model, self._optimizer)
+        return {"model": model, "optimizer": optimizer, "updates": self.updates, "skipped": self.skipped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See ``TrainEngine.load_state_dict``."""
+        self._reshard()
+        dcp_state.set_state_dict(
+            self.model, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        self.updates, self.skipped = state["updates"], state["skipped"]
+
+    # --- one micro-batch ---------------------------------------------------------------------------------------------
+
+    def _micro_batches(self, ordered: DataProto) -> list[slice]:
+        if len(ordered) == 0:
+            return []
+        if self._exact and "group_ids" in ordered.batch:
+            return list(group_by_group(ordered))
+        return list(token_budgeted(ordered, self._max_tokens))
+
+    def _pack(self, micro: DataProto) -> PackedSamples:
+        columns = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
+        return pack_samples(*columns, device=self.device)
+
+    def _run(self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool) -> TokenValues:
+        """Log-probs and entropies of the N trained tokens, (N,) each."""
+
+        def read(hidden: torch.Tensor, head: Head) -> TokenValues:
+            chosen = nn.functional.embedding(samples.read, hidden)
+            return token_logprobs(
+                chosen,
+                head,
+                samples.targets,
+                temperature=self._temperature,
+                want_entropy=want_entropy,
+                entropy_grad=entropy_grad,
+            )
+
+        values: TokenValues = self.model(samples.input_ids, samples.positions, samples.layout, read)
+        return values
+
+    # --- ranks -------------------------------------------------------------------------------------------------------
+
+    def _missing(self, count: int) -> int:
+        """Micro-batches of zero weight that this rank must add, so that all ranks gather and reduce as often."""
+        if self._group is None:
+            return 0
+        most = torch.tensor(count, device=self.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX, self._group)
+        return int(most) - count
+
+    def _run_filler(self) -> torch.Tensor:
+        """A forward over the smallest possible sample; its log-probs, to be weighted with 0."""
+        token = Ragged.from_lengths(torch.zeros(1, dtype=torch.int64), [1])
+        samples = pack_samples(token, token, token.like(torch.ones(1, dtype=torch.bool)), device=self.device)
+        return self._run(samples, want_entropy=False, entropy_grad=False)[0]
+
+    def _over_ranks(self, total: LossSum) -> LossSum:
+        """The sum over all ranks, which may have seen different metrics."""
+        if self._group is None:
+            return total
+        parts: list[LossSum | None] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(parts, total, self._group)
+        every = [part for part in parts if part is not None]
+        return sum(every[1:], every[0])
+
+    def _norm(self, grads: list[torch.Tensor]) -> torch.Tensor:
+        """2-norm over all shards of all ranks, float64; finite exactly if all gradients are."""
+        norms = torch._foreach_norm(grads)
+        squares = torch.stack(norms).double().square().sum() if norms else torch.zeros((), dtype=torch.float64)
+        if self._group is not None:
+            squares = squares.to(self.device)
+            dist.all_reduce(squares, group=self._group)
+        return squares.sqrt().cpu()
+
+    def _reshard(self) -> None:
+        """After a forward without gradient the root's parameters stay gathered; shards are wanted."""
+        if isinstance(self.model, FSDPModule):
+            self.model.reshard()
+
+    def _move_moments(self, device: torch.device) -> None:
+        if self.device.type == "cpu":
+            return
+        for state in self._optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and value.dim() > 0:
+                    state[name] = value.to(device)
+
+
+def _ids(batch: DataProto) -> list[str]:
+    return [name for name in ("group_ids", "sample_index") if name in batch.batch]
+
+
+def _dense(batch: DataProto, name: str) -> torch.Tensor:
+    """A ragged column right-padded to (b, L), a row column as it is."""
+    column = batch.batch[name]
+    return column.padded() if isinstance(column, Ragged) else column
+
+
+def _decay_groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay on matrices only: norms and biases are vectors."""
+    every = list(parameters)
+    groups = [
+        {"params": [p for p in every if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in every if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

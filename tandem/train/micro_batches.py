@@ -1,0 +1,49 @@
+"""Cutting a mini-batch into micro-batches that fit a token budget. Never changes a result beyond rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from tandem.base.errors import ContractError
+from tandem.columns.proto import DataProto
+
+
+def canonical_order(batch: DataProto) -> torch.Tensor:
+    """Row numbers (B,) by group id, then index in the group: siblings side by side; the batch's own order without ids."""
+    order = torch.arange(len(batch))
+    for column in ("sample_index", "group_ids"):
+        if column in batch.batch:
+            order = order[torch.argsort(batch.dense(column).cpu()[order], stable=True)]
+    return order
+
+
+def token_budgeted(batch: DataProto, max_tokens: int) -> Iterator[slice]:
+    """Runs of neighbouring samples with at most ``max_tokens`` prompt and response tokens each.
+
+    Tokens of a shared prompt count for each sample: attention gathers them for each.
+    """
+    lengths = (batch.ragged("prompts").lengths + batch.ragged("responses").lengths).tolist()
+    first = total = 0
+    for i, length in enumerate(lengths):
+        if length > max_tokens:
+            raise ContractError(
+                f"sample {i} has {length} tokens, a micro-batch holds {max_tokens}: raise the token budget "
+                "(ppo_max_token_len_per_gpu) or shorten prompts and responses"
+            )
+        if total + length > max_tokens:
+            yield slice(first, i)
+            first, total = i, 0
+        total += length
+    yield slice(first, len(lengths))
+
+
+def group_by_group(batch: DataProto) -> Iterator[slice]:
+    """One run of neighbouring samples per group, so that a group is computed alike whatever stands beside it."""
+    ids = batch.dense("group_ids").cpu()
+    sizes = torch.unique_consecutive(ids, return_counts=True)[1].tolist()
+    first = 0
+    for size in sizes:
+        yield slice(first, first + size)
+        first += size

@@ -1,0 +1,147 @@
+"""What is minimised: from the log-probs of a micro-batch to the sum that it contributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from tandem.algorithms.kl import kl_per_token
+from tandem.algorithms.masked import masked_sum
+from tandem.algorithms.metric import Metric
+from tandem.algorithms.policy_loss import POLICY_LOSSES, PolicyLoss
+from tandem.algorithms.reduce import Aggregation, LossCounts, denominator, loss_numerator
+from tandem.base.registry import Entry
+from tandem.columns.proto import DataProto
+
+COMPUTED = ("logprobs", "entropies", "response_mask")
+"""Columns that every objective gets without asking."""
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """What a micro-batch contributes: an undivided ``loss`` (scalar, with gradient) and ``metrics`` that add up."""
+
+    loss: torch.Tensor
+    metrics: dict[str, Metric] = field(default_factory=dict)
+
+    def __add__(self, other: LossSum) -> LossSum:
+        names = self.metrics.keys() | other.metrics.keys()
+        parts = {name: [x.metrics[name] for x in (self, other) if name in x.metrics] for name in sorted(names)}
+        return LossSum(self.loss + other.loss, {n: p[0] if len(p) == 1 else p[0] + p[1] for n, p in parts.items()})
+
+
+class Objective(Protocol):
+    """A loss as a sum over samples, divided once per optimizer step."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the batch that ``numerator`` must get, beside ``COMPUTED``."""
+
+    @property
+    def optional_columns(self) -> tuple[str, ...]:
+        """Columns that it uses where the batch has them."""
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether entropies are computed, with their gradient."""
+
+    def numerator(
+        self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
+    ) -> LossSum:
+        """``columns`` and ``logprobs`` are (b, L), right-padded; ``logprobs`` is 0 outside ``response_mask``."""
+
+    def denominator(self, batch: DataProto) -> float:
+        """What the sum over the whole mini-batch ``batch`` (all ranks) is divided by."""
+
+
+@dataclass(frozen=True)
+class PolicyObjective:
+    """Policy loss, plus ``kl_coef`` x KL to the reference, minus ``entropy_coef`` x entropy, per token.
+
+    ``policy_loss`` names a registered loss, ``parameters`` are its YAML parameters. Without a column ``old_logprobs`` the
+    policy is on its first update: old is the current one, detached. ``norm`` is the constant of
+    ``seq-mean-token-sum-norm``.
+    """
+
+    policy_loss: str = "ppo_clip"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    aggregation: Aggregation | str = Aggregation.TOKEN_MEAN
+    norm: float | None = None
+    kl_type: str = "k3"
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+
+    @property
+    def entry(self) -> Entry[Callable[..., PolicyLoss]]:
+        """The registered loss."""
+        return POLICY_LOSSES[self.policy_loss]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the loss, and the reference's log-probs if there is a KL."""
+        own = tuple(c for c in self.entry.signature.columns if c not in (*COMPUTED, "old_logprobs"))
+        return (*own, "ref_logprobs") if self.kl_coef and "ref_logprobs" not in own else own
+
+    @property
+    def optional_columns(self) -> tuple[str, ...]:
+        """Importance weights and the like; ``old_logprobs`` because it may be implied."""
+        return (*self.entry.signature.optional_columns, "old_logprobs")
+
+    @property
+    def needs_entropy(self) -> bool:
+        """True with an entropy bonus."""
+        return self.entropy_coef != 0.0
+
+    def numerator(
+        self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
+    ) -> LossSum:
+        """See ``Objective.numerator``."""
+        mask = columns["response_mask"]
+        given = {"old_logprobs": logprobs.detach(), **columns, "logprobs": logprobs, "entropies": entropies}
+        signature = self.entry.signature
+        names = (*signature.columns, *(name for name in signature.optional_columns if name in given))
+        policy = self.entry.target(**{name: given[name] for name in names}, **self.parameters)
+        per_token, metrics = policy.per_token, dict(policy.metrics)
+        if self.kl_coef:
+            kl = kl_per_token(self.kl_type, logprobs, columns["ref_logprobs"], mask)
+            per_token = per_token + self.kl_coef * kl
+            metrics["kl"] = Metric.over(kl, mask)
+        if entropies is not None:
+            per_token = per_token - self.entropy_coef * entropies
+            metrics["entropy"] = Metric.over(entropies, mask)
+        return LossSum(loss_numerator(per_token, mask, self.aggregation), metrics)
+
+    def denominator(self, batch: DataProto) -> float:
+        """See ``Objective.denominator``."""
+        return denominator(self.aggregation, trained_counts(batch), norm=self.norm)
+
+
+@dataclass(frozen=True)
+class SftObjective:
+    """Mean negative log-likelihood of the tokens that ``response_mask`` selects."""
+
+    columns: tuple[str, ...] = ()
+    optional_columns: tuple[str, ...] = ()
+    needs_entropy: bool = False
+
+    def numerator(
+        self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
+    ) -> LossSum:
+        """See ``Objective.numerator``."""
+        del entropies
+        mask = columns["response_mask"]
+        return LossSum(masked_sum(-logprobs, mask), {"nll": Metric.over(-logprobs, mask)})
+
+    def denominator(self, batch: DataProto) -> float:
+        """Trained tokens of the mini-batch."""
+        return denominator(Aggregation.TOKEN_MEAN, trained_counts(batch))
+
+
+def trained_counts(batch: DataProto) -> LossCounts:
+    """Trained tokens, and samples that have one, by the batch's ``response_mask``."""
+    mask = batch.ragged("response_mask")
+    sample = torch.repeat_interleave(mask.lengths)[mask.values.cpu()]
+    return LossCounts(tokens=len(sample), sequences=len(torch.unique(sample)))

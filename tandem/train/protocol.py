@@ -1,0 +1,69 @@
+"""What a training engine can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+
+from tandem.columns.proto import DataProto
+from tandem.columns.ragged import Ragged
+from tandem.train.objective import LossSum, Objective
+
+Wanted = Literal["logprobs", "entropies"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an optimizer step did.
+
+    ``applied`` is False where it was skipped: then parameters, moments, schedule and ``updates`` are as before.
+    ``grad_norm`` is that of the divided gradient before clipping, non-finite where that is why; ``lr`` the rate used.
+    ``updates`` and ``skipped`` count all steps so far.
+    """
+
+    applied: bool
+    grad_norm: float
+    lr: float
+    updates: int
+    skipped: int
+
+
+class TrainEngine(Protocol):
+    """A model that is trained, wherever its shards are.
+
+    With several ranks every method is called by all of them, each with its own part of the batch; sums and metrics
+    come back for all ranks together.
+    """
+
+    def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
+        """Per-token results without gradient, float32 on the CPU, aligned with ``responses`` in the batch's order.
+
+        0 where ``response_mask`` is False.
+        """
+
+    def forward_backward(self, batch: DataProto, objective: Objective) -> LossSum:
+        """Add the gradient of the objective's *sum* over the batch; gives the undivided loss and metrics, detached."""
+
+    def optim_step(self, denominator: float) -> StepResult:
+        """Divide the accumulated gradient once, clip it, update the parameters, and clear it."""
+
+    def shards(self) -> dict[str, torch.Tensor]:
+        """Local shards of the trained parameters, to be copied out of and into in place."""
+
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(Hugging Face name, full tensor) of all weights, adapters merged; tied ones under both names."""
+
+    def sleep(self) -> None:
+        """Give up the memory that only training needs."""
+
+    def wake(self) -> None:
+        """Undo ``sleep``."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Model, optimizer and progress, as sharded tensors and numbers; refers to live memory."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state_dict`` of an engine with the same model, on any number of ranks."""
