@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt
 
 from tandem.config.node import Node
 
 Devices = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]  # YAML has lists, not tuples
-Resource = dict[str, Devices]
-"""Role -> (nodes, devices per node)."""
+Role = Literal["actor", "critic", "rollout", "advantages", "reference", "ref", "actor_fwd", "teacher"]
+Resource = dict[Role, Devices]
+"""Role -> (nodes, devices per node). ``ref`` is the short name of ``reference``."""
 
 
 class DataPlaneConfig(Node):
@@ -76,7 +77,15 @@ class FullyAsyncExecution(_Execution):
     """Sub-batches per partition."""
 
 
-Execution = Annotated[ColocateExecution | HybridExecution | FullyAsyncExecution, Field(discriminator="mode")]
+def _with_mode(value: Any) -> Any:
+    """A mapping that doesn't name its mode is of the default mode."""
+    return {"mode": ColocateExecution().mode} | value if isinstance(value, dict) else value
+
+
+Execution = Annotated[
+    Annotated[ColocateExecution | HybridExecution | FullyAsyncExecution, Field(discriminator="mode")],
+    BeforeValidator(_with_mode),
+]
 
 
 class RuntimeConfig(Node):

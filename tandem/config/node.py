@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
 class Node(BaseModel):
     """A frozen part of the config tree. A string where a number belongs is an error, not a guess."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, populate_by_name=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        populate_by_name=True,
     )
 
 
@@ -21,7 +26,9 @@ class TypedNode(BaseModel):
     The parameters are checked by the planner against the entry's signature (the signature is the schema).
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="allow", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     type: str
     """The registered name."""
@@ -30,3 +37,11 @@ class TypedNode(BaseModel):
     def parameters(self) -> dict[str, Any]:
         """Everything written beside ``type``."""
         return dict(self.model_extra or {})
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Names = Annotated[list[str], BeforeValidator(_as_list)]
+"""A list of texts; a single one may be written without brackets."""

@@ -14,7 +14,7 @@ from tandem.config.model import (
     ModelConfig,
     OptimConfig,
 )
-from tandem.config.node import Node, TypedNode
+from tandem.config.node import Names, Node, TypedNode
 
 
 class KlConfig(Node):
@@ -42,12 +42,24 @@ class FilterGroupsConfig(Node):
     """Draws in a row for one ticket that may be filtered before the run ends with an error."""
 
 
+class AdvantageConfig(TypedNode):
+    """``{type: NAME, ...parameters}`` of the estimator."""
+
+    type: str = "grpo"
+
+
+class PolicyLossConfig(TypedNode):
+    """``{type: NAME, ...parameters}`` of the loss."""
+
+    type: str = "ppo_clip"
+
+
 class AlgorithmConfig(Node):
     """What is optimised."""
 
-    adv_estimator: str | TypedNode = "grpo"
+    adv_estimator: str | AdvantageConfig = "grpo"
     """Advantage estimator: a name, or {type: NAME, ...parameters}."""
-    policy_loss: TypedNode = TypedNode(type="ppo_clip")
+    policy_loss: PolicyLossConfig = PolicyLossConfig()
     """Policy loss with its parameters."""
     loss_agg_mode: Aggregation = "token-mean"
     """How per-token losses become one number."""
@@ -91,9 +103,9 @@ class SourceConfig(TypedNode):
 class DataConfig(Node):
     """Prompts."""
 
-    train_files: list[str] = []
+    train_files: Names = []
     """Parquet or jsonl files."""
-    val_files: list[str] = []
+    val_files: Names = []
     """Held-out prompts for the evaluation."""
     reasoning_gym: dict[str, Any] | None = None
     """A procedural task instead of files: {dataset: NAME, size: N, seed: S, ...}."""
@@ -107,7 +119,7 @@ class DataConfig(Node):
     """Column that identifies a row; default: file and row number."""
     data_source_key: str | None = None
     """Column that names the row's origin."""
-    extra_keys: list[str] = []
+    extra_keys: Names = []
     """Columns handed to the scorer as extra_info."""
     template: str | None = None
     """Text built from columns, such as "{question}\\n"; replaces prompt_key."""
@@ -122,7 +134,7 @@ class DataConfig(Node):
     max_response_length: PositiveInt = 512
     """Tokens."""
     on_overlong_prompt: Literal["error", "drop", "left", "right"] = "error"
-    """A prompt over max_prompt_length: refuse, drop (counted), or keep its right or left part (``left`` cuts the left)."""
+    """A prompt over max_prompt_length: refuse, drop (counted), or cut its left or right end."""
     on_bad_row: Literal["error", "drop"] = "error"
     """A row that can't be read: refuse, or drop (counted)."""
     shuffle: bool = True
@@ -170,7 +182,7 @@ class TrainerConfig(Node):
     """Newest checkpoints kept."""
     resume: str | None = None
     """``auto``: the newest whole checkpoint of output_dir, or start; or a checkpoint folder."""
-    logger: list[str] = ["console"]
+    logger: Names = ["console"]
     """Trackers beside metrics.jsonl."""
     rollouts_per_step: NonNegativeInt = 4
     """Samples written to rollouts.jsonl each step."""
@@ -190,7 +202,7 @@ class Config(Node):
     evaluation: EvaluationConfig = EvaluationConfig()
     trainer: TrainerConfig = TrainerConfig()
     runtime: RuntimeConfig = RuntimeConfig()
-    plugins: list[str] = []
+    plugins: Names = []
     """Modules imported in the driver and in every worker."""
 
 
@@ -217,9 +229,9 @@ class SftModelConfig(ModelConfig):
 class SftDataConfig(Node):
     """Examples: conversations, or prompt and response."""
 
-    train_files: list[str] = []
+    train_files: Names = []
     """Parquet or jsonl files."""
-    val_files: list[str] = []
+    val_files: Names = []
     """Held-out rows."""
     source: SourceConfig | None = None
     """Rows from Python instead of files: {file: FILE.py, type: CLASS, ...parameters}."""

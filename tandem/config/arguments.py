@@ -1,0 +1,139 @@
+"""Command-line words: ``[run.yaml] [key=value ...] [--flag value ...]``, sorted by what they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from tandem.base.errors import Problem
+from tandem.base.registry import near
+from tandem.config.flags import MODE_FLAGS, SFT_FLAGS, TRAIN_FLAGS
+from tandem.config.schema import SftConfig
+from tandem.config.spellings import KL_PLACES
+from tandem.config.tree import field_at, is_bool, is_free, paths_of
+
+ASSIGNMENT = re.compile(r"([+~]*)([A-Za-z_][\w\-]*(?:\.[\w\-]+)*)=(.*)", re.DOTALL)
+SWITCH_WORDS = ("true", "false")
+YAML_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """``path`` gets the value written as ``text``."""
+
+    path: str
+    text: str
+
+
+@dataclass
+class Arguments:
+    """What a command line says about the config."""
+
+    files: list[Path] = field(default_factory=list)
+    assignments: list[Assignment] = field(default_factory=list)
+    modes: set[str] = field(default_factory=set)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read_arguments(words: Sequence[str], root: type[BaseModel]) -> Arguments:
+    """Sort the words of a command line by what they are; ``root`` is the document that they are about."""
+    reader = _Reader(words, root)
+    while reader.words:
+        reader.read_one()
+    return reader.found
+
+
+class _Reader:
+    """Takes words from the front; a flag may take a second one as its value."""
+
+    def __init__(self, words: Sequence[str], root: type[BaseModel]) -> None:
+        self.words = list(words)
+        self.root = root
+        self.aliases = SFT_FLAGS if root is SftConfig else TRAIN_FLAGS
+        self.modes = () if root is SftConfig else MODE_FLAGS
+        self.found = Arguments()
+
+    def read_one(self) -> None:
+        """One file, assignment or flag."""
+        word = self.words.pop(0)
+        match = ASSIGNMENT.fullmatch(word)
+        if word.startswith("--"):
+            self._read_flag(word)
+        elif match is None:
+            self.found.files.append(Path(word))
+        elif match[1]:
+            self.found.problems.append(self._marked(*match.groups()))
+        else:
+            self.found.assignments.append(Assignment(match[2], match[3]))
+
+    def _read_flag(self, word: str) -> None:
+        name, equals, text = word[2:].partition("=")
+        given = text if equals else None
+        key = name.replace("-", "_")
+        negated = not self._is_known(key) and key.startswith("no_") and self._is_switch(key.removeprefix("no_"))
+        if negated:
+            key = key.removeprefix("no_")
+        path = self.aliases.get(key, key)
+        if not self._is_known(key):
+            self.found.problems.append(self._unknown(name))
+            self._take_value(given)
+        elif self._is_switch(key):
+            on = self._take_switch(f"--{name}", given) is not negated
+            if key not in self.modes:
+                self.found.assignments.append(Assignment(path, str(on).lower()))
+            elif on:
+                self.found.modes.add(key)
+        else:
+            value = self._take_value(given)
+            if value is None:
+                remedy = f"Write --{name} VALUE"
+                self.found.problems.append(Problem(f"--{name}", None, "the flag needs a value", remedy))
+            else:
+                self.found.assignments.append(Assignment(path, value))
+
+    def _is_known(self, key: str) -> bool:
+        parts = key.split(".")
+        return (
+            key in self.aliases
+            or key in self.modes
+            or field_at(self.root, parts) is not None
+            or is_free(self.root, parts)
+        )
+
+    def _is_switch(self, key: str) -> bool:
+        parts = self.aliases.get(key, key).split(".")
+        known = field_at(self.root, parts)
+        return key in self.modes or parts[-1] in KL_PLACES or (known is not None and is_bool(known.annotation))
+
+    def _take_switch(self, flag: str, given: str | None) -> bool:
+        if given is None and self.words and self.words[0] in SWITCH_WORDS:
+            given = self.words.pop(0)
+        if given is not None and given not in SWITCH_WORDS:
+            remedy = f"Write {flag} alone, or {flag}=false"
+            self.found.problems.append(Problem(flag, given, "the flag is a switch", remedy))
+        return given != "false"
+
+    def _take_value(self, given: str | None) -> str | None:
+        if given is not None:
+            return given
+        if not self.words or self.words[0].startswith("--") or self.words[0].endswith(YAML_SUFFIXES):
+            return None
+        return self.words.pop(0)
+
+    def _unknown(self, name: str) -> Problem:
+        known = [f"--{key.replace('_', '-')}" for key in (*self.aliases, *self.modes)]
+        known += [f"--{path}" for path in paths_of(self.root)]
+        hint = near(f"--{name}", known)
+        if hint.startswith("known"):
+            hint = "every key of the config is a flag: --dotted.key VALUE"
+        return Problem(f"--{name}", None, "unknown flag", hint[0].upper() + hint[1:])
+
+    def _marked(self, mark: str, path: str, text: str) -> Problem:
+        reason = f"{mark!r} adds or removes a key in other programs; here every key is known and has a default"
+        known = paths_of(self.root)
+        hint = f"Write {path}={text}" if path in known else near(path, known)
+        return Problem(f"{mark}{path}", text, reason, hint[0].upper() + hint[1:])

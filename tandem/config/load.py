@@ -1,0 +1,159 @@
+"""From a YAML file and a command line to a validated config, or to all problems at once."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from pydantic import BaseModel, ValidationError
+
+from tandem.base.errors import ConfigError, Problem
+from tandem.config.arguments import Arguments, read_arguments
+from tandem.config.document import DocumentError, read_document
+from tandem.config.explain import EXPECTED, Fault, explain, intended
+from tandem.config.overrides import assign
+from tandem.config.schema import Config, SftConfig
+from tandem.config.spellings import choose_mode, drop_empty, place_kl
+from tandem.config.suggest import at, closest
+from tandem.config.tree import keys_of
+
+C = TypeVar("C", Config, SftConfig)
+
+Kind = type[Config] | type[SftConfig]
+
+COMMANDS: dict[Kind, str] = {Config: "tandem train", SftConfig: "tandem sft"}
+REPAIRS = 8
+
+
+class InvalidConfigError(ConfigError):
+    """A config that can't be read as it stands.
+
+    ``guess`` is the config that was most likely meant (None where there is no telling): whoever checks further can look
+    for the rest of the problems in it, so that the user sees them all at once. It is never run.
+    """
+
+    def __init__(self, problems: list[Problem], guess: Config | SftConfig | None = None) -> None:
+        super().__init__(problems)
+        self.guess = guess
+
+
+@overload
+def load_config(path: str | Path | None, overrides: Sequence[str] = (), *, kind: type[C]) -> C: ...
+@overload
+def load_config(path: str | Path | None, overrides: Sequence[str] = (), *, kind: None = None) -> Config | SftConfig: ...
+def load_config(
+    path: str | Path | None, overrides: Sequence[str] = (), *, kind: Kind | None = None
+) -> Config | SftConfig:
+    """The config in the YAML file ``path`` (None: only what ``overrides`` say), validated.
+
+    ``overrides`` are words of the command line, ``key=value`` or ``--flag value``, applied in order. The document may
+    be a training run or an SFT run; which one is told from its keys, unless ``kind`` demands one.
+
+    Raises:
+        InvalidConfigError: with all problems, each naming key, value, reason and remedy.
+    """
+    words = [str(path), *overrides] if path is not None else list(overrides)
+    return load_words(words, kind)
+
+
+def load_words(words: Sequence[str], kind: Kind | None = None) -> Config | SftConfig:
+    """``load_config`` for a whole command line: ``[run.yaml] [key=value ...] [--flag value ...]``."""
+    arguments = read_arguments(words, kind or Config)
+    tree, problems = _read_file(arguments)
+    if kind is None and kind_of(tree) is SftConfig:
+        kind = SftConfig
+        arguments = read_arguments(words, kind)
+    kind = kind or Config
+    if tree and kind_of(tree) is not kind:
+        other = kind_of(tree)
+        remedy = f"Use {COMMANDS[other]} for it"
+        raise InvalidConfigError(
+            [Problem(str(arguments.files[0]), sorted(map(str, tree)), f"not a config of {COMMANDS[kind]}", remedy)]
+        )
+    problems += arguments.problems
+    for assignment in arguments.assignments:
+        problems += assign(tree, assignment, kind)
+    problems += choose_mode(arguments.modes, tree)
+    return _validate(tree, kind, problems)
+
+
+def kind_of(tree: dict[Any, Any]) -> Kind:
+    """Which document has these top-level keys, misspelt ones included."""
+    only_sft = set(keys_of(SftConfig)) - set(keys_of(Config))
+    only_train = set(keys_of(Config)) - set(keys_of(SftConfig))
+    votes = 0
+    for key in map(str, tree):
+        found = difflib.get_close_matches(key, only_sft | only_train, n=1, cutoff=0.7)
+        votes += 0 if not found else 1 if found[0] in only_sft else -1
+    return SftConfig if votes > 0 else Config
+
+
+def _read_file(arguments: Arguments) -> tuple[dict[Any, Any], list[Problem]]:
+    problems = [
+        Problem(
+            "arguments",
+            str(extra),
+            "a second config file",
+            "Give one YAML file; other words are key=value or --flag value",
+        )
+        for extra in arguments.files[1:]
+    ]
+    if not arguments.files:
+        return {}, problems
+    try:
+        return read_document(arguments.files[0]), problems
+    except DocumentError as error:
+        raise InvalidConfigError([error.problem, *problems, *arguments.problems]) from error
+
+
+def _validate(tree: dict[Any, Any], kind: Kind, problems: list[Problem]) -> Config | SftConfig:
+    problems = list(problems)
+    if kind is Config:
+        problems += place_kl(tree)
+    drop_empty(tree, kind)
+    try:
+        config = kind.model_validate(tree)
+    except ValidationError as error:
+        faults = explain(error, tree, kind)
+        problems += [fault.problem for fault in faults]
+        raise InvalidConfigError(problems, _guess(tree, kind, faults)) from error
+    if problems:
+        raise InvalidConfigError(problems, config)
+    return config
+
+
+def _guess(tree: dict[Any, Any], kind: Kind, faults: list[Fault]) -> Config | SftConfig | None:
+    """The config that was most likely meant: misspelt keys corrected, ``'2'`` read as 2, the rest left at defaults."""
+    tree = copy.deepcopy(tree)
+    for _ in range(REPAIRS):
+        for fault in faults:
+            _repair(tree, kind, fault)
+        try:
+            return kind.model_validate(tree)
+        except ValidationError as error:
+            faults = explain(error, tree, kind)
+    return None
+
+
+def _repair(tree: dict[Any, Any], kind: Kind, fault: Fault) -> None:
+    path = list(fault.path)
+    meant = intended(at(tree, path), EXPECTED.get(fault.kind, ""))
+    parent = at(tree, path[:-1])
+    if meant is not None and isinstance(parent, dict | list):
+        parent[path[-1]] = meant  # type: ignore[index]
+        return
+    while path and isinstance(path[-1], int) and fault.kind != "invalid_key":
+        path.pop()  # an item of a list: give up the whole list
+    parent = at(tree, path[:-1])
+    if not path or not isinstance(parent, dict):
+        return
+    value = parent.pop(path[-1], None)
+    if fault.kind == "extra_forbidden":
+        name = closest(kind, tuple(path), tree)
+        if name is not None and name not in parent:
+            parent[name] = value
+    elif fault.kind == "missing" and path[-1] == "path":
+        parent["path"] = "unknown/model"

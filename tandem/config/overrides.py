@@ -1,0 +1,55 @@
+"""Putting ``key=value`` into the tree that a YAML document gave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from tandem.base.errors import Problem
+from tandem.config.arguments import Assignment
+from tandem.config.document import DocumentError, parse_yaml
+from tandem.config.node import TypedNode
+from tandem.config.spellings import KL_PLACES
+from tandem.config.suggest import unknown_key
+from tandem.config.tree import field_at, is_free, is_text
+
+
+def assign(tree: dict[Any, Any], assignment: Assignment, root: type[BaseModel]) -> list[Problem]:
+    """Write the value at its path, making the mappings on the way; gives the problems instead of writing."""
+    parts = assignment.path.split(".")
+    try:
+        value = _value(assignment, root)
+    except DocumentError as error:
+        return [error.problem]
+    spelling = parts[0] == "algorithm" and parts[-1] in KL_PLACES and len(parts) == 2
+    if not (spelling or field_at(root, parts) is not None or is_free(root, parts)):
+        return [unknown_key(root, tuple(parts), value, tree)]
+    here: Any = tree
+    for depth, part in enumerate(parts[:-1], 1):
+        below = here.get(part)
+        if isinstance(below, str) and _is_typed(root, parts[:depth]):
+            below = {"type": below}  # `adv_estimator: grpo` gets a parameter
+        if below is None:
+            below = {}
+        if not isinstance(below, dict):
+            reason = f"{'.'.join(parts[:depth])} is {below!r}, which has no keys"
+            return [Problem(assignment.path, value, reason, "Write a mapping there, or drop this override")]
+        here[part] = below
+        here = below
+    here[parts[-1]] = value
+    return []
+
+
+def _value(assignment: Assignment, root: type[BaseModel]) -> Any:
+    """The text read as YAML, except that a field of text takes it as it is: a folder named 2024 needs no quotes."""
+    value = parse_yaml(assignment.text, assignment.path)
+    known = field_at(root, assignment.path.split("."))
+    if known is not None and is_text(known.annotation) and not isinstance(value, str | None):
+        return assignment.text
+    return value
+
+
+def _is_typed(root: type[BaseModel], path: list[str]) -> bool:
+    known = field_at(root, path)
+    return known is not None and any(issubclass(node, TypedNode) for node in known.nodes)
