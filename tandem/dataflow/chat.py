@@ -1,0 +1,175 @@
+"""Conversations: from chat messages to token ids, and to the mask of the tokens that a model should learn to write.
+
+The ids are always those of the *whole* rendered conversation, tokenised once. The mask is found by rendering the
+conversation up to each assistant turn: where a prefix of the messages is not a prefix of the whole, in text or in
+tokens, no mask can be trusted and the conversation is refused (or the template's own ``{% generation %}`` marks serve).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tandem.base.errors import DataError
+from tandem.models.tokenizer import decode_text, encode_text, leading_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, Any]
+GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def checked_messages(value: object) -> list[Message]:
+    """``value`` as chat messages: a non-empty list of {role, content}. Raises ``DataError`` that says what is wrong.
+
+    Null fields are left out: tables of nested rows write them where a message lacks the field.
+    """
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise DataError(f"a conversation is a list of messages {{role, content}}, not a {type(value).__name__}")
+    if not value:
+        raise DataError("the list of messages is empty")
+    messages = []
+    for i, given in enumerate(value, start=1):
+        if not isinstance(given, Mapping):
+            raise DataError(f"message {i} is a {type(given).__name__}, not a mapping of role and content")
+        message = {str(key): field for key, field in given.items() if field is not None}
+        if not isinstance(message.get("role"), str):
+            raise DataError(
+                f"message {i} has no role (it has {', '.join(message) or 'nothing'}): write role and content"
+            )
+        if not isinstance(message.get("content", "" if "tool_calls" in message else None), str | list):
+            raise DataError(f"message {i} ({message['role']}) has no content: write text, if only an empty one")
+        messages.append(message)
+    return messages
+
+
+def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ``DataError`` if ``tokenizer`` can't render messages."""
+    if not tokenizer.chat_template:
+        raise DataError(
+            f"tokenizer {tokenizer.name_or_path!r} has no chat template: use an instruction-tuned model, put a "
+            "chat_template.jinja into its folder, or use plain text (chat: false)"
+        )
+
+
+def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    """The text that the chat template makes of ``messages``. Raises ``DataError`` where the template refuses them."""
+    require_chat_template(tokenizer)
+    try:
+        text = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+    except Exception as error:  # a template is foreign code: it raises what it likes
+        roles = ", ".join(m["role"] for m in messages) or "none"
+        raise DataError(f"the chat template refuses messages with roles {roles}: {error}") from error
+    return str(text)
+
+
+def encode_chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> tuple[str, list[int]]:
+    """Text and ids of ``messages`` up to where the assistant begins to write."""
+    if messages[-1]["role"] == "assistant":
+        raise DataError("the last message is the assistant's: a prompt ends with the turn that it should answer")
+    text = render_chat(tokenizer, messages, add_generation_prompt=True)
+    return text, encode_text(tokenizer, text)
+
+
+def encode_conversation(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]
+) -> tuple[list[int], list[int]]:
+    """Ids of the whole conversation and a mask of equal length: 1 on assistant text and the end of its turn, else 0.
+
+    The header that opens an assistant turn (the generation prompt) is not learned. Raises ``DataError`` for malformed
+    messages and for a template that does not render a beginning of the conversation as a beginning of its text.
+    """
+    turns = checked_messages(messages)
+    text = render_chat(tokenizer, turns, add_generation_prompt=False)
+    ids = encode_text(tokenizer, text)
+    mask = [0] * len(ids)
+    for i, turn in enumerate(turns):
+        if turn["role"] != "assistant":
+            continue
+        try:
+            start, stop = _span(tokenizer, turns, i, text, ids)
+        except _Unstable as unstable:
+            if GENERATION_MARK.search(tokenizer.get_chat_template()):
+                return _by_generation_marks(tokenizer, turns, ids)
+            raise DataError(
+                f"no loss mask for message {i + 1}: {unstable}. Use a chat template whose earlier turns don't "
+                "depend on later ones, or mark the assistant's text in it with {% generation %} … {% endgeneration %}"
+            ) from None
+        mask[start:stop] = [1] * (stop - start)
+    return ids, mask
+
+
+def encode_pair(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, response: str, *, add_eos: bool = True
+) -> tuple[list[int], list[int]]:
+    """Ids of ``prompt`` then ``response`` (then the end token) and a mask that is 1 on the response and its end.
+
+    The prompt gets the very ids that it has when a model is asked to continue it. Raises ``DataError`` if the tokenizer
+    can't write the response after them, or lacks an end token.
+    """
+    head = leading_ids(tokenizer) + encode_text(tokenizer, prompt)
+    whole = leading_ids(tokenizer) + encode_text(tokenizer, prompt + response)
+    if whole[: len(head)] == head:
+        tail = whole[len(head) :]
+    else:
+        # A token of the whole text would span both. The model never sees it: it continues the prompt's own ids.
+        tail = encode_text(tokenizer, response)
+        if decode_text(tokenizer, head + tail) != decode_text(tokenizer, head) + response:
+            raise DataError(
+                f"the tokenizer merges the end of the prompt {prompt[-10:]!r} with the response {response[:10]!r}: "
+                "move the space or line break between them from the prompt to the response"
+            )
+    if add_eos:
+        if tokenizer.eos_token_id is None:
+            raise DataError(f"tokenizer {tokenizer.name_or_path!r} has no end token: set add_eos: false, or eos_token")
+        if tail[-1:] != [tokenizer.eos_token_id]:
+            tail = [*tail, tokenizer.eos_token_id]
+    return head + tail, [0] * len(head) + [1] * len(tail)
+
+
+class _Unstable(Exception):
+    """A beginning of the conversation is not a beginning of the whole."""
+
+
+def _span(
+    tokenizer: PreTrainedTokenizerBase, turns: list[Message], i: int, text: str, ids: list[int]
+) -> tuple[int, int]:
+    """First token of what the assistant writes in turn ``i``, and the first token after the turn."""
+    opened = render_chat(tokenizer, turns[:i], add_generation_prompt=True)
+    closed = render_chat(tokenizer, turns[: i + 1], add_generation_prompt=False)
+    start, stop = _boundary(tokenizer, opened, text, ids), _boundary(tokenizer, closed, text, ids)
+    content = turns[i].get("content", "")
+    if opened == render_chat(tokenizer, turns[:i], add_generation_prompt=False) and isinstance(content, str):
+        # No generation prompt: right only if the turn has no header that would then be learned as if written.
+        written = closed[len(opened) :].lstrip()
+        if not written.startswith(content.strip()):
+            raise _Unstable(f"the template ignores add_generation_prompt, and the turn begins with {written[:20]!r}")
+    return start, stop
+
+
+def _boundary(tokenizer: PreTrainedTokenizerBase, beginning: str, text: str, ids: list[int]) -> int:
+    if not text.startswith(beginning):
+        same = next(k for k, c in enumerate(beginning) if text[k : k + 1] != c)
+        raise _Unstable(
+            f"the template renders the turns up to it as …{beginning[same : same + 20]!r} alone, "
+            f"and as …{text[same : same + 20]!r} within the whole"
+        )
+    part = encode_text(tokenizer, beginning)
+    if ids[: len(part)] != part:
+        raise _Unstable(f"a token spans the boundary after {beginning[-10:]!r}")
+    return len(part)
+
+
+def _by_generation_marks(
+    tokenizer: PreTrainedTokenizerBase, turns: list[Message], ids: list[int]
+) -> tuple[list[int], list[int]]:
+    encoded: Any = tokenizer.apply_chat_template(
+        turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    if list(encoded["input_ids"]) != ids:
+        raise DataError("the chat template's {% generation %} marks change the tokens of the conversation")
+    return ids, [int(m) for m in encoded["assistant_masks"]]

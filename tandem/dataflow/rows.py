@@ -1,0 +1,105 @@
+"""Rows and tables: what every reader gives, whatever the rows come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Protocol, TypeGuard
+
+from tandem.base.errors import DataError
+
+
+class RowError(DataError):
+    """One row can't be used. ``reason`` is a short name under which such rows are counted."""
+
+    def __init__(self, table: str, number: int, reason: str, detail: str) -> None:
+        self.reason = reason
+        super().__init__(f"{table}, row {number}: {detail}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table: ``number`` counts from 1 and is the line number in a JSON lines file."""
+
+    table: str
+    number: int
+    values: Mapping[str, object]
+
+    def bad(self, reason: str, detail: str) -> RowError:
+        """The error that says what is wrong with this row."""
+        return RowError(self.table, self.number, reason, detail)
+
+    def __getitem__(self, key: str) -> object:
+        """The value of column ``key``. Raises ``RowError`` for a missing column and for null."""
+        value = self.find(key)
+        if value is None:
+            raise self.bad("null", f"column {key!r} is null")
+        return value
+
+    def find(self, key: str) -> object:
+        """The value of column ``key``, null as ``None``; ``a.b`` reaches field b of a nested column a.
+
+        Raises ``RowError`` for a missing column; it lists those there are.
+        """
+        value: object = self.values
+        for name in [key] if key in self.values else key.split("."):
+            if not isinstance(value, Mapping) or name not in value:
+                there = [str(column) for column in self.values]
+                detail = f"no column {key!r} among {', '.join(there) or 'none'}"
+                close = get_close_matches(key, there, n=1)
+                raise self.bad("missing column", detail + (f": did you mean {close[0]!r}?" if close else ""))
+            value = value[name]
+        return value
+
+
+class Table(Protocol):
+    """Rows in a fixed order."""
+
+    @property
+    def name(self) -> str:
+        """What errors and data sources call it."""
+
+    def scan(self) -> Iterator[Row | RowError]:
+        """All rows in order; a row that can't be read is given as its error."""
+
+    def row(self, number: int) -> Row:
+        """The row of that ``number``, equal to the one of ``scan``. Raises ``RowError``."""
+
+
+class Indexable(Protocol):
+    """Things read by number, such as a list or a map-style torch dataset."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def __getitem__(self, index: int, /) -> object:
+        """The one at ``index``, from 0."""
+
+
+class RowsTable:
+    """Rows that are already in Python: a list of dicts, a ``datasets.Dataset``, a map-style torch dataset."""
+
+    def __init__(self, name: str, rows: Indexable) -> None:
+        self.name = name
+        self._rows = rows
+
+    def scan(self) -> Iterator[Row | RowError]:
+        """All rows in order."""
+        for number in range(1, len(self._rows) + 1):
+            try:
+                yield self.row(number)
+            except RowError as error:
+                yield error
+
+    def row(self, number: int) -> Row:
+        """Row ``number``, counted from 1."""
+        values = self._rows[number - 1]
+        if not isinstance(values, Mapping):
+            raise RowError(self.name, number, "not a row", f"a {type(values).__name__}, not a mapping of columns")
+        return Row(self.name, number, values)
+
+
+def is_indexable(rows: object) -> TypeGuard[Indexable]:
+    """Whether ``rows`` can be read by number (a list, a ``datasets.Dataset``, a torch dataset with a length)."""
+    return hasattr(rows, "__len__") and hasattr(rows, "__getitem__") and not isinstance(rows, Mapping)

@@ -1,0 +1,164 @@
+"""Tokenizers: loading, padding rules, exact encoding, and a character tokenizer for small models.
+
+A folder's ``tokenizer.json`` is the authority on what a text becomes. Text is encoded here once; from then on
+ids travel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandem.base.errors import DataError, TandemError
+from tandem.base.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import tokenizers
+    import transformers
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+else:
+    tokenizers = LazyModule("tokenizers")
+    transformers = LazyModule("transformers")
+
+# Classes that add nothing to tokenizer.json. AutoTokenizer replaces them by the class usual for the model type of
+# config.json (Qwen2Tokenizer and others), which splits text its own way: a folder that names one is loaded as it says.
+PLAIN_CLASSES = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
+
+
+def load_tokenizer(path: str | Path, *, chat_template: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local folder or of a hub id, ready to encode and decode exactly.
+
+    A tokenizer without a pad token pads with its end token; no token is ever added. ``chat_template`` replaces the
+    folder's own. Raises ``TandemError`` if there is no such folder, none in it, or neither a pad nor an end token.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        tokenizer = _from_folder(folder)
+    elif folder.exists():
+        raise TandemError(f"tokenizer {path}: is a file. Name the folder that holds tokenizer.json")
+    elif _looks_local(str(path)):
+        raise TandemError(
+            f"tokenizer {path}: no such folder. Name a folder written by save_pretrained (it holds tokenizer.json), "
+            "or a hub id like 'Qwen/Qwen3-0.6B'"
+        )
+    else:
+        tokenizer = _from_hub(str(path))
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    tokenizer.clean_up_tokenization_spaces = False
+    return with_padding(tokenizer)
+
+
+def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Let ``tokenizer`` pad with its end token if it has no pad token; the vocabulary stays as it is."""
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token is None:
+            raise TandemError(
+                f"tokenizer {tokenizer.name_or_path!r} has neither a pad nor an end token: set eos_token to one of "
+                "its tokens in tokenizer_config.json"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
+    """Raise ``TandemError`` if a token has an id beyond the ``rows`` of the model's embedding (more rows are fine)."""
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if largest >= rows:
+        raise TandemError(
+            f"tokenizer {tokenizer.name_or_path!r}: token {token!r} has id {largest}, but the model embeds only {rows} "
+            "tokens. Use the tokenizer that the model was saved with, or resize the model's embedding and save it"
+        )
+
+
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of ``text`` as it stands: nothing is added, nothing is cut.
+
+    Raises ``DataError`` where ids could not stand for the text: half of a surrogate pair, or characters that the
+    vocabulary lacks.
+    """
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise DataError(
+            "the text holds half of a surrogate pair (\\ud800-\\udfff), which is no character: write it whole"
+        )
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    unknown = tokenizer.unk_token_id
+    if unknown is not None and unknown in ids and str(tokenizer.unk_token) not in text:
+        strange = sorted({c for c in text if unknown in tokenizer(c, add_special_tokens=False)["input_ids"]})
+        raise DataError(f"the tokenizer has no token for {', '.join(map(repr, strange)) or 'a part of the text'}")
+    return ids
+
+
+def decode_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text of ``ids``, exactly: special tokens are shown, no space is added or taken."""
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What a plain prompt starts with: the begin token where the tokenizer puts one, else nothing.
+
+    An end token that some tokenizers append is left out: a prompt goes on.
+    """
+    around: list[int] = tokenizer("", verbose=False)["input_ids"]
+    return around[:1] if around and around[0] == tokenizer.bos_token_id else []
+
+
+def character_tokenizer(
+    alphabet: Iterable[str], *, eos: str = "<eos>", pad: str | None = "<pad>", unk: str = "<unk>"
+) -> PreTrainedTokenizerFast:
+    """A real tokenizer with one token per character of ``alphabet``, spaces and newlines included; decoding is exact.
+
+    Ids: ``pad``, ``eos``, ``unk``, then the alphabet in order. ``eos`` and ``pad`` may be characters of the alphabet;
+    ``pad=None`` pads with ``eos``. A character outside the alphabet becomes ``unk``, which ``encode_text`` refuses.
+    """
+    characters = list(alphabet)
+    wrong = [c for c in characters if len(c) != 1]
+    if wrong or len(set(characters)) != len(characters):
+        twice = sorted({c for c in characters if characters.count(c) > 1})
+        raise TandemError(f"alphabet: each entry is one character, once; not so {wrong or twice!r}")
+    special = [token for token in dict.fromkeys((pad, eos, unk)) if token is not None and token not in characters]
+    vocabulary = {token: i for i, token in enumerate([*special, *characters])}
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=unk))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    core.decoder = tokenizers.decoders.Fuse()
+    wrap: type[Any] = transformers.PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerFast = wrap(
+        tokenizer_object=core,
+        eos_token=eos,
+        pad_token=eos if pad is None else pad,
+        unk_token=unk,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+    return tokenizer
+
+
+def _looks_local(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path).parent.is_dir()
+
+
+def _from_folder(folder: Path) -> Any:
+    config, exact = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    try:
+        declared = json.loads(config.read_text("utf-8")) if config.exists() else {}
+        if exact.exists() and declared.get("tokenizer_class") in PLAIN_CLASSES:
+            return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        held = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+        raise TandemError(
+            f"tokenizer {folder}: can't be loaded ({error}). The folder holds {held}; it needs a tokenizer.json as "
+            "tokenizer.save_pretrained writes it"
+        ) from error
+
+
+def _from_hub(name: str) -> Any:
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise TandemError(
+            f"tokenizer {name!r}: no such folder, and the hub gave none ({str(error).splitlines()[0]}). "
+            "Download the model and name its folder, or check the id"
+        ) from error
