@@ -1,0 +1,76 @@
+"""One handle for all that a run tells: metrics, samples, times, the closing report."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tandem.observe.metrics import RolloutLog, RolloutRecord
+from tandem.observe.report import write_report
+from tandem.observe.timeline import TRACE_FILE, Stopwatch, Trace
+from tandem.observe.trackers import RunInfo, Trackers
+
+logger = logging.getLogger(__name__)
+
+
+class RunLog:
+    """Used as a context around the loop: whatever ends the run, the files are closed and the report is written.
+
+    Nothing here ends a run: a tracker, the samples' file or the report may fail, each with a warning. ``loggers`` are
+    the names of ``trainer.logger``; ``trace`` writes ``trace.json`` into the output folder.
+
+    Raises:
+        UnknownNameError: a logger that isn't registered.
+    """
+
+    def __init__(self, run: RunInfo, loggers: Sequence[str] = (), *, trace: bool = False) -> None:
+        self._run = run
+        self._trackers = Trackers(loggers, run)
+        self._rollouts = RolloutLog(run.output_dir, resumed_step=run.resumed_step)
+        self._trace = Trace(run.output_dir / TRACE_FILE) if trace else None
+        self._stopwatch = Stopwatch(self._trace)
+        self._summary: dict[str, object] = {}
+
+    def timed(self, part: str) -> AbstractContextManager[None]:
+        """Count what happens inside under ``time/PART`` and ``cpu/PART`` of the next logged step."""
+        return self._stopwatch.timed(part)
+
+    def log(
+        self, step: int, metrics: Mapping[str, object], rollouts: Sequence[RolloutRecord] = (), *, times: bool = True
+    ) -> None:
+        """One step: its metrics with the times since the last call (unless ``times`` is off), and a few samples."""
+        self._trackers.log(step, {**metrics, **self._stopwatch.drain()} if times else metrics)
+        try:
+            self._rollouts.record(step, list(rollouts))
+        except OSError as error:
+            logger.warning("samples of step %d were not written (the run goes on): %s", step, error)
+
+    def summarize(self, **facts: object) -> None:
+        """Facts for the head of the report, such as the model's folder; later ones replace earlier ones."""
+        self._summary.update(facts)
+
+    def close(self) -> Path | None:
+        """End trackers and files, write the report; its path, or None if it could not be written."""
+        self._trackers.finish()
+        self._rollouts.close()
+        if self._trace is not None:
+            self._trace.close()
+        try:
+            return write_report(self._run.output_dir, config=self._run.config, summary=self._summary)
+        except Exception as error:  # a page must not turn a finished training into a failed one
+            logger.warning("report.html was not written: %s: %s", type(error).__name__, error)
+            return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.summarize(ended_by=f"{type(error).__name__}: {error}")
+        self.close()
