@@ -1,0 +1,20 @@
+"""Pure computations of reinforcement learning: tensors in, tensors out.
+
+Importing this package fills its registries; it does not import torch.
+"""
+
+from tandem.algorithms.advantage import ADVANTAGES
+from tandem.algorithms.correction import tis_weights
+from tandem.algorithms.kl import KL_CONTROLLERS, KL_TYPES
+from tandem.algorithms.policy_loss import POLICY_LOSSES
+from tandem.algorithms.reduce import Aggregation, LossCounts
+
+__all__ = [
+    "ADVANTAGES",
+    "KL_CONTROLLERS",
+    "KL_TYPES",
+    "POLICY_LOSSES",
+    "Aggregation",
+    "LossCounts",
+    "tis_weights",
+]

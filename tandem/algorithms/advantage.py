@@ -1,0 +1,151 @@
+"""Advantage estimators.
+
+An estimator is ``(columns..., *, parameters) -> (advantages, returns)``, both (B, T) float and 0 outside
+``response_mask``. Token rewards outside the mask are ignored. Estimators that compare samples of a group do so by
+``group_ids``; a sample without a trained token, or whose reward failed, changes nobody's statistics and gets 0, and so
+does a sample that is left without a peer.
+
+Traits: ``group_baseline=True`` means that more than one sample per prompt is needed; the plan refuses it with n = 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tandem.algorithms.groups import Groups, countable
+from tandem.algorithms.masked import masked_sum, masked_whiten, select
+from tandem.base.lazy import LazyModule
+from tandem.base.registry import Registry, Scope
+
+if TYPE_CHECKING:
+    import torch
+
+    Advantages = tuple[torch.Tensor, torch.Tensor]
+else:
+    torch = LazyModule("torch")
+
+ADVANTAGES: Registry[Callable[..., Advantages]] = Registry("advantage estimator")
+
+
+def per_token(scores: torch.Tensor, response_mask: torch.Tensor, like: torch.Tensor) -> Advantages:
+    """One value per sample (B,) laid on each of its trained tokens: advantages, and the same as returns."""
+    spread = select(scores.to(like.dtype).unsqueeze(-1).expand(response_mask.shape), response_mask)
+    return spread, spread
+
+
+def whiten_partition(values: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """``masked_whiten`` over all trained tokens of the partition; a partition without any has nothing to whiten."""
+    if not bool(response_mask.any()):
+        return torch.zeros_like(values)
+    return masked_whiten(values, response_mask)
+
+
+def reward_to_go(rewards: torch.Tensor, response_mask: torch.Tensor, discount: float) -> torch.Tensor:
+    """Discounted sum of the rewards from each trained token on: (B, T), 0 outside the mask.
+
+    Tokens that are not trained (tool results between turns) are skipped: the sum passes over them unchanged and they
+    cost no discount.
+    """
+    running = torch.zeros_like(rewards[:, 0])
+    columns = []
+    for t in range(rewards.shape[1] - 1, -1, -1):
+        running = torch.where(response_mask[:, t], rewards[:, t] + discount * running, running)
+        columns.append(running)
+    return select(torch.stack(columns[::-1], dim=1), response_mask)
+
+
+@ADVANTAGES.register("grpo", scope=Scope.GROUP, group_baseline=True)
+def grpo(
+    token_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    group_ids: torch.Tensor,
+    reward_valid: torch.Tensor | None = None,
+    *,
+    norm_adv_by_std: bool = True,
+    epsilon: float = 1e-6,
+) -> Advantages:
+    """Score minus the group's mean, divided by the group's standard deviation plus epsilon.
+
+    DeepSeekMath (arXiv 2402.03300), section 4.1.2; without ``norm_adv_by_std`` that of Dr. GRPO (arXiv 2503.20783).
+    """
+    scores = masked_sum(token_rewards, response_mask, dim=-1)
+    groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
+    advantages = groups.deviation(scores)
+    if norm_adv_by_std:
+        advantages = advantages / (groups.std(scores)[groups.slot] + epsilon)
+    return per_token(torch.where(groups.comparable, advantages, 0.0), response_mask, token_rewards)
+
+
+@ADVANTAGES.register("dr_grpo", scope=Scope.GROUP, group_baseline=True)
+def dr_grpo(
+    token_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    group_ids: torch.Tensor,
+    reward_valid: torch.Tensor | None = None,
+) -> Advantages:
+    """Score minus the group's mean, not divided by its spread: "GRPO done right" (arXiv 2503.20783)."""
+    return grpo(token_rewards, response_mask, group_ids, reward_valid, norm_adv_by_std=False)
+
+
+@ADVANTAGES.register("rloo", scope=Scope.GROUP, group_baseline=True)
+def rloo(
+    token_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    group_ids: torch.Tensor,
+    reward_valid: torch.Tensor | None = None,
+) -> Advantages:
+    """Score minus the mean score of the *other* samples of the group (leave one out; arXiv 2402.14740).
+
+    Equal to n / (n - 1) times the deviation from the mean of all n.
+    """
+    scores = masked_sum(token_rewards, response_mask, dim=-1)
+    groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
+    leave_one_out = groups.size / (groups.size - 1).clamp(min=1)
+    advantages = groups.deviation(scores) * leave_one_out[groups.slot]
+    return per_token(torch.where(groups.comparable, advantages, 0.0), response_mask, token_rewards)
+
+
+@ADVANTAGES.register("reinforce_plus_plus", scope=Scope.PARTITION)
+def reinforce_plus_plus(
+    token_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    reward_valid: torch.Tensor | None = None,
+    *,
+    gamma: float = 1.0,
+) -> Advantages:
+    """Discounted reward-to-go, whitened over all trained tokens of the partition (arXiv 2501.03262)."""
+    counted = response_mask & countable(token_rewards, response_mask, reward_valid).unsqueeze(-1)
+    returns = reward_to_go(select(token_rewards, counted), counted, gamma)
+    return whiten_partition(returns, counted), returns
+
+
+@ADVANTAGES.register("gae", scope=Scope.PARTITION)
+def gae(
+    token_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    values: torch.Tensor,
+    reward_valid: torch.Tensor | None = None,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+) -> Advantages:
+    """Generalised advantage estimation, whitened over the partition (arXiv 1506.02438, equation 16).
+
+    ``delta_t = r_t + gamma V_{t+1} - V_t`` and ``A_t = delta_t + gamma lam A_{t+1}``, where t + 1 is the next *trained*
+    token and the value after the last one is 0. Returns are ``A_t + V_t`` before whitening. A sample whose reward
+    failed gets advantage 0 and its own values as returns, so that it teaches the critic nothing.
+    """
+    counted = response_mask & countable(token_rewards, response_mask, reward_valid).unsqueeze(-1)
+    rewards, values = select(token_rewards, counted), select(values, response_mask)
+    next_value = torch.zeros_like(rewards[:, 0])
+    running = torch.zeros_like(next_value)
+    columns = []
+    for t in range(rewards.shape[1] - 1, -1, -1):
+        trained = counted[:, t]
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        running = torch.where(trained, delta + gamma * lam * running, running)
+        next_value = torch.where(trained, values[:, t], next_value)
+        columns.append(running)
+    advantages = select(torch.stack(columns[::-1], dim=1), counted)
+    return whiten_partition(advantages, counted), select(advantages + values, response_mask)

@@ -1,0 +1,83 @@
+"""Random batches for the property tests of ``tandem.algorithms``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import strategies as st
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B samples, padded to T: what a policy loss and an estimator see."""
+
+    logprobs: torch.Tensor
+    old_logprobs: torch.Tensor
+    advantages: torch.Tensor
+    token_rewards: torch.Tensor
+    values: torch.Tensor
+    mask: torch.Tensor
+    group_ids: torch.Tensor
+
+    def map(self, change: object) -> Batch:
+        """The batch with ``change`` applied to every column."""
+        assert callable(change)
+        return replace(self, **{name: change(column) for name, column in vars(self).items()})
+
+    def rows(self, order: torch.Tensor) -> Batch:
+        """The samples ``order``, in that order."""
+        return self.map(lambda column: column[order])
+
+    def padded(self, extra: int, fill: float) -> Batch:
+        """``extra`` more masked columns that hold ``fill``."""
+
+        def widen(column: torch.Tensor) -> torch.Tensor:
+            if column.dim() == 1:
+                return column
+            value = False if column.dtype == torch.bool else fill
+            return torch.nn.functional.pad(column, (0, extra), value=value)
+
+        return self.map(widen)
+
+    def with_masked(self, fill: float) -> Batch:
+        """Every masked entry replaced by ``fill``."""
+
+        def poison(column: torch.Tensor) -> torch.Tensor:
+            if column.dim() == 1 or column.dtype == torch.bool:
+                return column
+            return torch.where(self.mask, column, fill)
+
+        return self.map(poison)
+
+
+@st.composite
+def batches(draw: st.DrawFn, *, groups: int = 3, empty: bool = True) -> Batch:
+    """2 to 12 float64 samples of up to ``groups`` prompts in any order, with holes and, if ``empty``, masked rows."""
+    samples = draw(st.integers(2, 12))
+    width = draw(st.integers(1, 6))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    mask = torch.rand(samples, width, generator=random) < draw(st.sampled_from([0.4, 0.8, 1.0]))
+    if not empty:
+        mask[:, 0] = True
+    if int(mask.sum()) < 2:
+        mask[:2, 0] = True
+
+    def noise(scale: float = 1.0) -> torch.Tensor:
+        return scale * torch.randn(samples, width, dtype=torch.float64, generator=random)
+
+    old = -noise().abs()
+    return Batch(
+        logprobs=old + noise(0.3),
+        old_logprobs=old,
+        advantages=noise(),
+        token_rewards=noise(),
+        values=noise(),
+        mask=mask,
+        group_ids=torch.randint(0, groups, (samples,), generator=random) * 1_000_003,
+    )
+
+
+def splits(samples: int, parts: int) -> list[torch.Tensor]:
+    """``samples`` row numbers in at most ``parts`` contiguous slices."""
+    return list(torch.arange(samples).tensor_split(min(parts, samples)))

@@ -1,0 +1,3 @@
+"""DataProto against the reference."""
+
+from __future__ import annotations
