@@ -1,0 +1,115 @@
+"""Finding the answer in a text and comparing it with the reference: numbers (GSM8K) and mathematics (math-verify)."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from decimal import Decimal
+from typing import Any, Literal
+
+from tandem.base.errors import DataError
+
+# A comma joins digits only as a thousands separator: groups of exactly three digits behind one to three. The group is
+# atomic, so that a longer reading is never given up for a shorter one. A minus behind a word or a bracket subtracts.
+_NUMBER = re.compile(
+    r"[$€£]?(?P<sign>(?<![\w)\]])[-−])?[$€£]?"
+    r"(?P<digits>(?>(?:[0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?>[eE][-+]?[0-9]{1,3}(?!\w))?)"
+)
+_LATEX_SEPARATOR = re.compile(r"\{,\}|,\\!|\\,|\\!(?=[0-9]{3})")
+_LIST = re.compile(r"(?<!\\)\[[^\[\]]*\]")
+_MARKER = re.compile(r"####[ \t]+(?=[-−$€£.0-9])")
+_NOT_ALONE = re.compile(r"[,/][0-9]")  # a list or a fraction goes on behind the number
+
+
+def extract_numbers(text: str) -> list[Decimal]:
+    """All numbers of the text in order, each exact.
+
+    ``8,000``, ``8{,}000`` and ``$8,000.`` are 8000; a comma that separates no thousands separates numbers, and inside
+    square brackets every comma does: ``[8.124,12.852]`` and ``[100,200]`` are two. Digits are ASCII.
+    """
+    return [_value(match) for match in _NUMBER.finditer(_plain(text))]
+
+
+def _plain(text: str) -> str:
+    text = _LATEX_SEPARATOR.sub(",", text.replace("\\$", "$"))
+    return _LIST.sub(lambda found: found[0].replace(",", ", "), text)
+
+
+def _value(match: re.Match[str]) -> Decimal:
+    value = Decimal(match["digits"].replace(",", ""))
+    return value.copy_negate() if match["sign"] else value
+
+
+def _marked_number(text: str) -> Decimal | None:
+    """The number behind the last ``####`` that is followed by a single one."""
+    text = _plain(text)
+    for marker in reversed(list(_MARKER.finditer(text))):
+        match = _NUMBER.match(text, marker.end())
+        if match is not None and _NOT_ALONE.match(text, match.end()) is None:
+            return _value(match)
+    return None
+
+
+def score_gsm8k(response: str, ground_truth: object, *, method: Literal["strict", "flexible"] = "strict") -> float:
+    """1.0 if the answer is the number of ``ground_truth`` (by value: ``18.00`` is 18), else 0.0.
+
+    ``strict`` reads the number behind the last ``#### `` of the whole text, however much follows. ``flexible`` takes
+    the last number of the text where there is no such marker. ``ground_truth`` is a number, text with one, or a whole
+    GSM8K solution; raises ``DataError`` if it has none.
+    """
+    if method not in ("strict", "flexible"):
+        raise ValueError(f"method = {method!r}: write strict or flexible")
+    expected = _answer(str(ground_truth), flexible=True)
+    if expected is None:
+        raise DataError(f"ground_truth {str(ground_truth)[:80]!r} has no number: gsm8k compares numbers")
+    return float(_answer(response, flexible=method == "flexible") == expected)
+
+
+def _answer(text: str, *, flexible: bool) -> Decimal | None:
+    marked = _marked_number(text)
+    if marked is not None or not flexible:
+        return marked
+    numbers = extract_numbers(text)
+    return numbers[-1] if numbers else None
+
+
+def score_math(response: str, ground_truth: object) -> float:
+    r"""1.0 if the answer equals ``ground_truth`` as mathematics, judged by the math-verify package, else 0.0.
+
+    Where the response has several boxes the last ``\boxed`` is the answer; all of them together also are one, for a
+    reference that is a set. Works in any thread: the package's own time limits (SIGALRM) are off, since whoever runs a
+    scorer gives it a deadline. Raises ``DataError`` if ``ground_truth`` has no mathematics in it, ``ImportError``
+    without the package.
+    """
+    gold = _parse_reference(str(ground_truth))
+    package = _math_verify()
+    last_box = response.rfind("\\boxed")
+    candidates = [response] if response.find("\\boxed") == last_box else [response[last_box:], response]
+    return float(
+        any(
+            package.verify(gold, package.parse(text, parsing_timeout=None), timeout_seconds=None) for text in candidates
+        )
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse_reference(ground_truth: str) -> list[Any]:
+    """Parsed once for all samples of a group."""
+    package = _math_verify()
+    text = ground_truth if "\\boxed" in ground_truth or "$" in ground_truth else f"${ground_truth}$"
+    gold: list[Any] = package.parse(text, parsing_timeout=None)
+    if not gold:
+        raise DataError(f"ground_truth {ground_truth[:80]!r} has no mathematics that math-verify can read")
+    return gold
+
+
+@functools.cache
+def _math_verify() -> Any:
+    try:
+        import math_verify  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError("the reward 'math' needs the package math-verify: pip install math-verify") from error
+    for name in ("math_verify.parser", "math_verify.grader"):  # they warn that their time limits are off, as they are
+        logging.getLogger(name).addFilter(lambda record: "Timeout is disabled" not in record.getMessage())
+    return math_verify

@@ -1,0 +1,106 @@
+"""The registry of scorers. Imports no torch, so that planning and scoring processes start fast.
+
+A scorer is
+
+- a function of *one* sample: its positional parameters are named after what it needs (``SAMPLE_FIELDS``), its
+  keyword-only parameters are its YAML parameters::
+
+      @register_reward("shouting")
+      def shouting(response: str, *, bonus: float = 1.0) -> float:
+          return bonus if response.isupper() else 0.0
+
+- a class, whose constructor's parameters are its YAML parameters. ``__call__(self, data: DataProto)`` scores a whole
+  batch and gives B numbers (a tensor, an array or a list). A ``__call__`` with the parameters of a function scores one
+  sample; the object then keeps its state between samples.
+
+Either may be ``async``. One sample's result is a number, or a dict with ``score`` and further numbers, which become
+metrics.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tandem.base.errors import TandemError
+from tandem.base.registry import Registry, Scope, near
+
+ScorerTarget = Callable[..., Any]
+Target = TypeVar("Target", bound=ScorerTarget)
+
+SAMPLE_FIELDS = {
+    "response": "the decoded answer (str)",
+    "ground_truth": "the reference answer of the data, as it is there",
+    "prompt": "the decoded prompt (str)",
+    "data_source": "the name of the data set (str or None)",
+    "extra_info": "the further fields of the data row (dict)",
+    "response_length": "length of the answer in tokens (int)",
+    "truncated": "whether the answer was cut by the length limit (bool)",
+}
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+REWARDS: Registry[ScorerTarget] = Registry("reward")
+
+
+@dataclass(frozen=True)
+class CallStyle:
+    """How a scorer is called: with these ``fields`` of a sample, or with a batch; awaited or not."""
+
+    fields: tuple[str, ...]
+    is_batch: bool
+    is_async: bool
+
+
+def register_reward(name: str) -> Callable[[Target], Target]:
+    """Decorator that makes a scorer known as ``type: name``.
+
+    Raises ``TandemError`` if the name is taken or the scorer asks for what no sample has.
+    """
+
+    def add(target: Target) -> Target:
+        call_style(target, name)
+        REWARDS.register(name, scope=Scope.SEQUENCE)(target)
+        return target
+
+    return add
+
+
+def call_style(target: ScorerTarget, name: str) -> CallStyle:
+    """Read off the signature of a function, of a class's ``__call__`` or of an object.
+
+    A single parameter that is no field of a sample means a batch, but not for a function: a function scores one sample.
+    Raises ``TandemError`` on a parameter that can't be filled, or a class that can't be called.
+    """
+    function = target
+    if inspect.isclass(target):
+        function = _defined(target, "__call__")
+        if function is None:
+            raise TandemError(f"reward {name!r}: class {target.__name__} needs __call__(self, data)")
+    names = [p.name for p in inspect.signature(function).parameters.values() if p.kind in _POSITIONAL]
+    if inspect.isclass(target):
+        names = names[1:]
+    is_async = any(inspect.iscoroutinefunction(f) for f in (function, _defined(type(target), "__call__")))
+    if len(names) == 1 and names[0] not in SAMPLE_FIELDS and not inspect.isfunction(target):
+        return CallStyle((), is_batch=True, is_async=is_async)
+    for field in names:
+        if (reason := unknown_field(field)) is not None:
+            raise TandemError(f"reward {name!r}: {reason}")
+    return CallStyle(tuple(names), is_batch=False, is_async=is_async)
+
+
+def _defined(cls: type, name: str) -> Any:
+    """The attribute as the class or a base defines it; None where only the metaclass has it."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def unknown_field(field: str) -> str | None:
+    """Why a positional parameter of this name can't be filled, and what to write; None if it can."""
+    if field in SAMPLE_FIELDS:
+        return None
+    return (
+        f"no sample has {field!r}: {near(field, SAMPLE_FIELDS)} "
+        f"A YAML parameter stands behind a '*': def score(response, *, {field})"
+    )

@@ -1,0 +1,197 @@
+"""From ``{type: NAME, file: FILE, ...parameters}`` to a scorer."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tandem.base.errors import ConfigError, Problem
+from tandem.base.registry import near
+from tandem.reward import scorers as _built_in  # noqa: F401  (registers them)
+from tandem.reward.registry import REWARDS, ScorerTarget, call_style
+from tandem.reward.scoring import Part, Scorer, ScorerSpec, WeightedSum, bind_target, describe_error, joint_style
+from tandem.reward.static import candidate_names, describe
+
+_PART_KEYS = ("type", "weight", "name", "file")
+
+
+def resolve(
+    type_: str, file: str | None = None, parameters: Mapping[str, Any] | None = None, plugins: Sequence[str] = ()
+) -> ScorerSpec:
+    """Find the scorer ``type`` by running what defines it.
+
+    With ``file`` (a path) that is the function or class ``type``, ``CamelCase`` or ``CamelCaseManager`` of the file,
+    or what the file registers under ``type``. Else it is the registered entry, or such a class or function of the
+    modules in ``plugins``, which must be imported already.
+
+    Raises ``ConfigError`` naming the key, the value and what to write: an unknown type with the near ones; a file that
+    isn't there, or can't be imported with file, line and message; parameters that the scorer lacks or needs.
+    """
+    parameters = dict(parameters or {})
+    module, attribute = _locate(type_, file, plugins)
+    path = None if file is None else str(Path(file).resolve())
+    target = _load(module, attribute, type_)
+    if target is not WeightedSum:
+        found = problems(type_, file, parameters, plugins)
+        if found:
+            raise ConfigError(found)
+        return ScorerSpec(type_, module.__name__, attribute, call_style(target, type_), path, parameters)
+    parts = _parts(parameters, "reward_manager")
+    if isinstance(parts, Problem):
+        raise ConfigError([parts])
+    resolved = tuple((w, name, resolve(t, f, params, plugins)) for w, name, t, f, params in parts)
+    call = joint_style([part.call for _, _, part in resolved])
+    return ScorerSpec(type_, module.__name__, attribute, call, path, {}, resolved)
+
+
+def bind(spec: ScorerSpec) -> Scorer:
+    """Load the code of ``spec`` here and construct the scorer; what the user's code raises passes through."""
+    if spec.parts:
+        return WeightedSum([Part(weight, name, bind(part)) for weight, name, part in spec.parts])
+    module = import_file(spec.file) if spec.file is not None else importlib.import_module(spec.module)
+    return bind_target(_load(module, spec.attribute, spec.type), spec.type, spec.parameters)
+
+
+def import_file(file: str) -> ModuleType:
+    """Run a Python file as a module of its own, once per process. Its folder is importable from then on (last)."""
+    path = Path(file).resolve()
+    name = f"tandem_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file (*.py)")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def problems(
+    type_: str,
+    file: str | None,
+    parameters: Mapping[str, Any],
+    plugins: Sequence[str] = (),
+    *,
+    key: str = "reward_manager",
+) -> list[Problem]:
+    """Every contradiction between a reward's YAML and the scorer's signature, parts of a sum included. Runs no file."""
+    signature = describe(type_, file, plugins)
+    if isinstance(signature, str):
+        at, value = (f"{key}.type", type_) if file is None or Path(file).is_file() else (f"{key}.file", file)
+        return [Problem(at, value, signature, "Write the name of a scorer and, for your own, the file that defines it")]
+    known = signature.parameters
+    found = [
+        Problem(
+            f"{key}.{name}",
+            value,
+            f"reward {type_!r} has no such parameter: {near(name, known) if known else 'it takes none'}",
+            "Correct the name or leave the line out",
+        )
+        for name, value in parameters.items()
+        if name not in known and not signature.accepts_any
+    ]
+    missing = [name for name, p in known.items() if p.required and name not in parameters]
+    found += [
+        Problem(f"{key}.{name}", None, f"reward {type_!r} needs this parameter", f"Write {key}.{name}: ...")
+        for name in missing
+    ]
+    if file is None and type_ == "weighted_sum" and not found:
+        parts = _parts(parameters, key)
+        if isinstance(parts, Problem):
+            return [parts]
+        for i, (_, _, part_type, part_file, part_parameters) in enumerate(parts):
+            found += problems(part_type, part_file, part_parameters, plugins, key=f"{key}.parts[{i}]")
+    return found
+
+
+def _parts(
+    parameters: Mapping[str, Any], key: str
+) -> list[tuple[float, str, str, str | None, dict[str, Any]]] | Problem:
+    """(weight, metric name, type, file, parameters) of each part; the metric names are all different."""
+    written = parameters.get("parts")
+    if not isinstance(written, Sequence) or isinstance(written, str) or not written:
+        remedy = "Write a list: parts: [{type: gsm8k, weight: 1.0}, {type: length_penalty, weight: 0.1, ...}]"
+        return Problem(f"{key}.parts", written, "a weighted sum has at least one part", remedy)
+    parts: list[tuple[float, str, str, str | None, dict[str, Any]]] = []
+    names: set[str] = set()
+    for i, part in enumerate(written):
+        at = f"{key}.parts[{i}]"
+        if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+            return Problem(at, part, "a part names its scorer", "Write {type: NAME, weight: W, ...parameters}")
+        weight, name = part.get("weight", 1.0), part.get("name", part["type"])
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            return Problem(f"{at}.weight", weight, "a weight is a number", "Write for example weight: 0.5")
+        if name in names:
+            return Problem(
+                f"{at}.name", name, "two parts would report the same metric", "Give one of them another name:"
+            )
+        names.add(name)
+        rest = {k: v for k, v in part.items() if k not in _PART_KEYS}
+        parts.append((float(weight), str(name), part["type"], part.get("file"), rest))
+    return parts
+
+
+def _locate(type_: str, file: str | None, plugins: Sequence[str]) -> tuple[ModuleType, str]:
+    """The module that defines the scorer and its name there; an empty name for one known only by registration."""
+    if file is not None:
+        return _locate_in_file(type_, file)
+    if type_ in REWARDS:
+        target = REWARDS[type_].target
+        module = sys.modules[target.__module__]
+        name = getattr(target, "__name__", "")
+        return module, name if getattr(module, name, None) is target else ""
+    for plugin in plugins:
+        module = sys.modules[plugin]
+        for name in candidate_names(type_):
+            if callable(getattr(module, name, None)):
+                return module, name
+    unknown = describe(type_)
+    reason = unknown if isinstance(unknown, str) else f"no plugin defines it; imported were {', '.join(plugins)}"
+    raise ConfigError([Problem("reward_manager.type", type_, reason, "Write a known name, or file: FILE for your own")])
+
+
+def _locate_in_file(type_: str, file: str) -> tuple[ModuleType, str]:
+    signature = describe(type_, file)
+    try:
+        module = import_file(file) if Path(file).is_file() else None
+    except Exception as error:
+        raise ConfigError([_import_problem(file, error)]) from error
+    if module is not None:
+        for name in candidate_names(type_):
+            if callable(getattr(module, name, None)):
+                return module, name
+        if type_ in REWARDS and REWARDS[type_].target.__module__ == module.__name__:
+            return module, ""
+    reason = signature if isinstance(signature, str) else f"running {file} defines no such function or class"
+    at, value = ("reward_manager.type", type_) if module is not None else ("reward_manager.file", file)
+    raise ConfigError([Problem(at, value, reason, "Write the name of a scorer and the file that defines it")])
+
+
+def _import_problem(file: str, error: Exception) -> Problem:
+    """Where in the user's file it went wrong: the line of a syntax error, else the innermost frame in that file."""
+    if isinstance(error, SyntaxError):
+        reason = f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    else:
+        path = str(Path(file).resolve())
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+        reason = f"importing it fails at line {lines[-1] if lines else '?'}: {describe_error(error)}"
+    return Problem("reward_manager.file", file, reason, "Mend the file")
+
+
+def _load(module: ModuleType, attribute: str, type_: str) -> ScorerTarget:
+    target: ScorerTarget = getattr(module, attribute) if attribute else REWARDS[type_].target
+    return target

@@ -1,0 +1,64 @@
+"""The built-in scorers of single samples. ``weighted_sum``, which adds several scorers, is in ``scoring``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tandem.base.errors import DataError
+from tandem.reward.answers import score_gsm8k, score_math
+from tandem.reward.registry import register_reward
+
+
+@register_reward("exact")
+def exact(response: str, ground_truth: object, *, stop: str | None = None) -> float:
+    """1 if the answer is the ground truth, white space around both aside, else 0.
+
+    With ``stop`` (not empty) the answer ends where this text first occurs.
+    """
+    if stop:
+        response = response.split(stop, 1)[0]
+    return float(response.strip() == _text(ground_truth).strip())
+
+
+@register_reward("keyword")
+def keyword(response: str, *, keyword: str) -> float:
+    """1 if ``keyword`` occurs in the answer, else 0."""
+    return float(keyword in response)
+
+
+@register_reward("gsm8k")
+def gsm8k(response: str, ground_truth: object, *, method: Literal["strict", "flexible"] = "strict") -> float:
+    """1 if the answer's number is that of the ground truth, else 0; ``strict`` wants it behind ``#### ``."""
+    return score_gsm8k(response, ground_truth, method=method)
+
+
+@register_reward("math")
+def math(response: str, ground_truth: object) -> float:
+    """1 if the answer equals the ground truth as mathematics (package math-verify), else 0."""
+    return score_math(response, ground_truth)
+
+
+@register_reward("match_fraction")
+def match_fraction(response: str, ground_truth: object) -> float:
+    """The fraction of positions, of the longer of answer and ground truth, at which both have the same character."""
+    expected = _text(ground_truth)
+    longer = max(len(response), len(expected))
+    return sum(a == b for a, b in zip(response, expected, strict=False)) / longer if longer else 1.0
+
+
+@register_reward("length_penalty")
+def length_penalty(response_length: int, *, target: int, over: int, penalty: float = 1.0) -> float:
+    """0 up to ``target`` tokens, then linearly down to ``-penalty`` at ``target + over`` tokens, and no lower.
+
+    The soft overlong punishment of DAPO (arXiv:2503.14476, eq. 13) with ``target`` = L_max - L_cache and
+    ``over`` = L_cache. Raises ``ValueError`` unless ``over`` is positive.
+    """
+    if over <= 0:
+        raise ValueError(f"over = {over}: write how many tokens beyond target get the full penalty, 1 or more")
+    return -penalty * min(max(response_length - target, 0) / over, 1.0)
+
+
+def _text(ground_truth: object) -> str:
+    if ground_truth is None:
+        raise DataError("the data row has no ground truth: set data.answer_key to its column")
+    return str(ground_truth)

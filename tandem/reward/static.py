@@ -1,0 +1,172 @@
+"""What a scorer's source says about it, read without running it: for plans, which import nothing of the user's."""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tandem.base.registry import Parameter, Signature, near
+from tandem.reward.registry import REWARDS, unknown_field
+
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_UNKNOWN = Signature((), (), {}, accepts_any=True)
+
+
+def candidate_names(type_: str) -> tuple[str, ...]:
+    """Names under which ``type`` may be defined: ``keyword_reward``, ``KeywordReward``, ``KeywordRewardManager``."""
+    camel = "".join(word[:1].upper() + word[1:] for word in type_.split("_"))
+    return tuple(dict.fromkeys((type_, camel, camel + "Manager")))
+
+
+def describe(type_: str, file: str | None = None, plugins: Sequence[str] = ()) -> Signature | str:
+    """The signature of the scorer ``type``, or in words why there is none.
+
+    Looks where ``resolve`` looks: in ``file`` if given, else in the registry, else in the modules named by
+    ``plugins``. Source is parsed, never run. A name that the source binds in another way than by ``def`` or ``class``
+    gives a signature that accepts any parameter, and so does an unknown name where there are plugins: only importing
+    them tells what they register.
+    """
+    if file is not None:
+        return _describe_file(type_, Path(file))
+    if type_ in REWARDS:
+        return REWARDS[type_].signature
+    for plugin in plugins:
+        path = _source_of(plugin)
+        if path is not None and not isinstance(found := _describe_file(type_, path), str):
+            return found
+    if plugins:
+        return _UNKNOWN
+    return (
+        f"there is no reward {type_!r}: {near(type_, REWARDS)} One of your own is found by 'file: rewards.py', "
+        "or by its module under plugins"
+    )
+
+
+def _describe_file(type_: str, path: Path) -> Signature | str:
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except FileNotFoundError:
+        return f"there is no file {str(path)!r}"
+    except OSError as error:
+        return f"{str(path)!r} can't be read: {error.strerror}"
+    except SyntaxError as error:
+        return f"{path}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    except ValueError as error:  # null bytes
+        return f"{path}: {error}"
+    bound = dict(_bindings(tree.body))
+    for name in candidate_names(type_):
+        if name in bound:
+            return _signature(bound[name], bound)
+    for node in bound.values():
+        if isinstance(node, _Definition) and type_ in _registered_names(node):
+            return _signature(node, bound)
+    public = [name for name in bound if not name.startswith("_")]
+    names = " or ".join(candidate_names(type_))
+    return f"{path} defines no {names}: {near(type_, public)}"
+
+
+def _bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+    """Top-level names of a module and the statements that bind them, those inside ``if``, ``try``, ``with`` too."""
+    for node in body:
+        if isinstance(node, _Definition):
+            yield node.name, node
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name.partition(".")[0], node) for alias in node.names)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = (name for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+            yield from ((name.id, node) for name in names)
+        elif isinstance(node, ast.If | ast.Try | ast.With):
+            for part in ("body", "handlers", "orelse", "finalbody"):
+                for inner in getattr(node, part, []):
+                    yield from _bindings(inner.body if isinstance(inner, ast.ExceptHandler) else [inner])
+
+
+def _registered_names(node: _Definition) -> list[object]:
+    """The names given to ``@register_reward("...")``."""
+    calls = [d for d in node.decorator_list if isinstance(d, ast.Call) and d.args]
+    return [
+        call.args[0].value
+        for call in calls
+        if ast.unparse(call.func).rpartition(".")[2] == "register_reward" and isinstance(call.args[0], ast.Constant)
+    ]
+
+
+def _signature(node: ast.stmt, bound: dict[str, ast.stmt]) -> Signature | str:
+    if isinstance(node, ast.ClassDef):
+        if not node.bases and "__call__" not in _methods(node):
+            return f"class {node.name} (line {node.lineno}) has no __call__(self, data): a scorer is called"
+        return _constructor(node, bound)
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return _UNKNOWN
+    arguments = node.args
+    positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+    for name in positional:
+        if (reason := unknown_field(name)) is not None:
+            return f"function {node.name} (line {node.lineno}): {reason}"
+    required = len(positional) - len(arguments.defaults)
+    return Signature(
+        tuple(positional[:required]),
+        tuple(positional[required:]),
+        _keyword_only(arguments),
+        arguments.kwarg is not None,
+    )
+
+
+def _methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    return {n.name: n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def _constructor(node: ast.ClassDef, bound: dict[str, ast.stmt]) -> Signature:
+    """The parameters of ``__init__``, of a dataclass's fields, or of the first base where that is in the same file."""
+    init = _methods(node).get("__init__")
+    if init is not None:
+        positional = [*init.args.posonlyargs, *init.args.args]
+        defaults: list[ast.expr | None] = [None] * (len(positional) - len(init.args.defaults)) + [*init.args.defaults]
+        parameters = {a.arg: _parameter(a, d) for a, d in list(zip(positional, defaults, strict=True))[1:]}
+        return Signature((), (), parameters | _keyword_only(init.args), init.args.kwarg is not None)
+    if node.bases:
+        base = bound.get(ast.unparse(node.bases[0]))
+        return _constructor(base, bound) if isinstance(base, ast.ClassDef) and base is not node else _UNKNOWN
+    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        fields = [n for n in node.body if isinstance(n, ast.AnnAssign)]
+        named = ((ast.unparse(n.target), n) for n in fields)
+        return Signature(
+            (), (), {k: _parameter(ast.arg(k, n.annotation), n.value) for k, n in named}, accepts_any=False
+        )
+    return Signature((), (), {}, accepts_any=False)
+
+
+def _keyword_only(arguments: ast.arguments) -> dict[str, Parameter]:
+    return {a.arg: _parameter(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None) -> Parameter:
+    annotation = None if argument.annotation is None else ast.unparse(argument.annotation)
+    return Parameter(argument.arg, _literal(default), annotation, required=default is None)
+
+
+def _literal(node: ast.expr | None) -> object:
+    """The value of a literal, else its source text."""
+    if node is None:
+        return None
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
+
+
+def _source_of(module: str) -> Path | None:
+    """The source file of a module, found without importing it or its packages."""
+    search: Sequence[str] | None = None
+    name = ""
+    spec = None
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = importlib.machinery.PathFinder.find_spec(name, search)
+        if spec is None:
+            return None
+        search = spec.submodule_search_locations or ()
+    return Path(spec.origin) if spec is not None and spec.origin is not None and spec.origin.endswith(".py") else None
