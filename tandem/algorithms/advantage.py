@@ -11,7 +11,7 @@ Traits: ``group_baseline=True`` means that more than one sample per prompt is ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tandem.algorithms.groups import Groups, countable
 from tandem.algorithms.masked import masked_sum, masked_whiten, select
@@ -20,10 +20,10 @@ from tandem.base.registry import Registry, Scope
 
 if TYPE_CHECKING:
     import torch
-
-    Advantages = tuple[torch.Tensor, torch.Tensor]
 else:
     torch = LazyModule("torch")
+
+Advantages: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
 ADVANTAGES: Registry[Callable[..., Advantages]] = Registry("advantage estimator")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from tandem.algorithms.masked import masked_mean, select
 from tandem.algorithms.metric import Metric
@@ -19,10 +19,10 @@ from tandem.base.registry import Registry, Scope
 
 if TYPE_CHECKING:
     import torch
-
-    Estimator = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 else:
     torch = LazyModule("torch")
+
+Estimator: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
 
 KL_TYPES: Registry[Estimator] = Registry("kl type")
 

@@ -1,21 +1,132 @@
-"""Scorers and chat masks against the reference."""
+"""Scorers and chat masks against the reference.
+
+Where scores differ, ours must agree with a second opinion: for ``gsm8k`` plain arithmetic on the number behind the last
+marker, for ``math`` the math-verify package.
+"""
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
+
+from tandem.base.errors import DataError, TandemError
 from tests.oracle.oracle_file import Case
 from tests.oracle.oracle_statistics import built
-from tests.oracle.oracle_verdict import Answer, adapter
+from tests.oracle.oracle_verdict import DIFFERENCES, Answer, Difference, adapter
+
+NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 
 
 @adapter("score", "gsm8k")
 def gsm8k(case: Case) -> Answer:
-    score = built("tandem.reward.scorers", "score_gsm8k")
-    return Answer(
-        {"score": score(case.inputs["solution"], case.inputs["ground_truth"])}, {"score": case.expected["score"]}
-    )
+    score = built("tandem.reward.scorers", "gsm8k")
+    given = score(case.inputs["solution"], case.inputs["ground_truth"], method=case.inputs["method"])
+    return Answer({"score": given}, {"score": case.expected["score"]})
 
 
 @adapter("score", "math")
 def math(case: Case) -> Answer:
-    score = built("tandem.reward.scorers", "score_math")
-    return Answer({"score": score(case.inputs["solution"], case.inputs["ground_truth"])})
+    score = built("tandem.reward.scorers", "math")
+    try:
+        return Answer({"score": score(case.inputs["solution"], case.inputs["ground_truth"])})
+    except ValueError as refusal:
+        raise DataError(str(refusal)) from refusal
+
+
+@adapter("score", "dapo_overlong")
+def dapo_overlong(case: Case) -> Answer:
+    penalty = built("tandem.reward.scorers", "length_penalty")
+    given = case.inputs
+    punished = penalty(
+        given["response_length"],
+        target=given["max_resp_len"] - given["buffer_len"],
+        over=given["buffer_len"],
+        penalty=given["penalty_factor"],
+    )
+    return Answer({"reward": given["base_score"] + punished})
+
+
+def value(text: str) -> Decimal:
+    return Decimal(text.replace(",", ""))
+
+
+def right_number(case: Case, outcome: Answer | TandemError) -> bool:
+    """Ours is 1 exactly if the number behind the last ``#### `` (flexible: the last number) has the right value."""
+    if isinstance(outcome, TandemError):
+        return False
+    solution, flexible = case.inputs["solution"], case.inputs["method"] == "flexible"
+    found = re.findall(NUMBER if flexible else rf"#### +\$?({NUMBER})", solution)
+    right = bool(found) and value(found[-1]) == value(case.inputs["ground_truth"])
+    return outcome.actual["score"] == float(right)
+
+
+def right_mathematics(case: Case, outcome: Answer | TandemError) -> bool:
+    """Ours is math-verify's own verdict; a ground truth in which it finds nothing is refused."""
+    parse, verify = built("math_verify", "parse"), built("math_verify", "verify")
+    gold = parse(f"${case.inputs['ground_truth']}$", parsing_timeout=None)
+    if isinstance(outcome, TandemError):
+        return not case.inputs["ground_truth"].strip() or not gold
+    answer = parse(case.inputs["solution"], parsing_timeout=None)
+    return outcome.actual["score"] == float(verify(gold, answer, timeout_seconds=None))
+
+
+def penalty_has_a_floor(case: Case, outcome: Answer | TandemError) -> bool:
+    """Beyond the longest response allowed ours is the full penalty, as DAPO defines it."""
+    full = case.inputs["base_score"] - case.inputs["penalty_factor"]
+    return isinstance(outcome, Answer) and abs(outcome.actual["reward"] - full) < 1e-6
+
+
+@adapter("sft", "multi_turn_mask")
+def multi_turn_mask(case: Case) -> Answer:
+    """Encoded by our chat code, cut by our length policy; padding is only laid on for the comparison."""
+    encode = built("tandem.dataflow.chat", "encode_conversation")
+    fit, policies = built("tandem.dataflow.examples", "fit_example"), built("tandem.dataflow.length", "Overlong")
+    given = case.inputs
+    tokenizer = built("tandem.models.tokenizer", "character_tokenizer")(["\n", *map(chr, range(32, 127))])
+    tokenizer.chat_template = given["template"]
+    ids, mask = encode(tokenizer, given["messages"])
+    policy, limit = policies(given["truncation"]), given["max_length"]
+    example = fit(ids, mask, max_length=limit, on_overlong=policy, where=case.id)
+    missing = limit - len(example.input_ids) if given["pad_mode"] == "right" else 0
+    padded = [*example.input_ids, *[tokenizer.pad_token_id] * missing]
+    return Answer({"input_ids": padded, "loss_mask": [*example.loss_mask, *[0] * missing]})
+
+
+GSM8K = frozenset({"gsm8k"})
+DIFFERENCES += [
+    Difference(
+        "score",
+        "an answer is looked for in the whole text, not in its last 300 characters",
+        lambda case: len(case.inputs["solution"]) > 300,
+        right_number,
+        GSM8K,
+    ),
+    Difference(
+        "score",
+        "a comma groups thousands, and a full stop ends a sentence: neither makes another number",
+        lambda case: re.search(r"\d,\d{3}|\d\.(\s|$)", case.inputs["solution"]) is not None,
+        right_number,
+        GSM8K,
+    ),
+    Difference(
+        "score",
+        "numbers are equal by value, not by spelling",
+        lambda case: re.search(r"\d", case.inputs["solution"]) is not None,
+        right_number,
+        GSM8K,
+    ),
+    Difference(
+        "score",
+        "the overlong penalty stops at its full value",
+        lambda case: case.inputs["response_length"] > case.inputs["max_resp_len"],
+        penalty_has_a_floor,
+        frozenset({"dapo_overlong"}),
+    ),
+    Difference(
+        "score",
+        "equality is that of mathematics (math-verify), not of normalised strings",
+        lambda case: True,
+        right_mathematics,
+        frozenset({"math"}),
+    ),
+]

