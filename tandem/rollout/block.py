@@ -1,0 +1,153 @@
+"""Rows that decode in lockstep: prompts join, every row grows by one token a step, finished rows leave at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tandem.base.errors import TandemError
+from tandem.models.cache import KVCache
+from tandem.models.causal_lm import CausalLM, Head
+from tandem.rollout.protocol import GroupOutput, GroupRequest, SampleOutput, Sampling
+from tandem.rollout.sampler import draw, uniforms
+
+_LOGITS = 2**24  # elements of logits that exist at once
+
+
+@dataclass
+class _Group:
+    """A group in flight: its finished samples by index in the group."""
+
+    request: GroupRequest
+    samples: dict[int, SampleOutput] = field(default_factory=dict)
+
+
+class Block:
+    """At most ``limit`` rows over one cache, all drawn by one ``sampling``. Row r of every array here is row r there.
+
+    Arrays that change hands with a row live on the CPU; the model's device sees the tokens, positions and the cache.
+    """
+
+    def __init__(self, model: CausalLM, sampling: Sampling, cache: KVCache, limit: int) -> None:
+        self._model, self._sampling, self._cache = model, sampling, cache
+        self._device = next(model.parameters()).device
+        self._stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64)
+        self._seeds = torch.zeros(limit, dtype=torch.int64)
+        self._drawn = torch.zeros(limit, dtype=torch.int64)
+        self._last = torch.zeros(limit, dtype=torch.int64)
+        self._tokens = torch.empty(limit, sampling.max_tokens, dtype=torch.int64)
+        self._logprobs = torch.empty(limit, sampling.max_tokens, dtype=torch.float32)
+        self._versions = torch.empty(limit, sampling.max_tokens, dtype=torch.int32)
+        self._owners: list[tuple[_Group, int]] = []
+        self.finished: list[GroupOutput] = []  # whoever takes them clears the list
+        self._limit = limit
+
+    @property
+    def count(self) -> int:
+        """Rows in flight."""
+        return self._cache.count
+
+    @property
+    def room(self) -> int:
+        """Groups that can join now."""
+        return (self._limit - self.count) // self._sampling.n
+
+    def admit(self, requests: Sequence[GroupRequest], version: int) -> None:
+        """Prefill each prompt once, all in one packed row, and draw the first token of each of its samples."""
+        first, copies = self.count, self._sampling.n
+        layout = self._cache.append(torch.tensor([len(r.prompt_ids) for r in requests]), copies)
+        groups = [_Group(request) for request in requests]
+        self._owners += [(group, i) for group in groups for i in range(copies)]
+        rows = slice(first, self.count)
+        self._seeds[rows] = torch.tensor([seed for r in requests for seed in r.seeds])
+        self._drawn[rows] = 0
+        ids = torch.cat([r.prompt_ids for r in requests])
+        ends = layout.last.to(self._device)
+
+        def read(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
+            return self._draw(hidden[ends], head, rows)
+
+        drawn = self._model(ids.to(self._device), layout.positions.to(self._device), layout, read)
+        self._record(rows, version, *drawn)
+
+    def step(self, version: int) -> None:
+        """One token more for every row in flight."""
+        rows = slice(0, self.count)
+        layout = self._cache.extend()
+
+        def read(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
+            return self._draw(hidden, head, rows)
+
+        drawn = self._model(self._last[rows].to(self._device), layout.positions.to(self._device), layout, read)
+        self._record(rows, version, *drawn)
+
+    def _draw(self, hidden: torch.Tensor, head: Head, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw for the ``rows`` from ``hidden`` (G, d), each of whose states serves equally many neighbouring rows."""
+        uniform = uniforms(self._seeds[rows], self._drawn[rows]).to(hidden.device)
+        copies = len(uniform) // len(hidden)
+        states = max(1, _LOGITS // len(head.weight))
+        parts = []
+        for start in range(0, len(hidden), states):
+            logits = head.logits(hidden[start : start + states])
+            owner = torch.arange(len(logits), device=hidden.device).repeat_interleave(copies)
+            parts.append(draw(logits, self._sampling, uniform[start * copies :][: len(owner)], owner))
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat([tokens for tokens, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
+
+    def _record(self, rows: slice, version: int, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
+        tokens, logprobs = tokens.cpu(), logprobs.cpu()
+        broken = logprobs.isnan()
+        if bool(broken.any()):
+            group, _ = self._owners[rows.start + int(broken.nonzero()[0])]
+            raise TandemError(
+                f"prompt {group.request.key!r}: the model at weights version {version} gives logits that are not "
+                "finite: its weights are broken, or overflow in this dtype"
+            )
+        at = (torch.arange(rows.start, rows.stop), self._drawn[rows])
+        self._tokens[at], self._logprobs[at], self._versions[at] = tokens, logprobs, version
+        self._last[rows] = tokens
+        self._drawn[rows] += 1
+        stopped = torch.isin(tokens, self._stops)
+        ended = stopped | (self._drawn[rows] == self._sampling.max_tokens)
+        if bool(ended.any()):
+            chosen = ended.nonzero()[:, 0]
+            self._finish(chosen + rows.start, stopped[chosen].tolist())
+            self._drop(chosen + rows.start)
+
+    def _finish(self, rows: torch.Tensor, stopped: list[bool]) -> None:
+        """Hand the ended ``rows`` (E,) to their groups."""
+        lengths = self._drawn[rows].tolist()
+        width = max(lengths)
+        columns = zip(
+            self._tokens[rows, :width], self._logprobs[rows, :width], self._versions[rows, :width], strict=True
+        )
+        for row, length, stop, (tokens, logprobs, versions) in zip(
+            rows.tolist(), lengths, stopped, columns, strict=True
+        ):
+            group, index = self._owners[row]
+            group.samples[index] = SampleOutput(
+                tokens[:length], logprobs[:length], versions[:length], "stop" if stop else "length"
+            )
+            if len(group.samples) == self._sampling.n:
+                samples = tuple(group.samples[i] for i in range(self._sampling.n))
+                self.finished.append(GroupOutput(group.request, samples))
+
+    def _drop(self, rows: torch.Tensor) -> None:
+        """Close the gaps that the ended ``rows`` (E,) leave by the last rows that go on."""
+        kept = torch.ones(self.count, dtype=torch.bool)
+        kept[rows] = False
+        count = self.count - len(rows)
+        target = (~kept[:count]).nonzero()[:, 0]
+        source = kept[count:].nonzero()[:, 0] + count
+        self._cache.move(source, target, count)
+        width = int(self._drawn[source].max()) if len(source) else 0
+        for array in (self._seeds, self._drawn, self._last):
+            array[target] = array[source]
+        for table in (self._tokens, self._logprobs, self._versions):
+            table[target, :width] = table[source, :width]
+        for to, origin in zip(target.tolist(), source.tolist(), strict=True):
+            self._owners[to] = self._owners[origin]
+        del self._owners[count:]

@@ -1,0 +1,182 @@
+"""The ``hf`` engine: continuous batching on a transformers model in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tandem.base.errors import ContractError, DeadlineError, TandemError
+from tandem.base.registry import near
+from tandem.models.cache import KVCache
+from tandem.models.causal_lm import CausalLM
+from tandem.models.fingerprint import fingerprint
+from tandem.rollout.admission import Admission, Flight
+from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
+
+
+class HfEngine:
+    """A ``RolloutEngine`` that decodes up to ``max_num_seqs`` samples at once.
+
+    ``shares_weights``: ``model`` is the trainer's own and never written to. ``max_num_batched_tokens`` is the token
+    budget of one prefill. ``exact`` decodes each group alone, so that its tokens are bit-equal whatever else is in
+    flight, at the cost of the larger batch's speed. ``patience``: seconds that generation waits for the end of a pause.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        *,
+        shares_weights: bool = False,
+        version: int = 0,
+        exact: bool = False,
+        max_num_seqs: int = 512,
+        max_num_batched_tokens: int = 16384,
+        patience: float = 600.0,
+    ) -> None:
+        self._model = model
+        self._shares_weights = shares_weights
+        self._version = version
+        self._exact = exact
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._patience = patience
+        # Absent in models whose positions have no end.
+        self._context: int | None = getattr(model.model.config.get_text_config(), "max_position_embeddings", None)
+        self._spare: KVCache | None = None  # of an ended call, for the next one
+        self._calls = 0
+        self._awake = True
+        self._whole = True
+        self._token = threading.Lock()  # held while a token is made or the weights change
+        self._open = threading.Event()
+        self._open.set()
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
+        """See ``RolloutEngine.generate``. Raises ``ContractError`` for a request that can't be answered."""
+        if not self._awake:
+            raise TandemError("the rollout engine is asleep: call wake() before generate()")
+        if sampling.n > self._max_num_seqs:
+            raise ContractError(
+                f"max_num_seqs = {self._max_num_seqs} has no room for the n = {sampling.n} samples of one prompt: "
+                f"write at least {sampling.n}"
+            )
+        return self._generate(requests, sampling)
+
+    def _generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
+        cache = None if self._exact else self._spare or KVCache()
+        self._spare = None
+        waiting = Admission(requests, sampling, self._max_num_seqs // sampling.n, self._context)
+        flight = Flight(self._model, sampling, self._max_num_seqs, cache)
+        self._calls += 1
+        try:
+            while True:
+                if flight.room and waiting.empty:
+                    waiting.pull(idle=flight.count == 0)
+                if flight.count == 0 and waiting.empty:
+                    break
+                self._advance(waiting, flight)
+                yield from flight.take_finished()
+        finally:
+            self._calls -= 1
+        self._spare = cache
+
+    def _advance(self, waiting: Admission, flight: Flight) -> None:
+        """Make tokens until a group ends, the source should be asked, or the weights change."""
+        with self._inference():
+            version = self._version
+            while True:
+                with self._boundary():
+                    if self._version != version:
+                        return
+                    while flight.room and not waiting.empty:
+                        flight.admit(waiting.take(flight.room, self._max_num_batched_tokens), version)
+                    flight.step(version)
+                if flight.ended or (flight.room and not waiting.exhausted):
+                    return
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
+        """See ``RolloutEngine.load``. After a load that fails half-way the engine refuses to generate."""
+        if self._shares_weights != (weights is None):
+            raise ContractError(
+                "this engine shares the trainer's parameters: call load(None, version)"
+                if self._shares_weights
+                else "this engine has parameters of its own: call load(weights, version)"
+            )
+        with self._token:
+            if weights is not None:
+                self._whole = False
+                _copy_weights(self._model, weights)
+                self._whole = True
+            self._version = version
+        return None if weights is None else fingerprint(self._model.model.named_parameters())
+
+    def pause(self) -> None:
+        self._open.clear()
+        with self._token:
+            pass
+
+    def resume(self) -> None:
+        self._open.set()
+
+    def sleep(self) -> None:
+        if self._calls:
+            raise TandemError("sleep() while generate() is at work: exhaust or close its iterator first")
+        self._spare = None
+        self._awake = False
+
+    def wake(self) -> None:
+        self._awake = True
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        """No gradients, no training-time behaviour, and one cast of the weights for all tokens made inside."""
+        training = self._model.training
+        if training:
+            self._model.eval()
+        try:
+            with torch.no_grad(), self._model.computing():
+                yield
+        finally:
+            if training:
+                self._model.train()
+
+    @contextmanager
+    def _boundary(self) -> Iterator[None]:
+        """One token's time, in which nobody pauses the engine or changes its weights."""
+        while True:
+            if not self._open.wait(self._patience):
+                raise DeadlineError(
+                    f"generation waited {self._patience:g} s at a token boundary; blocked by a pause() without resume()"
+                )
+            with self._token:
+                if self._open.is_set():
+                    if not self._whole:
+                        raise TandemError("the last load() failed half-way: load a complete set of weights first")
+                    yield
+                    return
+
+
+@torch.no_grad()
+def _copy_weights(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Copy (Hugging Face name, tensor) pairs in, casting to the engine's dtype; every parameter must come."""
+    own = model.model.state_dict()
+    missing = {parameter.data_ptr(): name for name, parameter in model.model.named_parameters()}
+    for name, tensor in weights:
+        if name not in own:
+            raise ContractError(f"load: the model has no weight {name!r}; {near(name, own)}")
+        if own[name].shape != tensor.shape:
+            raise ContractError(
+                f"load: weight {name!r} is {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}: "
+                "the weights are of another model"
+            )
+        own[name].copy_(tensor)
+        missing.pop(own[name].data_ptr(), None)
+    if missing:
+        names = sorted(missing.values())
+        raise ContractError(f"load: {len(names)} weights did not come, {names[0]!r} among them: send all of them")

@@ -1,0 +1,119 @@
+"""What a rollout engine takes, gives and can be told. Tokens in, tokens out: text is never re-tokenised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from tandem.base.errors import ContractError
+
+if TYPE_CHECKING:
+    import torch
+
+FinishReason = Literal["stop", "length"]
+LogprobsOf = Literal["sampled", "full"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How ``n`` samples of a prompt are drawn.
+
+    Logits are divided by ``temperature``; of that distribution the ``top_k`` likeliest tokens are kept (-1: all), then
+    the fewest that together have at least ``top_p``, and the rest is renormalised. ``logprobs_of`` says which log-prob
+    a token gets: ``sampled``, that of this last distribution, which it was drawn from, or ``full``, that of the
+    distribution before ``top_k`` and ``top_p``. ``greedy`` takes the likeliest token instead; its log-prob is the
+    model's own, at temperature 1.
+
+    A sample ends with the first of ``stop_token_ids``, which is part of it, or after ``max_tokens`` tokens. With no
+    stop tokens every sample has ``max_tokens``.
+    """
+
+    n: int
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    greedy: bool = False
+    logprobs_of: LogprobsOf = "sampled"
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        wrong = {
+            "n": (self.n < 1, "at least 1"),
+            "max_tokens": (self.max_tokens < 1, "at least 1"),
+            "temperature": (not self.greedy and not self.temperature > 0, "above 0, or greedy=True"),
+            "top_p": (not 0 < self.top_p <= 1, "above 0 and at most 1"),
+            "top_k": (self.top_k < -1, "a count of tokens, or -1 to keep all"),
+        }
+        for name, (is_wrong, remedy) in wrong.items():
+            if is_wrong:
+                raise ContractError(f"sampling {name} = {getattr(self, name)!r}: write {remedy}")
+
+
+@dataclass(frozen=True, eq=False)
+class GroupRequest:
+    """One prompt to answer. ``prompt_ids`` (P,) int64; ``seeds``: one per sample; ``key`` comes back in messages.
+
+    A sample's random stream is a function of its seed alone: the caller derives it from (run seed, prompt, index in
+    group), so equal seeds mean equal samples, and two samples of a group need different ones.
+    """
+
+    key: int | str
+    prompt_ids: torch.Tensor
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SampleOutput:
+    """One answer of T tokens, all on the CPU: ``token_ids`` (T,) int64, ``logprobs`` (T,) float32 of the distribution
+    sampled from, ``versions`` (T,) int32 of the weights that produced each token."""
+
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor
+    versions: torch.Tensor
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, eq=False)
+class GroupOutput:
+    """A finished group: its request, and its samples in the order of the seeds."""
+
+    request: GroupRequest
+    samples: tuple[SampleOutput, ...]
+
+
+class RolloutEngine(Protocol):
+    """Generates with one version of the weights at a time; every change happens between two tokens."""
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that the next token is drawn from."""
+
+    def generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
+        """Answer each request; groups come as they finish, in any order.
+
+        Requests are pulled when there is room for them, so the source may produce them on the way. A source that has
+        nothing right now yields None and is asked again after the next token; it may block only while nothing it gave
+        is unanswered. Between two groups the caller may ``load``: running samples go on under the new weights, and
+        their tokens carry the version that drew them.
+        """
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
+        """Take over ``weights`` (Hugging Face names) at the next token boundary and answer their fingerprint.
+
+        The tensors are copied before the call returns. An engine that shares the trainer's own parameters takes None,
+        only counts the version, and answers None: there is nothing that could differ.
+        """
+
+    def pause(self) -> None:
+        """Return once no token is being made; none is made until ``resume``."""
+
+    def resume(self) -> None:
+        """End a pause."""
+
+    def sleep(self) -> None:
+        """Free the memory that only generation needs. Nothing may be running."""
+
+    def wake(self) -> None:
+        """Be able to generate again, with the weights of the last ``load``."""
