@@ -112,18 +112,17 @@ class ProgressLine:
         line = self._text()
         if self._total is not None:
             filled = min(BAR_WIDTH, BAR_WIDTH * self._step // max(1, self._total))
-            bar = Text("━" * filled, style="green") + Text("━" * (BAR_WIDTH - filled), style="bright_black")
-            line = bar + Text(" ") + line
+            line = Text.assemble(("━" * filled, "green"), ("━" * (BAR_WIDTH - filled), "bright_black"), " ", line)
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
 
     def _text(self) -> Text:
         total = "" if self._total is None else f"/{self._total}"
-        parts = [Text(f"step {self._step}{total}", style="bold")]
+        parts = [Text.assemble((f"step {self._step}{total}", "bold"))]
         for label, _, _ in FIELDS:
             if label in self._shown:
-                parts.append(Text(f"{label} ", style="dim") + Text(self._shown[label]))
+                parts.append(Text.assemble((f"{label} ", "dim"), self._shown[label]))
         left = self.seconds_left()
         if left is not None:
-            parts.append(Text("left ", style="dim") + Text(format_seconds(left)))
+            parts.append(Text.assemble(("left ", "dim"), format_seconds(left)))
         return Text("  ").join(parts)

@@ -88,7 +88,11 @@ def headline(curves: Curves) -> list[tuple[str, str]]:
     if reward := [y for _, y in curves.get("reward/mean", [])]:
         edge = min(EDGE_STEPS, max(1, len(reward) // 2))
         first, last = _mean(reward[:edge]), _mean(reward[-edge:])
-        tiles.append((f"reward, first {edge} → last {edge} steps", f"{first:.3f} → {last:.3f}"))
+        if len(reward) == 1:
+            tiles.append(("reward", f"{last:.3f}"))
+        else:
+            steps_text = "step" if edge == 1 else f"{edge} steps"
+            tiles.append((f"reward, first → last {steps_text}", f"{first:.3f} → {last:.3f}"))
     for key, label in (("eval/reward", "evaluation reward"), ("eval/accuracy", "evaluation accuracy")):
         if evaluation := [y for _, y in curves.get(key, [])]:
             start = f"{evaluation[0]:.3f} → " if len(evaluation) > 1 else ""
@@ -158,18 +162,16 @@ def _facts(summary: Mapping[str, object]) -> str:
 
 
 def _samples(rows: Sequence[Row]) -> str:
-    """Samples of the first and of the last step that has any, side by side in one table."""
+    """Samples of the first and of the last step that has any."""
     numbered = [row for row in rows if _is_number(row.get("step"))]
     if not numbered:
         return ""
     edges = list(dict.fromkeys([numbered[0]["step"], numbered[-1]["step"]]))
     shown = [row for step in edges for row in [r for r in numbered if r["step"] == step][: SAMPLES_SHOWN // 2]]
     cells = ("step", "prompt", "response", "ground_truth", "reward")
-    head = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in cells)
+    head = "<tr>" + "".join(f"<th>{name.replace('_', ' ')}</th>" for name in cells) + "</tr>"
     body = "".join("<tr>" + "".join(f"<td>{_cell(row.get(name))}</td>" for name in cells) + "</tr>" for row in shown)
-    return (
-        f'<section><h2>Samples</h2><div class="wide"><table>{head and f"<tr>{head}</tr>"}{body}</table></div></section>'
-    )
+    return f'<section><h2>Samples</h2><div class="wide"><table>{head}{body}</table></div></section>'
 
 
 def _cell(value: object) -> str:

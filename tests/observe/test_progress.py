@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tandem.observe.progress import ProgressLine, format_seconds
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain_line(
+    total: int | None, clock: Clock, interval: float = 0.0, first: int = 0
+) -> tuple[ProgressLine, io.StringIO]:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=False, width=40)
+    return ProgressLine(total, first_step=first, console=console, plain_interval=interval, clock=clock), out
+
+
+def test_a_plain_line_says_all_that_is_known() -> None:
+    clock = Clock()
+    line, out = plain_line(11, clock)
+    clock.now += 6
+    line.log(
+        1,
+        {
+            "reward/mean": 0.51234,
+            "kl/mean": 0.00123,
+            "length/mean": 12.34,
+            "throughput/tokens_per_second": 12345.6,
+            "other/key": 1,
+        },
+    )
+    assert out.getvalue() == "step 1/11  reward 0.512  kl 0.0012  length 12.3  tokens/s 12,346  left 1m 00s\n"
+
+
+def test_metrics_that_a_run_lacks_are_left_out() -> None:
+    line, out = plain_line(None, Clock())
+    line.log(3, {"loss/sft": 2.0})
+    line.log(4, {})
+    assert out.getvalue() == "step 3  loss 2.0000\nstep 4  loss 2.0000\n"
+
+
+def test_plain_lines_are_rare_but_the_last_step_is_always_there() -> None:
+    clock = Clock()
+    line, out = plain_line(100, clock, interval=10.0)
+    for step in range(1, 101):
+        clock.now += 1
+        line.log(step, {})
+    line.finish()
+    shown = [int(text.split()[1].split("/")[0]) for text in out.getvalue().splitlines()]
+    assert shown == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91, 100]
+
+
+def test_time_left_counts_from_the_resumed_step() -> None:
+    clock = Clock()
+    line, _ = plain_line(60, clock, first=50)
+    assert line.seconds_left() is None
+    clock.now += 3
+    line.log(51, {})
+    assert line.seconds_left() == pytest.approx(9 * 3)
+    clock.now += 2  # within the next step
+    assert line.seconds_left() == pytest.approx(9 * 3 - 2)
+
+
+def test_a_terminal_gets_one_line_that_is_redrawn() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, color_system=None)
+    line = ProgressLine(4, console=console)
+    for step in range(1, 5):
+        line.log(step, {"reward/mean": step / 4})
+    line.finish()
+    text = out.getvalue()
+    assert "step 4/4  reward 1.000" in text
+    assert text.count("\n") == 1  # drawn over itself until the end
+    assert "━" * 20 in text
+
+
+def test_a_narrow_terminal_cuts_the_line() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=30, color_system=None)
+    line = ProgressLine(4, console=console)
+    line.log(2, {"reward/mean": 0.5, "kl/mean": 0.1})
+    line.finish()
+    assert out.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0s"), (42.4, "42s"), (59.7, "1m 00s"), (3599, "59m 59s"), (7500, "2h 05m"), (273600, "3d 04h")],
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tandem.base.errors import UnknownNameError
+from tandem.observe.metrics import read_rows
+from tandem.observe.trackers import MAX_FAILURES, TRACKERS, RunInfo, Trackers
+
+REPEATS = 2 * MAX_FAILURES
+
+
+class Failing:
+    """A tracker whose ``fails_in`` part raises ``error``; the first ``healthy_after`` calls only, if that is given."""
+
+    fails_in = ""
+    error: BaseException = ConnectionError("no route")
+    healthy_after: int | None = None
+    calls: list[str]
+
+    def __init__(self, run: RunInfo) -> None:
+        self.seen: list[int] = []
+        type(self).calls = getattr(type(self), "calls", [])
+        self._enter("init")
+
+    def log(self, step: int, metrics: Mapping[str, object]) -> None:
+        self._enter("log")
+        self.seen.append(step)
+
+    def finish(self) -> None:
+        self._enter("finish")
+
+    def _enter(self, part: str) -> None:
+        calls = type(self).calls
+        calls.append(part)
+        healthy = self.healthy_after is not None and calls.count(part) > self.healthy_after
+        if part == self.fails_in and not healthy:
+            raise self.error
+
+
+@pytest.fixture
+def failing() -> Iterator[type[Failing]]:
+    """A fresh registered class per test; the registry has no removal, so the name is taken out by hand."""
+    kind = type("FailingHere", (Failing,), {"calls": []})
+    TRACKERS.register("failing")(kind)
+    yield kind
+    del TRACKERS._entries["failing"]
+
+
+def run_all(tmp_path: Path, names: list[str]) -> None:
+    trackers = Trackers(names, RunInfo(tmp_path, total_steps=REPEATS))
+    for step in range(1, REPEATS + 1):
+        trackers.log(step, {"reward/mean": 0.5})
+    trackers.finish()
+
+
+@pytest.mark.parametrize("part", ["init", "log", "finish"])
+@pytest.mark.parametrize("error", [ConnectionError("no route"), ValueError("bad key"), SystemExit(3)])
+def test_b89_a_failing_tracker_never_ends_a_run(
+    tmp_path: Path, failing: type[Failing], part: str, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing.fails_in, failing.error = part, error
+    run_all(tmp_path, ["failing"])
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == list(range(1, REPEATS + 1))
+    tries = failing.calls.count(part)
+    assert tries == (1 if part == "finish" else MAX_FAILURES)  # given up after repeated failures
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == (1 if part == "finish" else 2)
+    assert all("'failing'" in text and str(error) in text for text in warnings)
+
+
+def test_b89_a_tracker_that_recovers_is_used_again(tmp_path: Path, failing: type[Failing]) -> None:
+    failing.fails_in, failing.healthy_after = "init", 2
+    run_all(tmp_path, ["failing"])
+    assert failing.calls.count("init") == 3
+    assert failing.calls.count("log") == REPEATS - 1  # made again at the second step
+    assert failing.calls.count("finish") == 1
+
+
+def test_b89_a_failing_tracker_does_not_hide_steps_from_the_others(tmp_path: Path, failing: type[Failing]) -> None:
+    failing.fails_in = "log"
+    pytest.importorskip("tensorboard")
+    run_all(tmp_path, ["failing", "tensorboard"])
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("reward/mean")] == list(range(1, REPEATS + 1))
+
+
+def test_an_interrupt_passes_through(tmp_path: Path, failing: type[Failing]) -> None:
+    failing.fails_in, failing.error = "log", KeyboardInterrupt()
+    trackers = Trackers(["failing"], RunInfo(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        trackers.log(1, {})
+
+
+def test_an_unknown_logger_lists_the_near_ones(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'tensorboard'"):
+        Trackers(["tensorbord"], RunInfo(tmp_path))
+
+
+def test_a_missing_package_costs_only_its_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    run_all(tmp_path, ["tensorboard"])
+    assert len(read_rows(tmp_path / "metrics.jsonl")) == REPEATS
+    assert "pip install 'tandem-rl[tracking]'" in caplog.text
+
+
+def test_jsonl_is_there_once_whether_named_or_not(tmp_path: Path) -> None:
+    run_all(tmp_path, ["jsonl"])
+    assert len(read_rows(tmp_path / "metrics.jsonl")) == REPEATS
+
+
+def test_trackers_get_plain_numbers(tmp_path: Path, failing: type[Failing]) -> None:
+    got: dict[str, object] = {}
+    failing.log = lambda self, step, metrics: got.update(metrics)  # type: ignore[method-assign]
+    Trackers(["failing"], RunInfo(tmp_path)).log(1, {"a": torch.tensor(0.5), "b": np.int64(3), "c": 1.5})
+    assert got == {"a": 0.5, "b": 3, "c": 1.5}
+    assert [type(value) for value in got.values()] == [float, int, float]
