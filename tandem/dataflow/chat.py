@@ -139,16 +139,32 @@ def _span(
     tokenizer: PreTrainedTokenizerBase, turns: list[Message], i: int, text: str, ids: list[int]
 ) -> tuple[int, int]:
     """First token of what the assistant writes in turn ``i``, and the first token after the turn."""
-    opened = render_chat(tokenizer, turns[:i], add_generation_prompt=True)
+    opened = _opened(tokenizer, turns, i)
     closed = render_chat(tokenizer, turns[: i + 1], add_generation_prompt=False)
     start, stop = _boundary(tokenizer, opened, text, ids), _boundary(tokenizer, closed, text, ids)
     content = turns[i].get("content", "")
-    if opened == render_chat(tokenizer, turns[:i], add_generation_prompt=False) and isinstance(content, str):
-        # No generation prompt: right only if the turn has no header that would then be learned as if written.
+    sure = i > 0 and opened != render_chat(tokenizer, turns[:i], add_generation_prompt=False)
+    if not sure and isinstance(content, str):
+        # No generation prompt seen: right only if the turn has no header that would then be learned as if written.
         written = closed[len(opened) :].lstrip()
         if not written.startswith(content.strip()):
             raise _Unstable(f"the template ignores add_generation_prompt, and the turn begins with {written[:20]!r}")
     return start, stop
+
+
+def _opened(tokenizer: PreTrainedTokenizerBase, turns: list[Message], i: int) -> str:
+    """The text up to where the assistant begins to write turn ``i``."""
+    if i > 0:
+        return render_chat(tokenizer, turns[:i], add_generation_prompt=True)
+    # Nothing can be rendered before the first turn: its header is what the generation prompt adds after it.
+    first = render_chat(tokenizer, turns[:1], add_generation_prompt=False)
+    header = render_chat(tokenizer, turns[:1], add_generation_prompt=True).removeprefix(first)
+    if not header:
+        return ""
+    before, found, _ = first.partition(header)
+    if not found:
+        raise _Unstable(f"the conversation begins with the assistant, but not with the header {header[-20:]!r}")
+    return before + header
 
 
 def _boundary(tokenizer: PreTrainedTokenizerBase, beginning: str, text: str, ids: list[int]) -> int:
