@@ -52,9 +52,9 @@ CONVERTERS_INSTALL = "pip install 'tandem-rl[smollm2]'"
 def fetch_model(name: str, destination: Path | None = None, *, dtype: Dtype = "float32") -> Path:
     """Convert the model ``name`` once and give its folder (default ``./models/NAME``).
 
-    A folder that is already complete is returned as it is. The conversion is written beside the destination and renamed,
-    so a folder under that name is always whole. The saved tokenizer pads on the left, as batched ``generate`` of
-    transformers needs; Tandem itself doesn't pad.
+    A folder that is already complete is returned as it is. The conversion is written beside the destination and
+    renamed, so a folder under that name is always whole. The saved tokenizer pads on the left, as batched
+    ``generate`` of transformers needs; Tandem itself doesn't pad.
 
     Raises:
         UnknownNameError: no carrier has this name.
@@ -86,7 +86,9 @@ def _existing(target: Path, dtype: Dtype) -> Path:
     from transformers import AutoConfig
 
     if not (target / "config.json").is_file():
-        raise TandemError(f"{target} exists but holds no model (no config.json): choose another destination or remove it")
+        raise TandemError(
+            f"{target} exists but holds no model (no config.json): choose another destination or remove it"
+        )
     found = str(AutoConfig.from_pretrained(target).dtype).removeprefix("torch.")
     if found != dtype:
         raise TandemError(
