@@ -1,7 +1,7 @@
 # Tandem. `make quickstart` shows a model learn; `make test` runs every check and test.
 #
 # torch is installed before everything else and pinned by constraints.txt, so that no later package
-# brings another build of it. To choose a build yourself, install torch into $(VENV) first.
+# brings another build of it. To choose a build (CPU, CUDA), install that version of it into $(VENV) first.
 
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tandem.base.errors import TandemError
 from tandem.observe.metrics import RolloutLog, RolloutRecord
 from tandem.observe.report import write_report
 from tandem.observe.timeline import TRACE_FILE, Stopwatch, Trace
@@ -25,9 +26,16 @@ class RunLog:
 
     Raises:
         UnknownNameError: a logger that isn't registered.
+        TandemError: the output folder can't be made.
     """
 
     def __init__(self, run: RunInfo, loggers: Sequence[str] = (), *, trace: bool = False) -> None:
+        try:
+            run.output_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TandemError(
+                f"trainer.output_dir = {str(run.output_dir)!r} can't be made ({error.strerror}): choose another folder"
+            ) from error
         self._run = run
         self._trackers = Trackers(loggers, run)
         self._rollouts = RolloutLog(run.output_dir, resumed_step=run.resumed_step)

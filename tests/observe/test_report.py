@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.base.errors import TandemError
 from tandem.observe.chart import LEFT, MAX_POINTS, WIDTH, Series, format_number, line_chart, stacked_chart, thin, ticks
 from tandem.observe.metrics import MetricLog, RolloutLog, RolloutRecord
 from tandem.observe.report import headline, read_curves, write_report
@@ -162,6 +163,12 @@ def test_a_run_log_writes_everything_also_when_the_loop_fails(tmp_path: Path) ->
     assert {p.name for p in tmp_path.iterdir()} == {"metrics.jsonl", "rollouts.jsonl", "trace.json", "report.html"}
     text = WellFormed((tmp_path / "report.html").read_text("utf-8")).text
     assert "ZeroDivisionError: boom" in text and "rollout 100%" in text
+
+
+def test_an_output_folder_that_cannot_be_is_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TandemError, match=r"trainer\.output_dir = '.*file/run' .* choose another folder"):
+        RunLog(RunInfo(tmp_path / "file" / "run"))
 
 
 def test_a_report_that_fails_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
