@@ -108,7 +108,7 @@ class Ragged:
         return cls(torch.cat([part.values for part in parts]), _offsets(ends - starts))
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return self.offsets.shape[0] - 1
 
     @property
     def lengths(self) -> Tensor:
@@ -117,10 +117,12 @@ class Ragged:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the values."""
         return self.values.dtype
 
     @property
     def device(self) -> torch.device:
+        """Of the values."""
         return self.values.device
 
     def row(self, i: int) -> Tensor:

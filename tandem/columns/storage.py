@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from tandem.base.errors import DataError
+from tandem.base.folders import flush
 from tandem.columns import plain_json
 
 _FORMAT = "tandem-columns/1"
@@ -28,11 +29,11 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], header: Any) -> No
     folder.mkdir(parents=True, exist_ok=True)
     name = f"columns-{uuid.uuid4().hex}.safetensors"
     text = plain_json.dumps({"format": _FORMAT, "tensors": name, "header": header}, "the header")
-    _write_through(folder / name, safetensors.torch.save(_unshared(tensors)))
+    _write(folder / name, safetensors.torch.save(_unshared(tensors)))
     temporary = folder / f"{name}.json"
-    _write_through(temporary, text.encode("ascii"))
+    _write(temporary, text.encode("ascii"))
     os.replace(temporary, folder / _HEADER)
-    _sync_folder(folder)
+    flush(folder)
     for stale in folder.glob("columns-*"):
         if stale.name != name:
             stale.unlink(missing_ok=True)
@@ -85,16 +86,6 @@ def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return own
 
 
-def _write_through(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    flush(path)
