@@ -1,0 +1,205 @@
+"""The staleness gate: which ticket may be filled now, by which engine, and if none, why not. Pure.
+
+Weights version v exists after v partitions are finished. A ticket of partition k is admitted only while
+``k - published <= max_staleness``, to an engine whose own version is at least ``k - max_staleness``. Versions only grow
+and the group goes to *its* partition however late it finishes, so every token of every sample obeys the bound.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tandem.base.errors import ContractError
+from tandem.dataflow.tickets import Ticket
+
+
+@dataclass(frozen=True)
+class Closed:
+    """Why no ticket is given.
+
+    ``awaited_version`` is the version that opens the gate (None if no version will) and ``awaited_from`` the engines
+    that have yet to acknowledge it. ``exhausted``: nothing is left to give, unless a ticket comes back.
+    """
+
+    reason: str
+    awaited_version: int | None = None
+    awaited_from: tuple[str, ...] = ()
+    exhausted: bool = False
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A ticket being filled: by whom, since when."""
+
+    ticket: Ticket
+    engine: str
+    since: float
+
+
+class Gate:
+    """Admission of tickets, ``tickets`` to a partition, partitions ``first`` to ``last`` - 1 (None: without end).
+
+    ``open_tickets`` are those left over from partitions that began before a restart; fresh ones start at ``first``.
+    An engine counts as live from its first ``acknowledge`` on: a late joiner loads before it works.
+    """
+
+    def __init__(
+        self,
+        tickets: int,
+        max_staleness: int,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        open_tickets: Iterable[Ticket] = (),
+    ) -> None:
+        if tickets < 1 or max_staleness < 0:
+            raise ContractError(f"gate: tickets={tickets} must be positive, max_staleness={max_staleness} not negative")
+        self.max_staleness = max_staleness
+        self._tickets = tickets
+        self._last = last
+        self._fresh = Ticket(first, 0)
+        self._refills: list[Ticket] = []  # heap; entries that are not in _waiting are skipped when met
+        self._waiting: set[Ticket] = set()
+        self._versions: dict[str, int | None] = {}  # engine -> acknowledged version; None: joined, nothing loaded yet
+        self._paused: dict[str, str] = {}  # engine -> why
+        self._out: dict[Ticket, tuple[str, float]] = {}  # ticket -> engine, since
+        self._published: int | None = None
+        for ticket in open_tickets:
+            if ticket.partition >= first:
+                raise ContractError(f"{ticket} would be given twice: fresh tickets start at partition {first}")
+            self._refill(ticket)
+
+    # --- engines -----------------------------------------------------------------------------------------------------
+
+    @property
+    def published(self) -> int | None:
+        """The lowest version acknowledged by all live engines; it never falls. None before the first."""
+        return self._published
+
+    def join(self, engine: str) -> None:
+        """A new engine, which gets no ticket before it has acknowledged a version."""
+        if engine in self._versions:
+            raise ContractError(f"engine {engine!r} is there already; an engine that restarts leaves first")
+        self._versions[engine] = None
+
+    def acknowledge(self, engine: str, version: int) -> None:
+        """The engine generates with ``version`` from now on."""
+        own = self._version(engine)
+        if version < 0 or (own is not None and version < own):
+            raise ContractError(f"engine {engine!r} acknowledged version {version} after {own}; versions only grow")
+        self._versions[engine] = version
+        self._publish()
+
+    def leave(self, engine: str) -> list[Ticket]:
+        """The engine is gone or dead: its tickets, same attempts, are given to others."""
+        self._version(engine)
+        del self._versions[engine]
+        self._paused.pop(engine, None)
+        lost = sorted(ticket for ticket, (holder, _) in self._out.items() if holder == engine)
+        for ticket in lost:
+            self.give_back(ticket)
+        self._publish()
+        return lost
+
+    def pause(self, engine: str, why: str) -> None:
+        """Give the engine no tickets until ``resume``, e.g. during a health check or a weight update."""
+        self._version(engine)
+        self._paused[engine] = why
+
+    def resume(self, engine: str) -> None:
+        """The engine takes tickets again."""
+        self._paused.pop(engine, None)
+
+    # --- tickets -----------------------------------------------------------------------------------------------------
+
+    def admit(self, engine: str, now: float) -> Ticket | Closed:
+        """The next ticket for ``engine``: of the earliest partition, refills first; or why there is none."""
+        own = self._version(engine)
+        ticket = self._next()
+        if ticket is None:
+            return Closed("every ticket is given out", exhausted=True)
+        closed = self._closed(engine, own, ticket.partition)
+        if closed is not None:
+            return closed
+        if ticket == self._fresh:
+            wraps = ticket.place + 1 == self._tickets
+            self._fresh = Ticket(ticket.partition + 1, 0) if wraps else Ticket(ticket.partition, ticket.place + 1)
+        self._waiting.discard(ticket)
+        self._out[ticket] = (engine, now)
+        return ticket
+
+    def done(self, ticket: Ticket) -> None:
+        """The ticket's group is stored. Harmless if it was done before: an engine given up may still deliver."""
+        self._out.pop(ticket, None)
+        self._waiting.discard(ticket)
+
+    def redraw(self, ticket: Ticket) -> Ticket:
+        """The ticket's group was dropped, whether still out or stored already: the next attempt will be given."""
+        self.done(ticket)
+        refill = Ticket(ticket.partition, ticket.place, ticket.attempt + 1)
+        if refill not in self._out:
+            self._refill(refill)
+        return refill
+
+    def give_back(self, ticket: Ticket) -> None:
+        """The ticket was not filled: the *same* attempt will be given again."""
+        if self._out.pop(ticket, None) is None:
+            raise ContractError(f"{ticket} isn't out; tickets come from admit()")
+        self._refill(ticket)
+
+    def holdings(self) -> list[Holding]:
+        """All tickets being filled, the longest first."""
+        out = [Holding(ticket, engine, since) for ticket, (engine, since) in self._out.items()]
+        return sorted(out, key=lambda holding: holding.since)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _version(self, engine: str) -> int | None:
+        if engine not in self._versions:
+            raise ContractError(
+                f"engine {engine!r} is unknown to the gate; it knows {sorted(self._versions)}. Join first"
+            )
+        return self._versions[engine]
+
+    def _publish(self) -> None:
+        live = [version for version in self._versions.values() if version is not None]
+        if live:
+            self._published = max(min(live), -1 if self._published is None else self._published)
+
+    def _next(self) -> Ticket | None:
+        """The first ticket in line, admitted or not; None if there will be no more."""
+        while self._refills and self._refills[0] not in self._waiting:
+            heapq.heappop(self._refills)
+        if self._refills:
+            return self._refills[0]
+        return self._fresh if self._last is None or self._fresh.partition < self._last else None
+
+    def _refill(self, ticket: Ticket) -> None:
+        if ticket not in self._waiting:
+            self._waiting.add(ticket)
+            heapq.heappush(self._refills, ticket)
+
+    def _closed(self, engine: str, own: int | None, partition: int) -> Closed | None:
+        if engine in self._paused:
+            return Closed(f"engine {engine!r} is paused: {self._paused[engine]}")
+        needed = max(0, partition - self.max_staleness)
+        if own is None:
+            return Closed(f"engine {engine!r} has loaded no weights yet", needed, (engine,))
+        if self._published is None or self._published < needed:
+            behind = tuple(sorted(name for name, v in self._versions.items() if v is not None and v < needed))
+            return Closed(
+                f"partition {partition} needs version {needed} published (max_staleness {self.max_staleness}), "
+                f"{self._published} is; awaited from {', '.join(behind)}",
+                needed,
+                behind,
+            )
+        if own < needed:
+            return Closed(
+                f"engine {engine!r} is at version {own}, partition {partition} needs {needed}", needed, (engine,)
+            )
+        return None

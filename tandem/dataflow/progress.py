@@ -1,0 +1,96 @@
+"""What the ledger answers: what became of a write, where the samples are, who keeps whom waiting. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from tandem.base.errors import ContractError
+from tandem.dataflow.tickets import Ticket
+
+_NAMED = 4  # open tickets listed in a message, the longest waiting first
+
+
+class Outcome(Enum):
+    """What became of a write or a drop."""
+
+    STORED = auto()
+    PENDING = auto()  # a failure was noted; the group ends when its other samples have settled
+    DROPPED = auto()  # the group is gone; its ticket is open again
+    DUPLICATE = auto()  # the same was there already: the first one stays
+    STALE = auto()  # for a draw that was given up, or a partition that is over
+    FULL = auto()  # no room: keep it and try again
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """Where all samples went. Every draw of a ticket counts its n samples."""
+
+    produced: int
+    trained: int
+    queued: int
+    dropped: dict[str, int]
+
+    def check(self) -> None:
+        """Raise ``ContractError`` unless produced = trained + queued + dropped."""
+        if self.produced != self.trained + self.queued + sum(self.dropped.values()):
+            raise ContractError(f"samples are not conserved: {self}")
+
+
+@dataclass(frozen=True)
+class OpenTicket:
+    """A ticket without a whole group: who fills it (None: nobody), for how long, how many samples are settled."""
+
+    ticket: Ticket
+    engine: str | None
+    seconds: float
+    settled: int
+
+    def __str__(self) -> str:
+        engine = f"on engine {self.engine!r}" if self.engine else "given to no engine"
+        return f"ticket {self.ticket.place} (attempt {self.ticket.attempt}) {engine} for {self.seconds:.1f} s"
+
+
+@dataclass(frozen=True)
+class TaskProgress:
+    """What a task can take, holds and has consumed, in groups; ``lacking``: column -> groups without it."""
+
+    ready: int
+    leased: int
+    acked: int
+    holders: tuple[str, ...]
+    lacking: dict[str, int]
+
+
+@dataclass(frozen=True)
+class PartitionStatus:
+    """One partition at one moment. ``drops``: groups dropped so far, by reason."""
+
+    partition: int
+    tickets: int
+    filled: int
+    sealed: bool
+    open: tuple[OpenTicket, ...]
+    tasks: dict[str, TaskProgress]
+    drops: dict[str, int]
+
+    def blocker(self, task: str | None = None) -> str:
+        """Who or what keeps ``task`` (None: the seal) waiting, in words."""
+        causes = []
+        if self.open:
+            longest = sorted(self.open, key=lambda entry: -entry.seconds)
+            more = f", and {len(longest) - _NAMED} more" if len(longest) > _NAMED else ""
+            causes.append(
+                f"{len(longest)} of {self.tickets} groups unfilled: {', '.join(map(str, longest[:_NAMED]))}{more}"
+            )
+            if self.drops:
+                causes.append("dropped so far: " + ", ".join(f"{n} x {reason}" for reason, n in self.drops.items()))
+        if task is not None and task in self.tasks:
+            progress = self.tasks[task]
+            if progress.lacking and not self.open:
+                lacking = ", ".join(f"{column} in {gap} groups" for column, gap in progress.lacking.items())
+                causes.append(f"columns not there yet: {lacking}")
+            if progress.leased:
+                holders = ", ".join(holder or "an unnamed consumer" for holder in progress.holders)
+                causes.append(f"{progress.leased} groups lent to {holders}")
+        return f"partition {self.partition}: " + ("; ".join(causes) or "every group is there and was taken")
