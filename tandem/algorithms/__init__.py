@@ -3,6 +3,7 @@
 Importing this package fills its registries; it does not import torch.
 """
 
+from tandem.algorithms import baselines, ratio_losses, sequence_losses
 from tandem.algorithms.advantage import ADVANTAGES
 from tandem.algorithms.correction import tis_weights
 from tandem.algorithms.kl import KL_CONTROLLERS, KL_TYPES
@@ -16,5 +17,8 @@ __all__ = [
     "POLICY_LOSSES",
     "Aggregation",
     "LossCounts",
+    "baselines",
+    "ratio_losses",
+    "sequence_losses",
     "tis_weights",
 ]

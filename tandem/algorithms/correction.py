@@ -40,7 +40,7 @@ def tis_weights(
 ) -> Correction:
     """Truncated importance weights ``min(pi_old / pi_rollout, cap)`` per token; inputs (B, T), ``cap`` > 0.
 
-    Ionides, "Truncated importance sampling" (2008), equation 5, as used between engine and trainer by Yao et al.
+    Ionides, "Truncated importance sampling" (2008), as used between engine and trainer by Yao et al.
     (2025), "Your efficient RL framework secretly brings you off-policy RL training".
     """
     if cap <= 0:

@@ -23,7 +23,10 @@ else:
     torch = LazyModule("torch")
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are clamped to this range before exp: e^20 is far outside every clip range and still finite in float32."""
+"""Log-ratios are clamped to this range before exp: e^20 is far outside every clip range."""
+
+FINITE_LIMIT = 80.0
+"""The wider range for losses that are defined without a clamp: e^80 is still finite in float32."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,11 @@ class ClipRange:
         return ratio.clamp(1 - self.low, 1 + self.high)
 
 
-def log_ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """``log(pi / pi_old)`` per token (B, T), 0 outside the mask, clamped to ``LOG_RATIO_LIMIT``."""
-    difference = select(logprobs, response_mask) - select(old_logprobs, response_mask)
-    return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+def log_ratio(
+    logprobs: torch.Tensor, old_logprobs: torch.Tensor, response_mask: torch.Tensor, limit: float = LOG_RATIO_LIMIT
+) -> torch.Tensor:
+    """``log(pi / pi_old)`` per token (B, T), 0 outside the mask, clamped to +-``limit``."""
+    return (select(logprobs, response_mask) - select(old_logprobs, response_mask)).clamp(-limit, limit)
 
 
 def weighted(per_token: torch.Tensor, weights: torch.Tensor | None, response_mask: torch.Tensor) -> torch.Tensor:
@@ -81,7 +85,7 @@ def ppo_clip(
     clip_ratio_high: float | None = None,
     clip_ratio_c: float | None = 3.0,
 ) -> PolicyLoss:
-    """PPO's clipped surrogate (arXiv 1707.06347, equation 7) with the dual clip of arXiv 1912.09729, equation 5.
+    """PPO's clipped surrogate (arXiv 1707.06347, equation 7) with the dual clip of arXiv 1912.09729.
 
     ``max(-A r, -A clip(r, 1 - low, 1 + high))``, and for A < 0 at most ``-A c``. ``clip_ratio`` sets both sides unless
     ``clip_ratio_low`` or ``clip_ratio_high`` is given (DAPO's "clip higher"); ``clip_ratio_c`` null turns the dual clip

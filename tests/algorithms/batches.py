@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
 
+PER_SAMPLE = ("group_ids", "components")
+
 
 @dataclass(frozen=True)
 class Batch:
-    """B samples, padded to T: what a policy loss and an estimator see."""
+    """B samples, padded to T, and what is given once per sample: what a policy loss and an estimator see."""
 
     logprobs: torch.Tensor
     old_logprobs: torch.Tensor
@@ -19,22 +22,21 @@ class Batch:
     values: torch.Tensor
     mask: torch.Tensor
     group_ids: torch.Tensor
+    components: torch.Tensor
 
-    def map(self, change: object) -> Batch:
-        """The batch with ``change`` applied to every column."""
-        assert callable(change)
-        return replace(self, **{name: change(column) for name, column in vars(self).items()})
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor], *, tokens_only: bool = True) -> Batch:
+        """The batch with ``change`` applied to the columns of tokens, or to all."""
+        names = [name for name in vars(self) if not (tokens_only and name in PER_SAMPLE)]
+        return replace(self, **{name: change(getattr(self, name)) for name in names})
 
     def rows(self, order: torch.Tensor) -> Batch:
         """The samples ``order``, in that order."""
-        return self.map(lambda column: column[order])
+        return self.map(lambda column: column[order], tokens_only=False)
 
     def padded(self, extra: int, fill: float) -> Batch:
         """``extra`` more masked columns that hold ``fill``."""
 
         def widen(column: torch.Tensor) -> torch.Tensor:
-            if column.dim() == 1:
-                return column
             value = False if column.dtype == torch.bool else fill
             return torch.nn.functional.pad(column, (0, extra), value=value)
 
@@ -44,9 +46,7 @@ class Batch:
         """Every masked entry replaced by ``fill``."""
 
         def poison(column: torch.Tensor) -> torch.Tensor:
-            if column.dim() == 1 or column.dtype == torch.bool:
-                return column
-            return torch.where(self.mask, column, fill)
+            return column if column.dtype == torch.bool else torch.where(self.mask, column, fill)
 
         return self.map(poison)
 
@@ -75,6 +75,7 @@ def batches(draw: st.DrawFn, *, groups: int = 3, empty: bool = True) -> Batch:
         values=noise(),
         mask=mask,
         group_ids=torch.randint(0, groups, (samples,), generator=random) * 1_000_003,
+        components=torch.randn(samples, 2, dtype=torch.float64, generator=random),
     )
 
 

@@ -4,16 +4,18 @@ elsewhere."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.algorithms import POLICY_LOSSES
 from tandem.algorithms.correction import tis_weights
 from tandem.algorithms.kl import KL_TYPES, AdaptiveKL, FixedKL, kl_in_reward, kl_per_token
 from tandem.algorithms.metric import Metric
-from tandem.algorithms.policy_loss import POLICY_LOSSES, PolicyLoss, ppo_clip
+from tandem.algorithms.policy_loss import PolicyLoss, ppo_clip
 from tandem.algorithms.reduce import Aggregation, LossCounts, count, denominator, loss_numerator
 from tandem.base.errors import ContractError, UnknownNameError
 from tandem.base.registry import Scope
@@ -22,14 +24,19 @@ from tests.algorithms.batches import Batch, batches, splits
 NORM = 7.0
 MODES = list(Aggregation)
 SPLITTABLE = [name for name in POLICY_LOSSES.names() if POLICY_LOSSES[name].scope < Scope.GROUP]
-REQUIRED: dict[str, dict[str, float]] = {"dro": {"beta": 0.3}}
+REQUIRED: dict[str, dict[str, float]] = {"dro": {"dro_beta": 0.3}}
 
 
 def run(name: str, batch: Batch, logprobs: torch.Tensor) -> PolicyLoss:
     """The registered loss on the batch, with the gradient going to ``logprobs``."""
-    return POLICY_LOSSES[name].target(
-        logprobs, batch.old_logprobs, batch.advantages, batch.mask, **REQUIRED.get(name, {})
-    )
+    return call(name, logprobs, batch.old_logprobs, batch.advantages, batch.mask)
+
+
+def call(name: str, *columns: torch.Tensor) -> PolicyLoss:
+    """The registered loss on log-probs, old log-probs, advantages and mask, of which it takes what it names."""
+    entry = POLICY_LOSSES[name]
+    given = dict(zip(("logprobs", "old_logprobs", "advantages", "response_mask"), columns, strict=True))
+    return entry.target(**{c: given[c] for c in entry.signature.columns}, **REQUIRED.get(name, {}))
 
 
 def loss_and_gradient(
@@ -145,9 +152,7 @@ def test_b21_a_nan_that_is_trained_on_is_not_hidden(name: str, column: str) -> N
     fields["advantages"] = torch.tensor([[1.0, -1.0, 0.5]]).double()
     fields[column][0, 1] = math.nan
     mask = torch.tensor([[True, True, False]])
-    result = POLICY_LOSSES[name].target(
-        fields["logprobs"], fields["old_logprobs"], fields["advantages"], mask, **REQUIRED.get(name, {})
-    )
+    result = call(name, fields["logprobs"], fields["old_logprobs"], fields["advantages"], mask)
     assert bool(result.per_token.isnan().any())
 
 
@@ -170,9 +175,8 @@ def test_gradients_match_finite_differences(name: str, batch: Batch, mode: Aggre
 @given(batch=batches())
 def test_a_step_along_the_gradient_makes_good_tokens_likelier(name: str, batch: Batch) -> None:
     """On-policy, each loss pushes a token of positive advantage up and one of negative advantage down, or leaves it."""
-    constant = batch.map(lambda c: c)
     seq_advantage = batch.advantages[:, :1].expand_as(batch.advantages)
-    constant = Batch(**{**vars(constant), "logprobs": batch.old_logprobs, "advantages": seq_advantage})
+    constant = replace(batch, logprobs=batch.old_logprobs, advantages=seq_advantage)
     _, gradient = loss_and_gradient(name, constant, Aggregation.TOKEN_MEAN, splits(len(batch.mask), 1))
     assert bool((gradient * seq_advantage <= 1e-12).all())
 
@@ -184,9 +188,7 @@ def test_b06_masked_advantages_do_not_reach_a_sequence_level_loss() -> None:
         for tail in (0.0, 10.0):
             logprobs = torch.tensor([[-0.5, -1.0, -0.2, -0.3]], dtype=torch.float64, requires_grad=True)
             advantages = torch.tensor([[1.0, 1.0, tail, tail]]).double()
-            result = POLICY_LOSSES[name].target(
-                logprobs, torch.full((1, 4), -0.7).double(), advantages, mask, **REQUIRED.get(name, {})
-            )
+            result = call(name, logprobs, torch.full((1, 4), -0.7).double(), advantages, mask)
             loss = loss_numerator(result.per_token, mask, "seq-mean-token-mean")
             results.append((float(loss), torch.autograd.grad(loss, logprobs)[0]))
         assert results[0][0] == results[1][0]

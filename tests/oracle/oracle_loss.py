@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from tandem.algorithms import POLICY_LOSSES
 from tandem.algorithms.kl import AdaptiveKL, kl_in_reward, kl_per_token
-from tandem.algorithms.policy_loss import POLICY_LOSSES
 from tandem.algorithms.reduce import LossCounts, count, denominator, loss_numerator
+from tandem.algorithms.value_loss import value_loss
 from tandem.base.errors import ContractError, TandemError
 from tests.oracle.oracle_file import Case
 from tests.oracle.oracle_verdict import DIFFERENCES, Answer, Difference, NotBuiltError, adapter, mismatch
@@ -108,6 +109,8 @@ def run_policy_loss(
     columns = {**columns, "logprobs": logprobs}
     wanted = entry.signature.columns + entry.signature.optional_columns
     parameters = {key: value for key, value in given.items() if key in entry.signature.parameters}
+    if missing := [p.name for p in entry.signature.parameters.values() if p.required and p.name not in parameters]:
+        raise ContractError(f"policy loss {name} needs {missing[0]}: the plan refuses a config without it")
     result = entry.target(**{c: columns[c] for c in wanted if c in columns}, **parameters)
     loss = reduced(result.per_token, columns["response_mask"], mode, sizes)
     (gradient,) = torch.autograd.grad(loss, logprobs)
@@ -115,15 +118,42 @@ def run_policy_loss(
     return Answer({"loss": loss.detach(), "grad_log_prob": gradient, "metrics": metrics})
 
 
-@adapter("policy_loss", "vanilla")
+NAMES = ["vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "dro", "cispo"]
+OUR_MODE = {"sapo": "seq-mean-token-mean", "geo_mean": "seq-mean-token-mean"}
+"""The reference forces this mode on them, whatever the config says."""
+
+
+@adapter("policy_loss", *NAMES)
 def policy_loss(case: Case) -> Answer:
     name = OURS.get(case.fn, case.fn)
     if name not in POLICY_LOSSES:
         raise NotBuiltError(f"policy loss {name}")
     given = {**case.inputs["config"], **case.inputs["policy_loss_config"]}
-    return run_policy_loss(
-        name, policy_columns(case), case.inputs["loss_agg_mode"], case.inputs["global_batch_info"], **given
+    sizes = dict(case.inputs["global_batch_info"])
+    mode = OUR_MODE.get(case.fn, case.inputs["loss_agg_mode"])
+    if case.fn == "geo_mean":  # it also divides by all rows, empty ones too, and knows no global counts
+        sizes = {"global_batch_size": len(case.inputs["response_mask"])}
+    answer = run_policy_loss(name, policy_columns(case), mode, sizes, **given)
+    if case.refused:
+        return answer
+    metrics = case.expected["metrics"]
+    expected = {key: metrics[key] for key in metrics if key in answer.actual["metrics"]}
+    absent = {key: value for key, value in metrics.items() if key not in expected}
+    assert not any(absent.values()), f"metrics that ours lacks, and that are not always 0: {absent}"
+    return Answer(answer.actual, {**case.expected, "metrics": expected})
+
+
+@adapter("policy_loss", "value_loss")
+def critic_loss(case: Case) -> Answer:
+    given = case.inputs
+    predictions = given["vpreds"].clone().requires_grad_()
+    result = value_loss(
+        predictions, given["values"], given["returns"], case.mask(), cliprange_value=given["cliprange_value"]
     )
+    loss = reduced(result.per_token, case.mask(), given["loss_agg_mode"], given)
+    (gradient,) = torch.autograd.grad(loss, predictions)
+    clipfrac = result.metrics["value_clipfrac"].mean
+    return Answer({"loss": loss.detach(), "clipfrac": clipfrac, "grad_vpreds": gradient})
 
 
 @adapter("policy_loss", "unknown_name")

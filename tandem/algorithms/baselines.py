@@ -1,0 +1,207 @@
+"""More advantage estimators: other baselines for the score of a sample, and baselines per token.
+
+Same contract as ``tandem.algorithms.advantage``, into whose registry they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tandem.algorithms.advantage import ADVANTAGES, Advantages, per_token, reward_to_go, whiten_partition
+from tandem.algorithms.groups import Groups, countable
+from tandem.algorithms.masked import masked_sum, select
+from tandem.base.errors import ContractError
+from tandem.base.lazy import LazyModule
+from tandem.base.registry import Scope
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
+
+
+@ADVANTAGES.register("grpo_passk", scope=Scope.GROUP, group_baseline=True)
+def grpo_passk(
+    token_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    group_ids: torch.Tensor,
+    reward_valid: torch.Tensor | None = None,
+    *,
+    norm_adv_by_std: bool = True,
+    epsilon: float = 1e-6,
+) -> Advantages:
+    """Only the best sample of a group learns, by its lead over the second best; for pass@k (arXiv 2503.19595).
+
+    Divided by the group's standard deviation plus epsilon with ``norm_adv_by_std``. All others get 0.
+    """
+    scores = masked_sum(token_rewards, response_mask, dim=-1).double()
+    groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
+    ranked = torch.where(groups.counted, scores, -torch.inf)
+    order = ranked.argsort(stable=True)
+    order = order[groups.slot[order].argsort(stable=True)]  # by group, ascending score within
+    last = torch.bincount(groups.slot, minlength=len(groups.size)).cumsum(0) - 1
+    last = last[groups.size >= 2]
+    best, second = order[last], order[last - 1]
+    advantages = torch.zeros_like(scores)
+    advantages[best] = scores[best] - scores[second]
+    if norm_adv_by_std:
+        advantages = advantages / (groups.std(scores)[groups.slot] + epsilon)
+    return per_token(advantages, response_mask, token_rewards)
+
+
+@ADVANTAGES.register("reinforce_plus_plus_baseline", scope=Scope.PARTITION, group_baseline=True)
+def reinforce_plus_plus_baseline(
+    token_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    group_ids: torch.Tensor,
+    reward_valid: torch.Tensor | None = None,
+) -> Advantages:
+    """Score minus the group's mean, whitened over the trained tokens of the partition (arXiv 2501.03262)."""
+    scores = masked_sum(token_rewards, response_mask, dim=-1)
+    groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
+    compared = response_mask & groups.comparable.unsqueeze(-1)
+    centred, _ = per_token(groups.deviation(scores), compared, token_rewards)
+    advantages = whiten_partition(centred, compared)
+    return advantages, advantages
+
+
+@ADVANTAGES.register("gdpo", scope=Scope.PARTITION, group_baseline=True)
+def gdpo(
+    token_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    group_ids: torch.Tensor,
+    reward_components: torch.Tensor,
+    reward_valid: torch.Tensor | None = None,
+    *,
+    weights: Sequence[float] | None = None,
+    epsilon: float = 1e-6,
+) -> Advantages:
+    """Each of the K ``reward_components`` (B, K) normalised within its group, then added and whitened.
+
+    So no component drowns another (GDPO, arXiv 2601.05242). ``weights`` of the sum default to 1; the whitening is over
+    the partition.
+
+    ``token_rewards`` only say which samples failed.
+    """
+    parts = reward_components.shape[-1]
+    chosen = [1.0] * parts if weights is None else list(weights)
+    if len(chosen) != parts:
+        raise ContractError(f"gdpo has {len(chosen)} weights for {parts} reward components: write one for each")
+    counted = countable(token_rewards, response_mask, reward_valid) & reward_components.isfinite().all(dim=-1)
+    groups = Groups.of(group_ids, counted)
+    total = torch.zeros(len(counted), dtype=torch.float64, device=counted.device)
+    for component, weight in zip(reward_components.unbind(-1), chosen, strict=True):
+        total = total + weight * groups.deviation(component) / (groups.std(component)[groups.slot] + epsilon)
+    compared = response_mask & groups.comparable.unsqueeze(-1)
+    spread, _ = per_token(total, compared, token_rewards)
+    advantages = whiten_partition(spread, compared)
+    return advantages, advantages
+
+
+@ADVANTAGES.register("remax", scope=Scope.SEQUENCE)
+def remax(token_rewards: torch.Tensor, response_mask: torch.Tensor, reward_baselines: torch.Tensor) -> Advantages:
+    """Reward-to-go minus the score of the prompt's greedy response, ``reward_baselines`` (B,) (arXiv 2310.10505)."""
+    counted = response_mask & countable(token_rewards, response_mask).unsqueeze(-1)
+    returns = reward_to_go(select(token_rewards, counted), counted, 1.0)
+    return select(returns - reward_baselines.unsqueeze(-1).to(returns.dtype), counted), returns
+
+
+@ADVANTAGES.register("opo", scope=Scope.GROUP, group_baseline=True)
+def opo(
+    token_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    group_ids: torch.Tensor,
+    reward_valid: torch.Tensor | None = None,
+) -> Advantages:
+    """Score minus the group's mean weighted by length, the baseline of least variance where gradients of tokens are
+    independent (arXiv 2505.23585)."""
+    scores = masked_sum(token_rewards, response_mask, dim=-1)
+    groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
+    lengths = response_mask.sum(dim=-1).double()
+    baseline = groups.total(scores * lengths) / groups.total(lengths).clamp(min=1)
+    advantages = torch.where(groups.comparable, scores.double() - baseline[groups.slot], 0.0)
+    return per_token(advantages, response_mask, token_rewards)
+
+
+@ADVANTAGES.register("gpg", scope=Scope.PARTITION, group_baseline=True)
+def gpg(
+    token_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    group_ids: torch.Tensor,
+    reward_valid: torch.Tensor | None = None,
+    *,
+    f_norm: float = 1.0,
+) -> Advantages:
+    """Deviation from the group's mean, times samples / samples with a score that is not 0, divided by ``f_norm``.
+
+    The factor undoes the dilution by samples without a gradient (arXiv 2504.02546).
+    """
+    if f_norm <= 0:
+        raise ContractError(f"gpg f_norm = {f_norm}: write a positive divisor, such as 1.0")
+    scores = masked_sum(token_rewards, response_mask, dim=-1)
+    groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
+    informative = (groups.counted & (scores != 0)).sum().clamp(min=1)
+    factor = groups.counted.sum().double() / informative / f_norm
+    advantages = torch.where(groups.comparable, groups.deviation(scores) * factor, 0.0)
+    return per_token(advantages, response_mask, token_rewards)
+
+
+@ADVANTAGES.register("optimal_token_baseline", scope=Scope.GROUP, group_baseline=True)
+def optimal_token_baseline(
+    token_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    group_ids: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    sum_pi_squared: torch.Tensor,
+    tis_weights: torch.Tensor | None = None,
+    reward_valid: torch.Tensor | None = None,
+    *,
+    epsilon: float = 1e-8,
+) -> Advantages:
+    """Reward-to-go minus a baseline per token position, the mean over the group weighted by gradient energy.
+
+    ``B_t = sum_i G_it W_it / sum_i W_it``, where ``W_t`` accumulates ``1 - 2 pi + sum_v pi_v^2``, the squared norm of a
+    token's score function by its logits, times the squared importance weight. ``sum_pi_squared`` (B, T) is that sum
+    over the vocabulary. A position that fewer than two samples of the group reach has the baseline 0.
+    """
+    counted = countable(token_rewards, response_mask, reward_valid)
+    groups = Groups.of(group_ids, counted)
+    trained = response_mask & counted.unsqueeze(-1)
+    returns = reward_to_go(select(token_rewards, trained), trained, 1.0)
+    energy = 1 - 2 * select(old_logprobs, trained).exp() + select(sum_pi_squared, trained)
+    if tis_weights is not None:
+        energy = energy * select(tis_weights, trained).square()
+    weight = select(select(energy, trained).double().cumsum(dim=-1), trained)
+    baseline = groups.total(returns * weight) / (groups.total(weight) + epsilon)
+    reached = groups.total(trained.double()) >= 2
+    advantages = returns - torch.where(reached, baseline, 0.0)[groups.slot]
+    compared = trained & groups.comparable.unsqueeze(-1)
+    return select(advantages.to(token_rewards.dtype), compared), returns
+
+
+@ADVANTAGES.register("tir_optimal_token_baseline", scope=Scope.GROUP, group_baseline=True)
+def tir_optimal_token_baseline(
+    token_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    group_ids: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    sum_pi_squared: torch.Tensor,
+    tis_weights: torch.Tensor | None = None,
+    reward_valid: torch.Tensor | None = None,
+    *,
+    epsilon: float = 1e-8,
+) -> Advantages:
+    """``optimal_token_baseline`` for multi-turn responses.
+
+    Positions are counted in trained tokens, so that tool results of different lengths do not shift what is compared.
+    """
+    order = (~response_mask).long().argsort(dim=-1, stable=True)  # trained tokens first, in order
+    columns = (token_rewards, response_mask, old_logprobs, sum_pi_squared)
+    rewards, mask, logprobs, squares = (column.gather(-1, order) for column in columns)
+    weights = None if tis_weights is None else tis_weights.gather(-1, order)
+    compact = optimal_token_baseline(
+        rewards, mask, group_ids, logprobs, squares, weights, reward_valid, epsilon=epsilon
+    )
+    back = order.argsort(dim=-1)
+    return compact[0].gather(-1, back), compact[1].gather(-1, back)

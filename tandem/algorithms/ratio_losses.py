@@ -1,0 +1,189 @@
+"""More policy losses on the token ratio ``r = pi / pi_old``: other ways to bound or weigh it than a clip.
+
+Same contract as ``tandem.algorithms.policy_loss``, into whose registry they go. All inputs are (B, T).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tandem.algorithms.masked import select
+from tandem.algorithms.metric import Metric
+from tandem.algorithms.policy_loss import POLICY_LOSSES, ClipRange, PolicyLoss, log_ratio, weighted
+from tandem.base.errors import ContractError
+from tandem.base.lazy import LazyModule
+from tandem.base.registry import Scope
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
+
+
+@POLICY_LOSSES.register("gpg", scope=Scope.TOKEN)
+def gpg(
+    logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    tis_weights: torch.Tensor | None = None,
+) -> PolicyLoss:
+    """``-A log pi``: the plain policy gradient, without a ratio or a bound (REINFORCE; GPG, arXiv 2504.02546)."""
+    per_token = -select(advantages, response_mask) * select(logprobs, response_mask)
+    return PolicyLoss(weighted(per_token, tis_weights, response_mask))
+
+
+@POLICY_LOSSES.register("cispo", scope=Scope.TOKEN)
+def cispo(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    tis_weights: torch.Tensor | None = None,
+    *,
+    clip_ratio: float = 0.2,
+    clip_ratio_low: float | None = None,
+    clip_ratio_high: float | None = None,
+) -> PolicyLoss:
+    """``-A sg(clip(r)) log pi``: the clip bounds a token's weight but never its gradient's direction.
+
+    MiniMax-M1 (arXiv 2506.13585). Metrics: ``clipfrac`` (ratio outside the range), ``ppo_kl``.
+    """
+    clip = ClipRange.of(clip_ratio, clip_ratio_low, clip_ratio_high)
+    delta = log_ratio(logprobs, old_logprobs, response_mask)
+    ratio = delta.exp()
+    clipped = clip.apply(ratio)
+    per_token = -clipped.detach() * select(advantages, response_mask) * select(logprobs, response_mask)
+    metrics = {
+        "clipfrac": Metric.over((ratio != clipped).float(), response_mask),
+        "ppo_kl": Metric.over(-delta, response_mask),
+    }
+    return PolicyLoss(weighted(per_token, tis_weights, response_mask), metrics)
+
+
+def _inside_region(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    tis_weights: torch.Tensor | None,
+    may_rise: torch.Tensor,
+    may_fall: torch.Tensor,
+    clip_ratio_c: float,
+) -> PolicyLoss:
+    """``-A sg(min(r, c)) log pi`` on the tokens that may still move the way their advantage pushes."""
+    if clip_ratio_c <= 0:
+        raise ContractError(f"clip_ratio_c = {clip_ratio_c}: write a positive bound of the ratio, such as 3.0")
+    delta = log_ratio(logprobs, old_logprobs, response_mask)
+    advantages = select(advantages, response_mask)
+    inside = torch.where(advantages > 0, may_rise, may_fall)
+    ratio = delta.exp().detach()
+    moved = -advantages * ratio.clamp(max=clip_ratio_c) * select(logprobs, response_mask)
+    per_token = torch.where(inside, moved, moved.detach() * 0)
+    metrics = {
+        "clipfrac": Metric.over((~inside).float(), response_mask),
+        "clipfrac_lower": Metric.over(((ratio > clip_ratio_c) & (advantages < 0)).float(), response_mask),
+        "ppo_kl": Metric.over(-delta, response_mask),
+    }
+    return PolicyLoss(weighted(per_token, tis_weights, response_mask), metrics)
+
+
+@POLICY_LOSSES.register("dppo_tv", scope=Scope.TOKEN)
+def dppo_tv(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    tis_weights: torch.Tensor | None = None,
+    *,
+    clip_ratio: float = 0.2,
+    clip_ratio_low: float | None = None,
+    clip_ratio_high: float | None = None,
+    clip_ratio_c: float = 3.0,
+) -> PolicyLoss:
+    """Policy gradient within a trust region of total variation, ``pi - pi_old`` of the sampled token.
+
+    A token stops learning once its *probability* rose by more than high (A > 0) or fell by more than low. Unlike a clip
+    of the ratio this lets rare tokens move. The weight r is at most ``clip_ratio_c``. Metrics: ``clipfrac`` (tokens
+    outside the region), ``clipfrac_lower`` (A < 0 and the weight bounded), ``ppo_kl``. DPPO (arXiv 2602.04879).
+    """
+    bound = ClipRange.of(clip_ratio, clip_ratio_low, clip_ratio_high)
+    change = (select(logprobs, response_mask).exp() - select(old_logprobs, response_mask).exp()).detach()
+    rise, fall = change <= bound.high, change >= -bound.low
+    return _inside_region(logprobs, old_logprobs, advantages, response_mask, tis_weights, rise, fall, clip_ratio_c)
+
+
+@POLICY_LOSSES.register("dppo_kl", scope=Scope.TOKEN)
+def dppo_kl(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    tis_weights: torch.Tensor | None = None,
+    *,
+    clip_ratio: float = 0.2,
+    clip_ratio_low: float | None = None,
+    clip_ratio_high: float | None = None,
+    clip_ratio_c: float = 3.0,
+    epsilon: float = 1e-8,
+) -> PolicyLoss:
+    """As ``dppo_tv`` with the KL of the two-outcome distribution (the sampled token, any other) as the distance.
+
+    ``KL = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p))`` (arXiv 2602.04879).
+    """
+    bound = ClipRange.of(clip_ratio, clip_ratio_low, clip_ratio_high)
+    now, before = select(logprobs, response_mask).detach(), select(old_logprobs, response_mask)
+    p, p_old = now.exp(), before.exp()
+    rest = (1 - p_old) * ((1 - p_old + epsilon) / (1 - p + epsilon)).log()
+    distance = p_old * (before - now) + rest
+    rise = (distance <= bound.high) | (p <= p_old)
+    fall = (distance <= bound.low) | (p >= p_old)
+    return _inside_region(logprobs, old_logprobs, advantages, response_mask, tis_weights, rise, fall, clip_ratio_c)
+
+
+@POLICY_LOSSES.register("sapo", scope=Scope.TOKEN)
+def sapo(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    tis_weights: torch.Tensor | None = None,
+    *,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+) -> PolicyLoss:
+    """``-A f(r)`` with the soft gate ``f(r) = 4 / tau sigmoid(tau (r - 1))``: a clip without an edge.
+
+    Soft adaptive policy optimisation (arXiv 2511.20347); ``tau_pos`` for A > 0, else ``tau_neg``.
+    The gradient at r = 1 is that of the plain ratio. Metric: ``ppo_kl``.
+    """
+    if tau_pos <= 0 or tau_neg <= 0:
+        raise ContractError(f"sapo tau_pos = {tau_pos}, tau_neg = {tau_neg}: write positive temperatures")
+    delta = log_ratio(logprobs, old_logprobs, response_mask)
+    advantages = select(advantages, response_mask)
+    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(delta.dtype)
+    gate = torch.sigmoid(tau * (delta.exp() - 1)) * 4 / tau
+    metrics = {"ppo_kl": Metric.over(-delta, response_mask)}
+    return PolicyLoss(weighted(-gate * advantages, tis_weights, response_mask), metrics)
+
+
+@POLICY_LOSSES.register("dro", scope=Scope.TOKEN)
+def dro(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    tis_weights: torch.Tensor | None = None,
+    *,
+    dro_beta: float,
+) -> PolicyLoss:
+    """``-A log pi + beta / 2 (log r)^2``: policy gradient with a quadratic pull to the old policy (arXiv 2405.19107).
+
+    Metric: ``ppo_kl``.
+    """
+    if dro_beta <= 0:
+        raise ContractError(f"dro_beta = {dro_beta}: write a positive strength of the pull to the old policy")
+    now = select(logprobs, response_mask)
+    delta = now - select(old_logprobs, response_mask)
+    per_token = -select(advantages, response_mask) * now + 0.5 * dro_beta * delta.square()
+    metrics = {"ppo_kl": Metric.over(-delta, response_mask)}
+    return PolicyLoss(weighted(per_token, tis_weights, response_mask), metrics)
