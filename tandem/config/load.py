@@ -106,7 +106,7 @@ def _read_file(arguments: Arguments) -> tuple[dict[Any, Any], list[Problem]]:
     try:
         return read_document(arguments.files[0]), problems
     except DocumentError as error:
-        raise InvalidConfigError([error.problem, *problems, *arguments.problems]) from error
+        raise InvalidConfigError([error.problem, *problems, *arguments.problems]) from None
 
 
 def _validate(tree: dict[Any, Any], kind: Kind, problems: list[Problem]) -> Config | SftConfig:
@@ -119,7 +119,7 @@ def _validate(tree: dict[Any, Any], kind: Kind, problems: list[Problem]) -> Conf
     except ValidationError as error:
         faults = explain(error, tree, kind)
         problems += [fault.problem for fault in faults]
-        raise InvalidConfigError(problems, _guess(tree, kind, faults)) from error
+        raise InvalidConfigError(problems, _guess(tree, kind, faults)) from None
     if problems:
         raise InvalidConfigError(problems, config)
     return config

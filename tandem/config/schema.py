@@ -127,7 +127,7 @@ class DataConfig(Node):
     """Wrap a plain text in the tokenizer's chat template."""
     system_prompt: str | None = None
     """System message of the chat template."""
-    train_batch_size: PositiveInt = 64
+    train_batch_size: PositiveInt = 256
     """Prompts per step (P)."""
     max_prompt_length: PositiveInt = 512
     """Tokens."""

@@ -1,0 +1,172 @@
+"""Contradictions in what is optimised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tandem.base.errors import Problem
+from tandem.base.registry import Scope
+from tandem.config.schema import Config
+from tandem.topology.checks_parameters import check_parameters
+from tandem.topology.plan_entries import Entries, advantage_name
+from tandem.topology.plan_placement import uses_reference
+from tandem.topology.plan_stages import COMPUTED_IN_TRAINING, Stage, columns_known, old_logprobs_from, plan_stages
+
+LOSS = "algorithm.policy_loss"
+ESTIMATOR = "algorithm.adv_estimator"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def check_algorithm(config: Config, entries: Entries) -> Iterator[Problem]:
+    """All of them."""
+    yield from _check_loss(config, entries)
+    yield from _check_estimator(config, entries)
+    yield from _check_kl(config)
+    yield from _check_sampling(config)
+    yield from _check_logprobs(config, entries)
+    yield from _check_groups(config, entries)
+    yield from _check_columns(config, entries)
+
+
+def _check_loss(config: Config, entries: Entries) -> Iterator[Problem]:
+    if entries.policy_loss is None:
+        return
+    loss = config.algorithm.policy_loss
+    yield from check_parameters(LOSS, "policy loss", loss.type, loss.parameters, entries.policy_loss.signature)
+    dual = loss.parameters.get("clip_ratio_c")
+    if isinstance(dual, int | float) and not isinstance(dual, bool) and dual <= 1:
+        reason = "the dual clip bounds the loss at this multiple of the advantage, so it must be above 1"
+        yield Problem(
+            f"{LOSS}.clip_ratio_c", dual, reason, "Write a number above 1, such as 3.0, or null for no dual clip"
+        )
+    for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
+        ratio = loss.parameters.get(name)
+        if isinstance(ratio, int | float) and ratio < 0:
+            yield Problem(f"{LOSS}.{name}", ratio, "a clip range can't be negative", "Write a number such as 0.2")
+    if config.algorithm.loss_scale_factor is not None and config.algorithm.loss_agg_mode != "seq-mean-token-sum-norm":
+        reason = f"it divides the loss of seq-mean-token-sum-norm, and the mode is {config.algorithm.loss_agg_mode}"
+        remedy = "Remove it, or write loss_agg_mode: seq-mean-token-sum-norm"
+        yield Problem("algorithm.loss_scale_factor", config.algorithm.loss_scale_factor, reason, remedy)
+
+
+def _check_estimator(config: Config, entries: Entries) -> Iterator[Problem]:
+    entry, name, n = entries.advantage, advantage_name(config), config.actor_rollout_ref.rollout.n
+    if entry is None:
+        return
+    yield from check_parameters(ESTIMATOR, "advantage estimator", name, entries.advantage_parameters, entry.signature)
+    if n == 1 and entry.traits.get("group_baseline"):
+        reason = f"{name} compares the samples of a prompt with each other: with one sample every advantage is 0"
+        yield Problem(f"{ROLLOUT}.n", n, reason, "Write 2 or more, or an estimator without a group baseline")
+    critic_key = f"{ESTIMATOR}" + ("" if isinstance(config.algorithm.adv_estimator, str) else ".type")
+    needs_values = "values" in entry.signature.columns
+    if needs_values and not config.critic.enable:
+        reason = f"{name} needs the column 'values', which only a critic gives"
+        yield Problem(critic_key, name, reason, "Write critic.enable: true, or an estimator such as grpo")
+    if config.critic.enable and not needs_values and "values" not in entry.signature.optional_columns:
+        reason = f"a critic would be trained and nothing reads its values: {name} doesn't"
+        yield Problem("critic.enable", True, reason, "Write critic.enable: false, or adv_estimator: gae")
+
+
+def _check_kl(config: Config) -> Iterator[Problem]:
+    kl = config.algorithm.kl
+    if kl.controller == "adaptive":
+        if kl.horizon <= 0:
+            reason = "the adaptive controller acts over this many samples"
+            yield Problem("algorithm.kl.horizon", kl.horizon, reason, "Write a positive number, such as 10000")
+        if kl.where != "reward":
+            reason = "the adaptive controller steers a KL in the reward; this config has none"
+            yield Problem("algorithm.kl.controller", kl.controller, reason, "Write kl.in: reward, or controller: fixed")
+    interval = config.actor_rollout_ref.ref.update_interval
+    if interval is not None and not uses_reference(config):
+        reason = "there is no reference policy to refresh: no KL is asked for"
+        remedy = "Remove it, or write algorithm.kl.in: loss with a coefficient above 0"
+        yield Problem("actor_rollout_ref.ref.update_interval", interval, reason, remedy)
+
+
+def _check_sampling(config: Config) -> Iterator[Problem]:
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.temperature <= 0:
+        reason = "training samples; a temperature of 0 or less has no distribution to learn from"
+        yield Problem(f"{ROLLOUT}.temperature", rollout.temperature, reason, "Write a number above 0, such as 1.0")
+    if not rollout.do_sample:
+        reason = "greedy answers are all equal and have nothing to learn from"
+        yield Problem(
+            f"{ROLLOUT}.do_sample", False, reason, "Write true; greedy answers belong to evaluation.temperature: 0"
+        )
+    if rollout.top_k == 0:
+        yield Problem(f"{ROLLOUT}.top_k", 0, "no token would be kept", "Write -1 to keep all, or how many to keep")
+
+
+def _check_logprobs(config: Config, entries: Entries) -> Iterator[Problem]:
+    """The ratios old / rollout and current / old only mean something between log-probs of the same distribution."""
+    algorithm, rollout = config.algorithm, config.actor_rollout_ref.rollout
+    reads = [
+        key
+        for key, on in (
+            ("algorithm.use_tis", algorithm.use_tis),
+            ("algorithm.old_logprobs", algorithm.old_logprobs == "rollout"),
+        )
+        if on
+    ]
+    if not reads:
+        return
+    value: object = True if algorithm.use_tis else algorithm.old_logprobs
+    if entries.engine is not None and not entries.engine.traits.get("logprobs", True):
+        reason = f"the engine {rollout.name!r} gives no rollout log-probs, which this needs"
+        yield Problem(reads[0], value, reason, "Turn it off, or use an engine that gives them")
+    if (rollout.top_p < 1 or rollout.top_k > 0) and rollout.logprobs_of == "sampled":
+        cut = f"top_p {rollout.top_p:g}" if rollout.top_p < 1 else f"top_k {rollout.top_k}"
+        reason = (
+            f"with {cut} the rollout log-probs are of the truncated distribution and the trainer's of the whole one, "
+            "so their ratio is biased"
+        )
+        remedy = f"Write {ROLLOUT}.logprobs_of: full, or top_p: 1.0 and top_k: -1"
+        yield Problem(reads[0], value, reason, remedy)
+    if algorithm.use_tis and algorithm.old_logprobs == "rollout":
+        reason = "old log-probs that are the rollout's make every importance weight 1"
+        yield Problem("algorithm.use_tis", True, reason, "Write algorithm.old_logprobs: recompute, or use_tis: false")
+    if algorithm.use_tis and entries.policy_loss is not None:
+        signature = entries.policy_loss.signature
+        if "tis_weights" not in (*signature.columns, *signature.optional_columns):
+            reason = f"the policy loss {algorithm.policy_loss.type!r} takes no tis_weights, so it would have no effect"
+            yield Problem("algorithm.use_tis", True, reason, "Write use_tis: false, or policy_loss: {type: ppo_clip}")
+
+
+def _check_groups(config: Config, entries: Entries) -> Iterator[Problem]:
+    filtering, n = config.algorithm.filter_groups, config.actor_rollout_ref.rollout.n
+    if filtering.enable and n == 1:
+        reason = "a group of one sample always has equal rewards: every group would be filtered and no step ever filled"
+        yield Problem("algorithm.filter_groups.enable", True, reason, f"Write false, or {ROLLOUT}.n of 2 or more")
+    execution = config.execution
+    if execution.mode != "hybrid" or execution.train_pipelining == "off":
+        return
+    key, value = "execution.train_pipelining", execution.train_pipelining
+    widest = max(entries.scope, Scope.PARTITION if config.algorithm.kl.controller == "adaptive" else Scope.TOKEN)
+    if widest > Scope.GROUP:
+        reason = "the algorithm looks at the whole partition at once, which pipelining never has"
+        yield Problem(key, value, reason, "Write off, or an estimator of group scope such as grpo")
+
+
+def _check_columns(config: Config, entries: Entries) -> Iterator[Problem]:
+    stages = plan_stages(config, entries)
+    known = {*columns_known(stages), *COMPUTED_IN_TRAINING, "values", "tis_weights"}
+    for stage in stages:
+        for name in stage.needs:
+            if name not in known:
+                yield _orphan(config, stage, name)
+
+
+def _orphan(config: Config, stage: Stage, column: str) -> Problem:
+    key, value = {
+        "advantages": (ESTIMATOR, advantage_name(config)),
+        "train": (LOSS, config.algorithm.policy_loss.type),
+    }.get(stage.name, ("reward_manager.type", config.reward_manager.type))
+    if column == "ref_logprobs":
+        return Problem(
+            key, value, "it needs ref_logprobs, and nothing asks for a reference", "Write algorithm.kl.in: loss"
+        )
+    if column == "old_logprobs":
+        reason = f"it needs old_logprobs, and algorithm.old_logprobs is {old_logprobs_from(config)}"
+        return Problem(key, value, reason, "Write algorithm.old_logprobs: recompute")
+    remedy = "A parameter written in YAML stands behind a '*' in the signature"
+    return Problem(key, value, f"it needs the column {column!r}, which no stage gives", remedy)

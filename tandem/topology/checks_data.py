@@ -1,0 +1,146 @@
+"""Contradictions between the config and the data files, of which the first row is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tandem.base.errors import DataError, Problem
+from tandem.base.registry import near
+from tandem.config.schema import Config, DataConfig, SftConfig
+from tandem.dataflow.files import JsonlTable, open_tables
+from tandem.dataflow.rows import Row, RowError
+from tandem.dataflow.tasks import TaskTable
+
+COUNTED_BYTES = 1 << 26
+"""Files up to this size are counted line by line for the arithmetic; parquet says its count at the end of the file."""
+
+
+def check_data(config: Config) -> Iterator[Problem]:
+    """Training and held-out prompts."""
+    data = config.data
+    ways = {
+        "train_files": bool(data.train_files),
+        "reasoning_gym": data.reasoning_gym is not None,
+        "source": data.source is not None,
+    }
+    yield from _check_one_way(ways)
+    keys = _column_keys(data)
+    yield from _check_files("data.train_files", data.train_files, keys)
+    yield from _check_files("data.val_files", data.val_files, keys)
+    yield from _check_overlap(data.train_files, data.val_files)
+    if data.reasoning_gym is not None:
+        yield from _check_task(data.reasoning_gym)
+    if data.system_prompt is not None and not data.chat:
+        reason = "only a chat template has a place for it, and data.chat is false"
+        yield Problem("data.system_prompt", data.system_prompt, reason, "Write data.chat: true, or leave it out")
+
+
+def check_sft_data(config: SftConfig) -> Iterator[Problem]:
+    """Training and held-out examples."""
+    data = config.data
+    yield from _check_one_way({"train_files": bool(data.train_files), "source": data.source is not None})
+    pair = {"data.prompt_key": data.prompt_key, "data.response_key": data.response_key}
+    keys = pair if data.messages_key is None else {"data.messages_key": data.messages_key}
+    yield from _check_files("data.train_files", data.train_files, keys)
+    yield from _check_files("data.val_files", data.val_files, keys)
+
+
+def count_rows(files: Sequence[str]) -> int | None:
+    """Rows of all files, where counting them is cheap."""
+    total = 0
+    for name in files:
+        path = Path(name).expanduser()
+        try:
+            if path.suffix.lower() in (".parquet", ".pq"):
+                import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+
+                total += int(parquet.read_metadata(path).num_rows)
+            elif path.stat().st_size <= COUNTED_BYTES:
+                with path.open("rb") as handle:
+                    total += sum(1 for line in handle if line.strip())
+            else:
+                return None
+        except (OSError, ValueError):
+            return None
+    return total
+
+
+def _column_keys(data: DataConfig) -> dict[str, str]:
+    """Config key -> column that the files must have."""
+    keys = {f"data.extra_keys[{index}]": name for index, name in enumerate(data.extra_keys)}
+    if data.template is None:
+        keys["data.prompt_key"] = data.prompt_key
+    named = {"answer_key": data.answer_key, "uid_key": data.uid_key, "data_source_key": data.data_source_key}
+    return keys | {f"data.{key}": name for key, name in named.items() if name is not None}
+
+
+def _check_one_way(ways: dict[str, bool]) -> Iterator[Problem]:
+    chosen = [f"data.{way}" for way, on in ways.items() if on]
+    if not chosen:
+        remedy = f"Write one of {', '.join(f'data.{way}' for way in ways)}"
+        yield Problem("data.train_files", [], "there is no training data", remedy)
+    elif len(chosen) > 1:
+        yield Problem(chosen[1], "...", f"the training data come from {chosen[0]} already", "Keep one of the two")
+
+
+def _check_files(key: str, files: Sequence[str], columns: dict[str, str]) -> Iterator[Problem]:
+    for index, name in enumerate(files):
+        try:
+            (table,) = open_tables([name])
+            first = next(iter(table.scan()), None)
+        except (DataError, OSError) as error:
+            yield Problem(f"{key}[{index}]", name, _without_name(error, name), "Write an existing data file")
+            continue
+        if first is None:
+            yield Problem(f"{key}[{index}]", name, "there is no row in it", "Write a file with data")
+        elif isinstance(first, RowError):
+            if isinstance(table, JsonlTable):
+                yield Problem(f"{key}[{index}]", name, _without_name(first, name), "Mend the file")
+        else:
+            yield from _check_columns(first, columns)
+
+
+def _check_columns(row: Row, columns: dict[str, str]) -> Iterator[Problem]:
+    for key, column in columns.items():
+        try:
+            row.find(column)
+        except RowError as error:
+            remedy = "Write a column of the file" + (", or null for none" if key == "data.answer_key" else "")
+            yield Problem(key, column, f"{row.table}: {str(error).partition(': ')[2]}", remedy)
+
+
+def _check_overlap(train: Sequence[str], held_out: Sequence[str]) -> Iterator[Problem]:
+    resolved = {Path(name).expanduser().resolve() for name in train}
+    for index, name in enumerate(held_out):
+        if Path(name).expanduser().resolve() in resolved:
+            reason = "the same file is trained on: held-out prompts must be others"
+            yield Problem(f"data.val_files[{index}]", name, reason, "Split the file in two")
+
+
+def _check_task(task: dict[str, Any]) -> Iterator[Problem]:
+    key = "data.reasoning_gym"
+    if not isinstance(task.get("dataset"), str):
+        hints = [near("dataset", [name]) for name in task if near("dataset", [name]).startswith("did")]
+        remedy = f"Write {key}.dataset, such as chain_sum" + (f" (there is {next(iter(task))!r})" if hints else "")
+        yield Problem(f"{key}.dataset", task.get("dataset"), "the task is not named", remedy)
+        return
+    for name, least in (("size", 1), ("seed", 0)):
+        value = task.get(name, least)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            yield Problem(
+                f"{key}.{name}",
+                value,
+                "not a whole number" if not isinstance(value, int) else "too small",
+                f"Write an integer >= {least}",
+            )
+            return
+    try:
+        TaskTable(**task)
+    except DataError as error:
+        yield Problem(key, task, str(error), "Correct the task")
+
+
+def _without_name(error: Exception, name: str) -> str:
+    return str(error).removeprefix(f"{name}: ").removeprefix(f"{name}, ")

@@ -1,0 +1,148 @@
+"""``compile_plan``: everything that follows from a config, and every contradiction in it, before anything starts.
+
+Pure: it reads the config, the registries, and the first bytes of the files that the config names. No torch, no Ray,
+no devices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from tandem.base.errors import ConfigError, Problem
+from tandem.config.schema import Config
+from tandem.topology.checks_algorithm import check_algorithm
+from tandem.topology.checks_data import check_data, count_rows
+from tandem.topology.checks_execution import check_execution
+from tandem.topology.checks_model import check_adapters, check_context, check_exact, read_checked
+from tandem.topology.checks_reward import check_reward
+from tandem.topology.checks_trainer import check_evaluation, check_length, check_schedule, check_trainer
+from tandem.topology.plan_batch import BatchPlan, plan_batch
+from tandem.topology.plan_entries import Entries, import_plugins, look_up, unknown_names
+from tandem.topology.plan_later import what_comes_later
+from tandem.topology.plan_memory import MemoryPlan, plan_memory
+from tandem.topology.plan_model import ModelFacts
+from tandem.topology.plan_placement import Placement, choose_runtime, device_groups, placements
+from tandem.topology.plan_stages import SOURCE_COLUMNS, OldLogprobs, Stage, old_logprobs_from, plan_stages, plan_tags
+
+ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run where, when, on how much; ``problems`` is empty in a plan that may start.
+
+    ``device_groups`` are devices per group; what a run needs is their sum. ``later`` names what can be planned and not
+    be run yet. ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown.
+    ``batch.steps`` counts the rows of the files before any is dropped.
+    """
+
+    mode: str
+    runtime: str
+    placements: tuple[Placement, ...]
+    device_groups: dict[str, int]
+    tags: tuple[str, ...]
+    old_logprobs: OldLogprobs
+    source_columns: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    batch: BatchPlan
+    memory: tuple[MemoryPlan, ...]
+    later: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The deployed roles."""
+        return tuple(placement.role for placement in self.placements)
+
+    @property
+    def devices(self) -> int:
+        """Devices that the run needs: separate groups need the sum."""
+        return sum(self.device_groups.values())
+
+    def to_json(self) -> str:
+        """The whole plan for machines; values that JSON lacks are written as text."""
+        content = {"kind": "train", "roles": self.roles, "devices": self.devices, **asdict(self)}
+        return json.dumps(content, default=repr, ensure_ascii=False, indent=2)
+
+    def require_runnable(self) -> None:
+        """Raise ``ConfigError`` with all problems and with what can't be run yet, if there are any."""
+        if self.problems or self.later:
+            raise ConfigError([*self.problems, *self.later])
+
+
+def compile_plan(config: Config) -> Plan:
+    """The plan of a training run, with every contradiction found in ``problems``. Deterministic.
+
+    Importing the plugins is its only side effect.
+    """
+    plugin_problems = import_plugins(config)
+    entries = look_up(config)
+    placed = placements(config)
+    facts, model_problems = read_checked(MODEL, config.actor_rollout_ref.model)
+    rows = count_rows(config.data.train_files) if config.data.train_files else None
+    batch = plan_batch(config, _train_ranks(config, placed), rows)
+    tags, runtime = plan_tags(config), choose_runtime(config, placed)
+    problems = [
+        *plugin_problems,
+        *unknown_names(config),
+        *model_problems,
+        *_contradictions(config, entries, placed, facts),
+        *check_length(config, batch, rows),
+        *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all),
+    ]
+    return Plan(
+        mode=config.execution.mode,
+        runtime=runtime,
+        placements=placed,
+        device_groups=device_groups(placed),
+        tags=tags,
+        old_logprobs=old_logprobs_from(config),
+        source_columns=SOURCE_COLUMNS,
+        stages=plan_stages(config, entries),
+        batch=batch,
+        memory=plan_memory(config, facts, placed, tags, shares=_shares_weights(config)),
+        later=what_comes_later(config, runtime),
+        notes=tuple(_notes(config, facts)),
+        problems=tuple({(problem.key, problem.reason): problem for problem in problems}.values()),
+    )
+
+
+def _contradictions(
+    config: Config, entries: Entries, placed: tuple[Placement, ...], facts: ModelFacts | None
+) -> Iterator[Problem]:
+    yield from check_execution(config, placed)
+    yield from check_algorithm(config, entries)
+    yield from check_reward(config)
+    yield from check_data(config)
+    yield from check_context(config, facts)
+    yield from check_adapters(MODEL, config.actor_rollout_ref.model)
+    yield from check_exact(config)
+    yield from check_evaluation(config)
+    yield from check_trainer(config.trainer)
+
+
+def _train_ranks(config: Config, placed: tuple[Placement, ...]) -> int:
+    """Data-parallel ranks of the actor."""
+    devices = next(placement.devices for placement in placed if placement.role == "actor")
+    return max(1, devices // config.actor_rollout_ref.actor.tensor_model_parallel_size)
+
+
+def _shares_weights(config: Config) -> bool:
+    """Whether the rollout engine generates with the actor's own parameters."""
+    return config.execution.mode == "colocate" and config.actor_rollout_ref.rollout.name == "hf"
+
+
+def _notes(config: Config, facts: ModelFacts | None) -> Iterator[str]:
+    rollout, kl, interval = config.actor_rollout_ref.rollout, config.algorithm.kl, config.evaluation.interval
+    if rollout.name == "hf" and rollout.tensor_model_parallel_size > 1:
+        yield "actor_rollout_ref.rollout.tensor_model_parallel_size has no effect with the engine hf"
+    if kl.where != "off" and kl.coef == 0:
+        yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
+    if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
+        yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
+    if facts is None:
+        yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

@@ -1,0 +1,57 @@
+"""What can be planned and not yet be run. A part that arrives takes its line out of ``LATER``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandem.base.errors import Problem
+from tandem.config.schema import Config
+from tandem.rollout.registry import LATER as ENGINES_LATER
+
+
+@dataclass(frozen=True)
+class Later:
+    """The value at ``key`` is known and planned, and where ``applies`` holds a run with it is refused."""
+
+    key: str
+    value: Callable[[Config, str], object]
+    applies: Callable[[Config, str], bool]
+    instead: str
+
+
+def _mode(config: Config, runtime: str) -> str:
+    return config.execution.mode
+
+
+def _runtime(config: Config, runtime: str) -> str:
+    return runtime
+
+
+def _engine(config: Config, runtime: str) -> str:
+    return config.actor_rollout_ref.rollout.name
+
+
+def _strategy(config: Config, runtime: str) -> str:
+    return config.actor_rollout_ref.actor.strategy
+
+
+def _critic(config: Config, runtime: str) -> bool:
+    return config.critic.enable
+
+
+LATER = (
+    Later("execution.mode", _mode, lambda c, r: _mode(c, r) == "hybrid", "Write colocate"),
+    Later("execution.mode", _mode, lambda c, r: _mode(c, r) == "fully_async", "Write colocate"),
+    Later("runtime.name", _runtime, lambda c, r: r == "ray", "Give each role one device"),
+    Later("actor_rollout_ref.rollout.name", _engine, lambda c, r: _engine(c, r) in ENGINES_LATER, "Write hf"),
+    Later("actor_rollout_ref.actor.strategy", _strategy, lambda c, r: _strategy(c, r) == "megatron", "Write fsdp2"),
+    Later("critic.enable", _critic, _critic, "Write false, with an estimator that needs no critic"),
+)
+
+
+def what_comes_later(config: Config, runtime: str) -> tuple[Problem, ...]:
+    """One line for each part of the config that can be planned but not be run yet."""
+    reason = "can be planned and not be run yet"
+    found = [later for later in LATER if later.applies(config, runtime)]
+    return tuple(Problem(later.key, later.value(config, runtime), reason, later.instead) for later in found)

@@ -1,0 +1,89 @@
+"""Estimated memory per device.
+
+For N parameters on R train ranks (parameters, gradients and moments are sharded over them), fp32 master weights:
+
+- weights 4N / R, gradients 4T / R, Adam moments 8T / R, where T is N, or the adapters' share with LoRA (estimated as
+  4 x hidden x rank x layers x 7 matrices, none of it sharded away);
+- ref, old_actor: 4N / R for each tag beside ``actor``;
+- activations: b bytes x hidden x layers x tokens of a micro-batch x 16 (x 2 with gradient checkpointing: the inputs of
+  the layers and one layer's inside), b = 2 in bfloat16 and 4 in float32 (Korthikanti et al., arXiv 2205.05198, without
+  the attention matrix, which is not kept);
+- log-probs: 256 tokens x vocabulary x 4 bytes x 3 (logits, their gradient, one copy);
+- rollout: weights b N / tensor parallel (0 where the engine uses the actor's own) and the KV cache: 2 b x layers x
+  kv heads x head size x tokens of the samples in flight, at their longest.
+
+It leaves out the framework itself (about 0.5 GB a process) and fragmentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.config.schema import Config
+from tandem.topology.plan_batch import longest_sequence
+from tandem.topology.plan_model import ModelFacts
+from tandem.topology.plan_placement import Placement
+
+BYTES = {"float32": 4, "bfloat16": 2}
+MASTER = 4
+LOGPROB_CHUNK = 256
+LORA_MATRICES = 7
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on each device of a group, by what they are for."""
+
+    group: str
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes."""
+        return sum(self.parts.values())
+
+
+def plan_memory(
+    config: Config, facts: ModelFacts | None, placed: tuple[Placement, ...], tags: tuple[str, ...], shares: bool
+) -> tuple[MemoryPlan, ...]:
+    """One estimate a group; none where sizes are unknown. ``shares``: the engine uses the actor's weights."""
+    if facts is None or not (facts.parameters and facts.hidden and facts.layers and facts.vocabulary):
+        return ()
+    groups: dict[str, dict[str, int]] = {}
+    for placement in placed:
+        parts = groups.setdefault(placement.group, {})
+        if placement.role in ("actor", "critic"):
+            trained = _training(config, facts, placement, len(tags) - 1 if placement.role == "actor" else 0)
+            parts.update({f"{placement.role} {name}": size for name, size in trained.items()})
+        elif placement.role == "rollout":
+            parts.update({f"rollout {name}": size for name, size in _rollout(config, facts, shares).items()})
+        elif placement.role in ("reference", "actor_fwd"):
+            parts[f"{placement.role} weights"] = MASTER * facts.parameters // placement.devices
+    return tuple(MemoryPlan(group, parts) for group, parts in groups.items() if parts)
+
+
+def _training(config: Config, facts: ModelFacts, placement: Placement, tags: int) -> dict[str, int]:
+    assert facts.parameters and facts.hidden and facts.layers and facts.vocabulary  # the caller looked
+    model, ranks = config.actor_rollout_ref.model, placement.devices
+    per_layer = 4 * facts.hidden * model.lora_rank * LORA_MATRICES
+    trained = per_layer * facts.layers if model.lora_rank else facts.parameters
+    tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+    kept = 2 * facts.layers + 16 if model.gradient_checkpointing else 16 * facts.layers
+    return {
+        "weights": MASTER * facts.parameters // ranks,
+        "gradients": MASTER * trained // ranks,
+        "optimizer": 2 * MASTER * trained // ranks,
+        **({"other tags": tags * MASTER * facts.parameters // ranks} if tags else {}),
+        "activations": BYTES[model.dtype] * facts.hidden * kept * tokens,
+        "log-probs": 3 * 4 * LOGPROB_CHUNK * facts.vocabulary,
+    }
+
+
+def _rollout(config: Config, facts: ModelFacts, shares: bool) -> dict[str, int]:
+    assert facts.parameters and facts.layers  # the caller looked
+    rollout, width = config.actor_rollout_ref.rollout, BYTES[config.actor_rollout_ref.model.dtype]
+    in_flight = min(rollout.max_num_seqs, config.data.train_batch_size * rollout.n)
+    per_token = 2 * width * facts.layers * (facts.kv_heads or 0) * (facts.head_dim or 0)
+    weights = {} if shares else {"weights": width * facts.parameters // rollout.tensor_model_parallel_size}
+    cache = per_token * in_flight * longest_sequence(config) // rollout.tensor_model_parallel_size
+    return {**weights, "KV cache": cache}

@@ -1,0 +1,94 @@
+"""What a model's folder says of it, read without loading it: context, sizes, number of parameters."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """From ``config.json`` and the headers of the weight files; None where they don't say."""
+
+    parameters: int | None
+    context: int | None
+    hidden: int | None
+    layers: int | None
+    kv_heads: int | None
+    head_dim: int | None
+    vocabulary: int | None
+
+
+def looks_like_path(path: str) -> bool:
+    """Whether a model's name can only be a folder: a hub id is ``name`` or ``owner/name``."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or "\\" in path or path.endswith("/")
+
+
+def model_folder(path: str) -> Path | None:
+    """The folder with the model's files: the path itself, or its place in the hub's cache; None if neither is there."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if looks_like_path(path):
+        return None
+    cached = hub_cache() / f"models--{path.replace('/', '--')}" / "snapshots"
+    snapshots = sorted(cached.glob("*/config.json"))
+    return snapshots[-1].parent if snapshots else None
+
+
+def hub_cache() -> Path:
+    """Where downloaded models are kept, by the variables of the ``huggingface_hub`` package."""
+    if "HF_HUB_CACHE" in os.environ:
+        return Path(os.environ["HF_HUB_CACHE"])
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return Path(home).expanduser() / "hub"
+
+
+def offline() -> bool:
+    """Whether the hub may not be asked."""
+    return os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in ("1", "ON", "YES", "TRUE")
+
+
+def read_model(folder: Path) -> ModelFacts:
+    """Raises ``ValueError`` or ``OSError`` where ``config.json`` is missing or no JSON object."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    if not isinstance(config, dict):
+        raise ValueError("config.json holds no JSON object")
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    hidden, heads = _number(text, "hidden_size", "n_embd", "d_model"), _number(text, "num_attention_heads", "n_head")
+    dim = _number(text, "head_dim") or (hidden // heads if hidden and heads else None)
+    return ModelFacts(
+        parameters=_count_in_files(folder),
+        context=_number(text, *CONTEXT_KEYS),
+        hidden=hidden,
+        layers=_number(text, "num_hidden_layers", "n_layer"),
+        kv_heads=_number(text, "num_key_value_heads") or heads,
+        head_dim=dim,
+        vocabulary=_number(text, "vocab_size"),
+    )
+
+
+def _number(config: Mapping[str, Any], *names: str) -> int | None:
+    found = (config[name] for name in names if name in config)
+    return next((value for value in found if isinstance(value, int) and value > 0), None)
+
+
+def _count_in_files(folder: Path) -> int | None:
+    """Parameters by the headers of the safetensors files: 8 bytes of length, then JSON with every tensor's shape."""
+    total = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with file.open("rb") as handle:
+                length = int.from_bytes(handle.read(8), "little")
+                header = json.loads(handle.read(min(length, file.stat().st_size)))
+            total += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+    return total or None

@@ -1,0 +1,159 @@
+"""The stages of one step, in order, with the columns that each needs and gives: derived from signatures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tandem.base.registry import Signature
+from tandem.config.schema import Config
+from tandem.topology.plan_batch import mini_batch_prompts
+from tandem.topology.plan_entries import Entries
+from tandem.topology.plan_placement import uses_reference
+
+SOURCE_COLUMNS = (
+    "prompts",
+    "group_ids",
+    "sample_index",
+    "uid",
+    "prompt_text",
+    "ground_truth",
+    "data_source",
+    "extra_info",
+)
+"""What a prompt brings from the data."""
+
+ROLLOUT_COLUMNS = ("responses", "response_mask", "rollout_logprobs", "token_versions", "truncated")
+
+SAMPLE_COLUMNS = {
+    "response": "responses",
+    "response_length": "responses",
+    "prompt": "prompt_text",
+    "ground_truth": "ground_truth",
+    "data_source": "data_source",
+    "extra_info": "extra_info",
+    "truncated": "truncated",
+}
+"""What a scorer of single samples names its parameters -> the column that it comes from."""
+
+COMPUTED_IN_TRAINING = ("logprobs", "entropies")
+"""Arguments of a loss that the training forward makes; no column carries them."""
+
+OldLogprobs = Literal["implied", "recompute", "rollout"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One thing done to a partition: by ``role``, with the weights ``tag`` in place, on a ``per`` part at a time."""
+
+    name: str
+    role: str
+    tag: str | None
+    per: Literal["group", "sub_batch", "partition"]
+    needs: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+def old_logprobs_from(config: Config) -> OldLogprobs:
+    """Where the proximal log-probs come from.
+
+    ``implied``: no column, old is the current policy, detached. ``auto`` takes it where that is exact (a partition has
+    one optimizer step, so that every sample is seen under the weights of the step's start) and nothing before the loss
+    reads the column: a KL in the reward and importance weights do.
+    """
+    chosen = config.algorithm.old_logprobs
+    if chosen != "auto":
+        return chosen
+    one_update = (
+        config.actor_rollout_ref.actor.ppo_epochs == 1 and mini_batch_prompts(config) >= config.data.train_batch_size
+    )
+    read_before = config.algorithm.use_tis or (uses_reference(config) and config.algorithm.kl.where == "reward")
+    elsewhere = config.execution.mode == "fully_async"  # the actor_fwd role has weights of its own
+    return "implied" if one_update and not read_before and not elsewhere else "recompute"
+
+
+def plan_stages(config: Config, entries: Entries) -> tuple[Stage, ...]:
+    """All stages of a step."""
+    stages = [
+        Stage("rollout", "rollout", None, "group", ("prompts",), ROLLOUT_COLUMNS),
+        Stage("reward", "reward", None, "group", _reward_needs(entries.reward), ("rewards", "reward_valid")),
+        *_forwards(config, entries),
+        _advantages(config, entries),
+    ]
+    if config.algorithm.use_tis:
+        role = "advantages" if config.execution.mode == "fully_async" else "actor"
+        needs = ("old_logprobs", "rollout_logprobs", "response_mask")
+        stages.append(Stage("correction", role, None, "partition", needs, ("tis_weights",)))
+    if config.critic.enable:
+        targets = ("prompts", "responses", "response_mask", "values", "returns")
+        stages.append(Stage("train_critic", "critic", None, "partition", targets, ()))
+    stages.append(_train(config, entries))
+    stages.append(Stage("publish", "actor", "actor", "partition", (), ()))
+    return tuple(stages)
+
+
+def plan_tags(config: Config) -> tuple[str, ...]:
+    """Copies of weights that the actor keeps."""
+    tags = ["actor"]
+    if config.execution.mode != "fully_async" and uses_reference(config):
+        tags.append("ref")
+    if config.execution.mode == "hybrid" and config.execution.train_pipelining == "step":
+        tags.append("old_actor")
+    return tuple(tags)
+
+
+def columns_known(stages: tuple[Stage, ...]) -> set[str]:
+    """Every column that the data or a stage gives."""
+    return {*SOURCE_COLUMNS, *(name for stage in stages for name in stage.gives)}
+
+
+def _reward_needs(signature: Signature | None) -> tuple[str, ...]:
+    fields = signature.columns + signature.optional_columns if signature is not None else ()
+    needs = ["prompts", "responses", "response_mask", *(SAMPLE_COLUMNS.get(name, name) for name in fields)]
+    return tuple(dict.fromkeys(needs))
+
+
+def _forwards(config: Config, entries: Entries) -> list[Stage]:
+    separate = config.execution.mode == "fully_async"
+    per: Literal["sub_batch", "partition"] = "partition" if config.execution.mode == "colocate" else "sub_batch"
+    inputs = ("prompts", "responses", "response_mask")
+    stages = []
+    if uses_reference(config):
+        role = "reference" if separate else "actor"
+        stages.append(Stage("ref", role, None if separate else "ref", per, inputs, ("ref_logprobs",)))
+    source = old_logprobs_from(config)
+    if source == "recompute":
+        tag = "old_actor" if "old_actor" in plan_tags(config) else "actor"
+        role = "actor_fwd" if separate else "actor"
+        stages.append(Stage("old", role, None if separate else tag, per, inputs, ("old_logprobs",)))
+    elif source == "rollout":
+        stages.append(Stage("old", "actor", None, per, ("rollout_logprobs",), ("old_logprobs",)))
+    if config.critic.enable:
+        stages.append(Stage("values", "critic", None, per, inputs, ("values",)))
+    return stages
+
+
+def _advantages(config: Config, entries: Entries) -> Stage:
+    needs: list[str] = ["rewards"]
+    signature = entries.advantage.signature if entries.advantage is not None else None
+    if signature is not None:
+        needs += [name for name in signature.columns if name != "token_rewards"]
+        needs += [name for name in signature.optional_columns if name in ("reward_valid", "truncated")]
+    if uses_reference(config) and config.algorithm.kl.where == "reward":
+        needs += ["old_logprobs", "ref_logprobs"]
+    role = "advantages" if config.execution.mode == "fully_async" else "actor"
+    gives = ("token_rewards", "advantages", "returns")
+    return Stage("advantages", role, None, "partition", tuple(dict.fromkeys(needs)), gives)
+
+
+def _train(config: Config, entries: Entries) -> Stage:
+    needs: list[str] = ["prompts", "responses", "response_mask"]
+    if entries.policy_loss is not None:
+        signature = entries.policy_loss.signature
+        needs += [name for name in signature.columns if name not in COMPUTED_IN_TRAINING]
+        needs += [name for name in signature.optional_columns if name == "tis_weights" and config.algorithm.use_tis]
+    if uses_reference(config) and config.algorithm.kl.where == "loss":
+        needs.append("ref_logprobs")
+    implied = old_logprobs_from(config) == "implied"
+    kept = [name for name in dict.fromkeys(needs) if not (implied and name == "old_logprobs")]
+    return Stage("train", "actor", "actor", "partition", tuple(kept), ())
