@@ -1,14 +1,17 @@
-"""A transformers causal LM as Tandem runs it: tokens in one row, positions given, attention by layout, head on demand."""
+"""A transformers causal LM as Tandem runs it: tokens in one row, attention by layout, the head on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from tandem.base.errors import ContractError
 from tandem.models.attention import AttentionLayout
 
 R = TypeVar("R")
@@ -59,10 +62,19 @@ class CausalLM(nn.Module):
         device = self.model.device.type
         return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute_dtype == torch.bfloat16)
 
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The transformer layers, whatever the architecture calls them."""
+        count = self.model.config.num_hidden_layers
+        for module in self.model.get_decoder().modules():
+            if isinstance(module, nn.ModuleList) and len(module) == count:
+                return module
+        raise ContractError(f"{type(self.model).__name__} has no list of {count} layers: choose another architecture")
+
     def checkpoint_gradients(self) -> None:
         """Keep only the inputs of each layer for the backward, and compute its activations again there."""
-        self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.model.train()  # transformers checkpoints in train mode only, which has no dropout here
+        for layer in self.layers:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
     def forward(
         self,

@@ -28,8 +28,7 @@ def load_model(path: str | Path, *, trust_remote_code: bool = False) -> PreTrain
 
     ``path`` is a Hugging Face folder or a hub id. Raises ``DataError`` where there is no model.
     """
-    model = _from_pretrained(path, trust_remote_code, attn_implementation="sdpa")
-    return model.eval()
+    return _from_pretrained(path, trust_remote_code, attn_implementation="sdpa")
 
 
 def load_causal_lm(path: str | Path, *, dtype: ComputeType = "float32", trust_remote_code: bool = False) -> CausalLM:
@@ -42,16 +41,17 @@ def load_causal_lm(path: str | Path, *, dtype: ComputeType = "float32", trust_re
 
 def as_causal_lm(model: PreTrainedModel | PeftModel, *, dtype: ComputeType = "float32") -> CausalLM:
     """Wrap a model, which from then on attends by layout and has no dropout; its weights are shared, not copied."""
-    if isinstance(model, PeftModel):
-        model = model.get_base_model()  # the adapters are inside its layers
+    plain = model.get_base_model() if isinstance(model, PeftModel) else model
+    assert isinstance(plain, PreTrainedModel)
     # A config object may belong to several models, and holds the attention setting: from here on this one has its own.
-    shared, own = model.config, copy.deepcopy(model.config)
-    for module in model.modules():
+    shared, own = plain.config, copy.deepcopy(plain.config)
+    for module in plain.modules():
         if getattr(module, "config", None) is shared:
-            module.config = own
-    model.set_attn_implementation(IMPLEMENTATION)
-    _remove_dropout(model)
-    return CausalLM(model.eval(), getattr(torch, dtype))
+            module.config = own  # type: ignore[assignment]
+    plain.set_attn_implementation(IMPLEMENTATION)
+    _remove_dropout(plain)
+    plain.eval()
+    return CausalLM(plain, getattr(torch, dtype))
 
 
 def new_model(shape: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
@@ -66,7 +66,8 @@ def new_model(shape: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     assert isinstance(model, PreTrainedModel)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def save_pretrained_atomic(
@@ -103,6 +104,7 @@ def _from_pretrained(path: str | Path, trust_remote_code: bool, **options: Any) 
             "folder (with config.json and weights) or a hub id such as Qwen/Qwen3-0.6B"
         ) from error
     assert isinstance(model, PreTrainedModel)
+    model.eval()
     return model
 
 

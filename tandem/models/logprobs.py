@@ -72,7 +72,7 @@ def token_logprobs(
         logprobs, entropies = _at_once(projection.logits(hidden, weight, bias), targets, want_entropy, entropy_grad)
     else:
         rows = max(1, chunk_elements // len(weight))
-        logprobs, entropies = _ChunkedLogprobs.apply(
+        logprobs, entropies = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
             hidden, weight, bias, targets, projection, rows, want_entropy, entropy_grad
         )
     return logprobs, (entropies if want_entropy else None)

@@ -39,7 +39,11 @@ def get_lora_model(
         return model
     targets = target_modules if isinstance(target_modules, str) else list(target_modules)
     config = LoraConfig(
-        task_type=TaskType.CAUSAL_LM, r=lora_rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0
+        task_type=TaskType.CAUSAL_LM,
+        r=lora_rank,
+        lora_alpha=alpha,  # type: ignore[arg-type]  # a float is fine: it is only divided
+        target_modules=targets,
+        lora_dropout=0.0,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -51,7 +55,7 @@ def get_lora_model(
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, full tensor) of all weights under the names that they have without adapters, adapters added in.
 
-    Sharded tensors are gathered one at a time, by all ranks together. Tensors without adapters share the model's memory.
+    Sharded tensors are gathered one at a time, by all ranks together. What has no adapter shares the model's memory.
     """
     adapted = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
     for name, tensor in model.state_dict().items():
@@ -65,10 +69,10 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
 
 def _change(layer: Any) -> torch.Tensor:
     """What the active adapters add to the base weight, in its layout."""
-    total = None
+    total: torch.Tensor | None = None
     for adapter in layer.active_adapters:
         down, up = (_full(getattr(layer, part)[adapter].weight) for part in ("lora_A", "lora_B"))
-        change = layer.scaling[adapter] * (up @ down)
+        change: torch.Tensor = layer.scaling[adapter] * (up @ down)
         total = change if total is None else total + change
     if total is None:
         raise ContractError("a LoRA layer has no active adapter: enable one before exporting weights")

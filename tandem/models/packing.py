@@ -106,14 +106,14 @@ class PackedLayout:
             raise ContractError(f"{tokens} tokens came to a layout of {self.tokens}: build one layout per packed row")
         rows = [x[0].transpose(0, 1) for x in (query, key, value)]  # (T, heads, D)
         if self._uniform:
-            blocks = [x.unflatten(0, (-1, self._width)) for x in rows]
-            return self._causal(*blocks, scale, window).reshape(1, tokens, heads, size)
+            q, k, v = (x.unflatten(0, (-1, self._width)) for x in rows)
+            return self._causal(q, k, v, scale, window).reshape(1, tokens, heads, size)
         gathered = [nn.functional.embedding(self._gather, x.flatten(1)) for x in rows]
         sizes = [count * width for count, width in self._shapes]
         outputs = []
         for shape, *parts in zip(self._shapes, *(x.split(sizes) for x in gathered), strict=True):
-            blocks = [part.view(*shape, -1, x.shape[-1]) for part, x in zip(parts, rows, strict=True)]
-            outputs.append(self._causal(*blocks, scale, window).flatten(0, 1).flatten(1))
+            q, k, v = (part.view(*shape, -1, x.shape[-1]) for part, x in zip(parts, rows, strict=True))
+            outputs.append(self._causal(q, k, v, scale, window).flatten(0, 1).flatten(1))
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return nn.functional.embedding(self._scatter, joined).view(1, tokens, heads, size)
 
@@ -252,7 +252,7 @@ def _leads(rows: Ragged) -> torch.Tensor:
 
 
 def _runs(lengths: list[int]) -> list[tuple[int, int, int]]:
-    """(first, last + 1, width) of runs of falling ``lengths`` whose padding is at most 8 tokens or an eighth of the width."""
+    """(first, last + 1, width) of runs of falling ``lengths``; they are padded by at most 8 tokens or an eighth."""
     runs: list[tuple[int, int, int]] = []
     first = 0
     for i, length in enumerate(lengths):

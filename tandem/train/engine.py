@@ -13,7 +13,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from tandem.algorithms.metric import Metric
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
@@ -33,9 +32,9 @@ TokenValues = tuple[torch.Tensor, torch.Tensor | None]
 class FsdpEngine:
     """Trains a ``CausalLM`` with AdamW; see ``TrainEngine`` for what the methods do.
 
-    ``mesh`` is one-dimensional; None leaves the model unwrapped in this one process. ``temperature`` divides the logits
-    in every log-prob, as in sampling. ``total_updates`` is where a falling schedule ends. With ``exact`` each group is a
-    micro-batch of its own, in canonical order: bit-equal results whatever the batch came in with.
+    ``mesh`` is one-dimensional; None leaves the model unwrapped in this one process. ``temperature`` divides the
+    logits in every log-prob, as in sampling. ``total_updates`` is where a falling schedule ends. With ``exact`` each
+    group is a micro-batch of its own, in canonical order: bit-equal results whatever the batch came in with.
     """
 
     def __init__(
@@ -80,14 +79,17 @@ class FsdpEngine:
         ordered = batch.select("prompts", "responses", "response_mask", *_ids(batch)).reorder(order)
         token = responses.like(torch.arange(len(responses.values))).take(order)
         rows = self._micro_batches(ordered)
+        fillers = self._missing(len(rows))
         for part in rows:
             samples = self._pack(ordered[part])
             logprobs, entropies = self._run(samples, want_entropy="entropies" in want, entropy_grad=False)
             place = token[part].padded().flatten()[samples.slots.cpu()]
-            for name, values in (("logprobs", logprobs), ("entropies", entropies)):
-                if name in want and values is not None:
-                    results[name][place] = values.float().cpu()
-        for _ in range(self._missing(len(rows))):
+            found: dict[Wanted, torch.Tensor | None] = {"logprobs": logprobs, "entropies": entropies}
+            for name, total in results.items():
+                values = found[name]
+                if values is not None:
+                    total[place] = values.float().cpu()
+        for _ in range(fillers):
             self._run_filler()
         return {name: responses.like(values) for name, values in results.items()}
 
@@ -99,6 +101,7 @@ class FsdpEngine:
         ordered = chosen.reorder(canonical_order(chosen))
         total = LossSum(torch.zeros((), device=self.device))
         rows = self._micro_batches(ordered)
+        fillers = self._missing(len(rows))
         for part in rows:
             micro = ordered[part]
             samples = self._pack(micro)
@@ -108,10 +111,10 @@ class FsdpEngine:
             )
             padded = None if entropies is None else samples.padded(entropies)
             result = objective.numerator(columns, samples.padded(logprobs), padded)
-            result.loss.backward()  # type: ignore[no-untyped-call]
+            result.loss.backward()
             total += replace(result, loss=result.loss.detach())
-        for _ in range(self._missing(len(rows))):
-            (self._run_filler().sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+        for _ in range(fillers):
+            (self._run_filler().sum() * 0.0).backward()
         return self._over_ranks(total)
 
     def optim_step(self, denominator: float) -> StepResult:
@@ -125,7 +128,8 @@ class FsdpEngine:
             total_steps=self._total_updates,
             min_ratio=self._optim.min_lr_ratio,
         )
-        applied = bool(torch.isfinite(norm)) and bool(grads)
+        # A gradient of zero everywhere means that nothing was trained: old moments must not move the weights then.
+        applied = bool(torch.isfinite(norm)) and bool(norm > 0)
         if applied:
             clip = (self._optim.grad_clip / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(grads, float(clip / denominator))
@@ -204,7 +208,7 @@ class FsdpEngine:
     # --- ranks -------------------------------------------------------------------------------------------------------
 
     def _missing(self, count: int) -> int:
-        """Micro-batches of zero weight that this rank must add, so that all ranks gather and reduce as often."""
+        """Micro-batches of zero weight that this rank adds, so that all gather and reduce as often. Asked *before* the first."""
         if self._group is None:
             return 0
         most = torch.tensor(count, device=self.device)

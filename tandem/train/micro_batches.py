@@ -11,7 +11,7 @@ from tandem.columns.proto import DataProto
 
 
 def canonical_order(batch: DataProto) -> torch.Tensor:
-    """Row numbers (B,) by group id, then index in the group: siblings side by side; the batch's own order without ids."""
+    """Row numbers (B,) by group id, then index in the group; without these columns the batch's own order."""
     order = torch.arange(len(batch))
     for column in ("sample_index", "group_ids"):
         if column in batch.batch:

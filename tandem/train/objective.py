@@ -61,8 +61,8 @@ class Objective(Protocol):
 class PolicyObjective:
     """Policy loss, plus ``kl_coef`` x KL to the reference, minus ``entropy_coef`` x entropy, per token.
 
-    ``policy_loss`` names a registered loss, ``parameters`` are its YAML parameters. Without a column ``old_logprobs`` the
-    policy is on its first update: old is the current one, detached. ``norm`` is the constant of
+    ``policy_loss`` names a registered loss, ``parameters`` are its YAML parameters. Without a column ``old_logprobs``
+    the policy is on its first update: old is the current one, detached. ``norm`` is the constant of
     ``seq-mean-token-sum-norm``.
     """
 

@@ -1,0 +1,153 @@
+"""Checkpoints: folders that are whole or not there, the newest whole one found, the last few kept.
+
+A checkpoint holds sharded tensors (written by all ranks through ``torch.distributed.checkpoint``, readable on another
+number of ranks) and one JSON file of everything else. That file is written last, and only then is the folder renamed to
+its final name: a folder without it was never finished.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from tandem.base.errors import DataError
+from tandem.base.folders import flush, flush_tree
+from tandem.columns import plain_json
+
+_STATE = "state.json"
+_TENSORS = "tensors"
+_FORMAT = "tandem-checkpoint/1"
+_NAME = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A finished checkpoint at ``path``, taken after training step ``step``."""
+
+    path: Path
+    step: int
+
+    def read(self) -> dict[str, Any]:
+        """The JSON part, as given to ``save``."""
+        facts: dict[str, Any] = _read(self.path)["facts"]
+        return facts
+
+    def load_tensors(self, tensors: dict[str, Any]) -> None:
+        """Fill ``tensors``, built like those saved (say ``{"actor": engine.state_dict()}``), in place.
+
+        Numbers and strings in it are replaced; every rank calls this with its own shards.
+        """
+        with _single_process_is_meant():
+            dcp.load(tensors, checkpoint_id=self.path / _TENSORS, no_dist=not _distributed())
+
+    def restore_random_state(self) -> None:
+        """Set the global generators of torch, Python and numpy to where this checkpoint found them on rank 0."""
+        state = _read(self.path)["random"]
+        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))
+        random.setstate(state["python"])
+        name, keys, *rest = state["numpy"]
+        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+
+
+def save(root: Path, step: int, *, tensors: dict[str, Any], facts: Mapping[str, Any], keep: int) -> Checkpoint:
+    """Write ``root/step_<step>``; afterwards only the ``keep`` newest checkpoints stay.
+
+    ``tensors`` is a nested dict of (sharded) tensors, numbers and strings, ``facts`` anything that JSON holds. Every
+    rank calls this. The random state of rank 0 goes with it. A killed process leaves at most a hidden partial folder,
+    which the next ``save`` clears away.
+    """
+    target, scratch = root / f"step_{step:08d}", root / f".step_{step:08d}.partial"
+    if _first_rank():
+        root.mkdir(parents=True, exist_ok=True)
+        for leftover in root.glob(".step_*.partial"):
+            shutil.rmtree(leftover)
+        scratch.mkdir()
+    _barrier()
+    with _single_process_is_meant():
+        dcp.save(tensors, checkpoint_id=scratch / _TENSORS, no_dist=not _distributed())
+    if _first_rank():
+        flush_tree(scratch)
+        document = {"format": _FORMAT, "step": step, "facts": dict(facts), "random": _random_state()}
+        (scratch / _STATE).write_text(plain_json.dumps(document, "the checkpoint"))
+        flush(scratch / _STATE)
+        flush(scratch)
+        if target.exists():
+            shutil.rmtree(target)
+        scratch.rename(target)
+        flush(root)
+        for old in _finished(root)[:-keep]:
+            shutil.rmtree(old.path)
+    _barrier()
+    return Checkpoint(target, step)
+
+
+def latest(root: Path) -> Checkpoint | None:
+    """The newest finished checkpoint under ``root``; None if there is none."""
+    finished = _finished(root)
+    return finished[-1] if finished else None
+
+
+def _finished(root: Path) -> list[Checkpoint]:
+    """All finished checkpoints, oldest first."""
+    found = []
+    for path in root.iterdir() if root.is_dir() else ():
+        match = _NAME.fullmatch(path.name)
+        if match and (path / _STATE).is_file():
+            try:
+                _read(path)
+            except DataError:
+                continue
+            found.append(Checkpoint(path, int(match[1])))
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = plain_json.loads((path / _STATE).read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path / _STATE}: not a whole checkpoint ({error}); take an older one") from error
+    if not isinstance(document, dict) or "format" not in document or document["format"] != _FORMAT:
+        raise DataError(f"{path / _STATE}: not of the format {_FORMAT}")
+    return document
+
+
+def _random_state() -> dict[str, Any]:
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "torch": bytes(torch.get_rng_state().numpy()).hex(),
+        "python": random.getstate(),
+        "numpy": [str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
+    }
+
+
+@contextmanager
+def _single_process_is_meant() -> Iterator[None]:
+    """torch warns of a single process at every save and load."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*in a single process.*")
+        yield
+
+
+def _distributed() -> bool:
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _first_rank() -> bool:
+    return not _distributed() or dist.get_rank() == 0
+
+
+def _barrier() -> None:
+    if _distributed():
+        dist.barrier()

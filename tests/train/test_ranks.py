@@ -1,0 +1,189 @@
+"""One rank is the special case of many: same gradients, same weights, no rank ever waits for ever."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from tandem.train import checkpoint
+from tandem.train.objective import PolicyObjective
+
+MakeAny = Callable[..., Any]
+
+
+def _rank(body: Callable[[DeviceMesh, int], None], rank: int, world: int, folder: str) -> None:
+    try:
+        dist.init_process_group(
+            "gloo", f"file://{folder}/rendezvous", timedelta(seconds=60), world_size=world, rank=rank
+        )
+        body(init_device_mesh("cpu", (world,)), rank)
+        dist.destroy_process_group()
+    except BaseException:
+        Path(folder, f"error_{rank}").write_text(traceback.format_exc())
+        raise
+
+
+@pytest.fixture
+def on_ranks(tmp_path: Path) -> Callable[[int, Callable[[DeviceMesh, int], None]], None]:
+    """Run a body on gloo ranks, each a forked process; fails with their tracebacks, also when one hangs."""
+
+    def run(world: int, body: Callable[[DeviceMesh, int], None]) -> None:
+        (folder := tmp_path / f"world_{world}").mkdir(exist_ok=True)
+        fork = multiprocessing.get_context("fork")
+        ranks = [fork.Process(target=_rank, args=(body, rank, world, str(folder))) for rank in range(world)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(90)
+        alive = [i for i, process in enumerate(ranks) if process.is_alive()]
+        for process in ranks:
+            process.kill()
+        errors = "\n".join(path.read_text() for path in sorted(folder.glob("error_*")))
+        assert not alive, f"ranks {alive} never ended\n{errors}"
+        assert all(process.exitcode == 0 for process in ranks), errors
+
+    return run
+
+
+def step(engine: Any, batch: Any, objective: PolicyObjective, whole: Any) -> Any:
+    total = engine.forward_backward(batch, objective)
+    return total, engine.optim_step(objective.denominator(whole))
+
+
+def close(a: Any, b: Any, tolerance: float = 1e-6) -> None:
+    a, b = dict(a.export()), dict(b.export())
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        torch.testing.assert_close(tensor, b[name], atol=tolerance, rtol=tolerance)
+
+
+def test_a_mesh_of_one_rank_is_bit_equal_to_no_mesh(
+    on_ranks: MakeAny, make_batch: MakeAny, make_engine: MakeAny
+) -> None:
+    batch, objective = make_batch([4, 6, 3, 9]), PolicyObjective(kl_coef=0.1)
+
+    def body(mesh: DeviceMesh, rank: int) -> None:
+        engines = [make_engine(mesh=m, max_tokens=14) for m in (None, mesh)]
+        for _ in range(3):
+            (loss, result), (sharded_loss, sharded_result) = (step(e, batch, objective, batch) for e in engines)
+            assert torch.equal(loss.loss, sharded_loss.loss)
+            assert result == sharded_result
+        logprobs = [engine.forward(batch, ["logprobs"])["logprobs"].values for engine in engines]
+        assert torch.equal(*logprobs)
+        weights = [dict(engine.export()) for engine in engines]
+        assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+    on_ranks(1, body)
+
+
+def test_b64_three_samples_on_two_ranks_give_the_update_of_one(
+    on_ranks: MakeAny, make_batch: MakeAny, make_engine: MakeAny
+) -> None:
+    """Also a rank without any sample, and a micro-batch more on one rank than on the other (B61)."""
+    objective = PolicyObjective(aggregation="seq-mean-token-mean", kl_coef=0.1, entropy_coef=0.01)
+    whole = make_batch([7, 2, 30], group_size=1)
+    splits = ([[0, 1], [2]], [[0, 1, 2], []], [[1], [0, 2]])
+
+    def body(mesh: DeviceMesh, rank: int) -> None:
+        single, sharded = make_engine(), make_engine(mesh=mesh, max_tokens=34)
+        for split in splits:
+            mine = whole[split[rank]]
+            loss, result = step(single, whole, objective, whole)
+            shared_loss, shared_result = step(sharded, mine, objective, whole)
+            torch.testing.assert_close(loss.loss, shared_loss.loss)
+            assert shared_loss.metrics["kl"].mean == pytest.approx(loss.metrics["kl"].mean, rel=1e-4)
+            assert shared_result.grad_norm == pytest.approx(result.grad_norm, rel=1e-4)
+            logprobs = sharded.forward(mine, ["logprobs"])["logprobs"].values
+            expected = single.forward(whole, ["logprobs"])["logprobs"].take(
+                torch.tensor(split[rank], dtype=torch.int64)
+            )
+            torch.testing.assert_close(logprobs, expected.values, atol=2e-5, rtol=1e-4)
+        close(single, sharded, 2e-5)
+
+    on_ranks(2, body)
+
+
+def test_b61_ranks_with_different_numbers_of_micro_batches_end(
+    on_ranks: MakeAny, make_batch: MakeAny, make_engine: MakeAny
+) -> None:
+    """Five samples of 95 tokens beside five of 20, at a budget of 100 tokens."""
+    objective = PolicyObjective()
+    parts = [make_batch([91] * 5, group_size=1, seed=0), make_batch([16] * 5, group_size=1, seed=1)]
+
+    def body(mesh: DeviceMesh, rank: int) -> None:
+        engine = make_engine(mesh=mesh, max_tokens=100)
+        engine.forward(parts[rank], ["logprobs"])
+        engine.forward_backward(parts[rank], objective)
+        assert engine.optim_step(535.0).applied
+
+    on_ranks(2, body)
+
+
+def test_b22_all_ranks_skip_where_one_has_a_nan(on_ranks: MakeAny, make_batch: MakeAny, make_engine: MakeAny) -> None:
+    batch = make_batch([4, 4], group_size=1)
+
+    def body(mesh: DeviceMesh, rank: int) -> None:
+        mine = batch[[rank]]
+        if rank == 1:
+            mine.batch["advantages"] = mine.ragged("advantages").like(torch.full((4,), float("nan")))
+        engine = make_engine(mesh=mesh)
+        _, result = step(engine, mine, PolicyObjective(), batch)
+        assert (result.applied, result.updates, result.skipped) == (False, 0, 1)
+
+    on_ranks(2, body)
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_with_one(
+    on_ranks: MakeAny, make_batch: MakeAny, make_engine: MakeAny, tmp_path: Path
+) -> None:
+    batch, objective, root = make_batch([7, 2, 5, 3], group_size=1), PolicyObjective(), tmp_path / "checkpoints"
+
+    def first(mesh: DeviceMesh, rank: int) -> None:
+        engine = make_engine(mesh=mesh)
+        for _ in range(2):
+            step(engine, batch[2 * rank : 2 * rank + 2], objective, batch)
+        checkpoint.save(root, 2, tensors={"actor": engine.state_dict()}, facts={"ranks": 2}, keep=1)
+
+    on_ranks(2, first)
+    straight, resumed = make_engine(), make_engine(seed=7)
+    for _ in range(2):
+        step(straight, batch, objective, batch)
+    found = checkpoint.latest(root)
+    assert found is not None
+    state = {"actor": resumed.state_dict()}
+    found.load_tensors(state)
+    resumed.load_state_dict(state["actor"])
+    assert resumed.updates == 2
+    for engine in (straight, resumed):
+        step(engine, batch, objective, batch)
+    close(straight, resumed, 2e-5)
+
+
+def test_shards_are_copied_into_in_place(on_ranks: MakeAny, make_batch: MakeAny, make_engine: MakeAny) -> None:
+    """What a weight tag does: also after a forward that left parameters gathered."""
+    batch = make_batch([4, 6])
+
+    def body(mesh: DeviceMesh, rank: int) -> None:
+        engine, other = make_engine(mesh=mesh), make_engine(mesh=mesh, seed=4)
+        before = engine.forward(batch, ["logprobs"])["logprobs"].values
+        expected = other.forward(batch, ["logprobs"])["logprobs"].values
+        kept = {name: tensor.clone() for name, tensor in engine.shards().items()}
+        with torch.no_grad():
+            for name, tensor in engine.shards().items():
+                tensor.copy_(other.shards()[name])
+            swapped = engine.forward(batch, ["logprobs"])["logprobs"].values
+            for name, tensor in engine.shards().items():
+                tensor.copy_(kept[name])
+        assert torch.equal(swapped, expected)
+        assert torch.equal(engine.forward(batch, ["logprobs"])["logprobs"].values, before)
+
+    on_ranks(2, body)
