@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr
 
 from tandem.config.node import Node
+
+if TYPE_CHECKING:
+    from tandem.config.schema import Config
 
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -131,6 +134,12 @@ class ActorRolloutRef(Node):
     actor: ActorConfig = ActorConfig()
     rollout: RolloutConfig = RolloutConfig()
     ref: RefConfig = RefConfig()
+    _root: Any = PrivateAttr(default=None)
+
+    @property
+    def root(self) -> Config | None:
+        """The whole config that this section belongs to; None for a section made by hand."""
+        return self._root
 
 
 class CriticConfig(Node):

@@ -1,0 +1,58 @@
+"""Tandem: RL post-training for language models.
+
+The names below load what they need on first use, so that ``import tandem`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tandem.columns.proto import DataProto
+    from tandem.config.load import load_config
+    from tandem.control.sft import BaseTrainer
+    from tandem.dataflow.base_source import BaseDataSource
+    from tandem.models.loading import load_model
+    from tandem.models.lora import get_lora_model
+    from tandem.roles.actor_rollout_ref import ActorRolloutRef, compute_grpo_loss
+    from tandem.roles.reward import build_reward_manager
+    from tandem.topology.composite import build_actor_rollout_ref, build_critic
+    from tandem.topology.sources import build_dataloader
+
+_HOMES = {
+    "ActorRolloutRef": "tandem.roles.actor_rollout_ref",
+    "BaseDataSource": "tandem.dataflow.base_source",
+    "BaseTrainer": "tandem.control.sft",
+    "DataProto": "tandem.columns.proto",
+    "build_actor_rollout_ref": "tandem.topology.composite",
+    "build_critic": "tandem.topology.composite",
+    "build_dataloader": "tandem.topology.sources",
+    "build_reward_manager": "tandem.roles.reward",
+    "compute_grpo_loss": "tandem.roles.actor_rollout_ref",
+    "get_lora_model": "tandem.models.lora",
+    "load_config": "tandem.config.load",
+    "load_model": "tandem.models.loading",
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "ActorRolloutRef",
+    "BaseDataSource",
+    "BaseTrainer",
+    "DataProto",
+    "build_actor_rollout_ref",
+    "build_critic",
+    "build_dataloader",
+    "build_reward_manager",
+    "compute_grpo_loss",
+    "get_lora_model",
+    "load_config",
+    "load_model",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tandem' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,82 @@
+"""Python files of the user's, named in a config."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tandem.base.errors import ConfigError, Problem
+from tandem.base.registry import near, read_signature
+
+
+def import_file(file: str) -> ModuleType:
+    """Run a Python file as a module of its own, once per process. Its folder is importable from then on (last)."""
+    path = Path(file).resolve()
+    name = f"tandem_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file (*.py)")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def import_problem(key: str, file: str, error: Exception) -> Problem:
+    """Where in the user's file it went wrong: the line of a syntax error, else the innermost frame in that file."""
+    if isinstance(error, SyntaxError):
+        reason = f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    else:
+        path = str(Path(file).resolve())
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        where = f"line {lines[-1]}" if lines else "an unknown line"
+        reason = f"importing it fails at {where}: {type(error).__name__}: {error}"
+    return Problem(key, file, reason, "Mend the file")
+
+
+def load_class(file: str, name: str, parameters: Mapping[str, Any], *, key: str) -> object:
+    """An object of the class ``name`` in ``file``, made with ``parameters``; ``key`` is where the config names it.
+
+    Raises ``ConfigError`` for a file that isn't there or can't be run, a class that it doesn't define, and parameters
+    that its constructor lacks or needs. What the constructor itself raises passes through.
+    """
+    if not Path(file).is_file():
+        raise ConfigError([Problem(f"{key}.file", file, "there is no such file", "Write the path of a .py file")])
+    try:
+        module = import_file(file)
+    except Exception as error:
+        raise ConfigError([import_problem(f"{key}.file", file, error)]) from error
+    classes = {k: v for k, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__}
+    if name not in classes:
+        reason = f"{file} defines no such class: {near(name, classes)}" if classes else f"{file} defines no class"
+        raise ConfigError([Problem(f"{key}.type", name, reason, "Write the name of one of its classes")])
+    known = read_signature(classes[name]).parameters
+    problems = [
+        Problem(f"{key}.{given}", value, f"{name} has no such parameter: {near(given, known)}", "Correct or remove it")
+        for given, value in parameters.items()
+        if given not in known
+    ]
+    problems += [
+        Problem(f"{key}.{needed}", None, f"{name} needs this parameter", f"Write {key}.{needed}: ...")
+        for needed, parameter in known.items()
+        if parameter.required and needed not in parameters
+    ]
+    if problems:
+        raise ConfigError(problems)
+    made: object = classes[name](**parameters)
+    return made

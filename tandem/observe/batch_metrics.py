@@ -1,0 +1,57 @@
+"""The numbers of a trained partition that a person looks at."""
+
+from __future__ import annotations
+
+import torch
+
+from tandem.base.errors import ContractError
+from tandem.columns.proto import DataProto
+
+
+def batch_metrics(batch: DataProto, step: int, max_staleness: int) -> dict[str, float]:
+    """Rewards, lengths and lags of a batch trained at ``step``.
+
+    The lag of a sample is ``step`` minus the version of its oldest token; one above ``max_staleness`` is a defect of the
+    system and raises ``ContractError``.
+    """
+    valid = batch.dense("reward_valid")
+    rewards = batch.dense("rewards")[valid].double()
+    lengths = batch.ragged("responses").lengths.double()
+    lags = sample_lags(batch, step)
+    if len(lags) and int(lags.max()) > max_staleness:
+        raise ContractError(f"step {step} was given a sample of lag {int(lags.max())}; max_staleness is {max_staleness}")
+    metrics = {
+        "reward/mean": _mean(rewards),
+        "reward/std": float(rewards.std()) if len(rewards) > 1 else 0.0,
+        "reward/excluded": float((~valid).sum()),
+        "reward/groups_without_signal": float(_flat_groups(batch, rewards, valid)),
+        "length/mean": _mean(lengths),
+        "length/max": float(lengths.max()) if len(lengths) else 0.0,
+        "length/truncated": _mean(batch.dense("truncated").double()),
+        "length/prompt": _mean(batch.ragged("prompts").lengths.double()),
+        "lag/mean": _mean(lags.double()),
+        "lag/max": float(lags.max()) if len(lags) else 0.0,
+    }
+    counts = torch.bincount(lags, minlength=1).tolist() if len(lags) else []
+    return metrics | {f"lag/count_{lag}": float(count) for lag, count in enumerate(counts)}
+
+
+def sample_lags(batch: DataProto, step: int) -> torch.Tensor:
+    """Versions between ``step`` and the oldest token of each sample that has tokens, (<= B,) int64."""
+    versions = batch.ragged("token_versions")
+    sample = torch.repeat_interleave(versions.lengths)
+    oldest = torch.full((len(batch),), step, dtype=torch.int64)
+    oldest.scatter_reduce_(0, sample, versions.values.long(), "amin", include_self=False)
+    return (step - oldest)[versions.lengths > 0]
+
+
+def _flat_groups(batch: DataProto, rewards: torch.Tensor, valid: torch.Tensor) -> int:
+    """Groups all of whose valid rewards are equal: they teach nothing under a group baseline."""
+    ids, slot = batch.dense("group_ids")[valid].unique(return_inverse=True)
+    low = torch.zeros(len(ids), dtype=rewards.dtype).scatter_reduce(0, slot, rewards, "amin", include_self=False)
+    high = torch.zeros(len(ids), dtype=rewards.dtype).scatter_reduce(0, slot, rewards, "amax", include_self=False)
+    return int((low == high).sum())
+
+
+def _mean(values: torch.Tensor) -> float:
+    return float(values.mean()) if len(values) else 0.0

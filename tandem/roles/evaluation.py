@@ -1,0 +1,110 @@
+"""Scores on held-out prompts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+from typing import Any
+
+from tandem.dataflow.source import Prompt
+from tandem.roles.generation import as_batch, request
+from tandem.roles.reward import RewardManager
+from tandem.rollout.protocol import RolloutEngine, Sampling
+
+SOLVED = 1.0
+"""A sample with at least this reward passes."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sample of an evaluation."""
+
+    prompt: Prompt
+    response: str
+    reward: float
+    tokens: int
+
+
+def pass_at_k(solved: int, n: int, k: int) -> float:
+    """Probability that one of ``k`` samples passes, from ``solved`` of ``n`` (unbiased; arXiv 2107.03374, equation 1)."""
+    return 1.0 - comb(n - solved, k) / comb(n, k)
+
+
+class Evaluator:
+    """Answers held-out ``prompts`` with sampling settings of its own, and scores them.
+
+    ``k`` are the pass@k to report. The random streams depend on ``seed``, the prompt and the sample's index only, so two
+    evaluations of equal weights agree.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        rewards: RewardManager,
+        tokenizer: Any,
+        *,
+        k: Sequence[int] = (),
+        seed: int = 0,
+    ) -> None:
+        self._engine = engine
+        self._prompts = list(prompts)
+        self._sampling = sampling
+        self._rewards = rewards
+        self._tokenizer = tokenizer
+        self._k = tuple(k)
+        self._seed = seed
+
+    def answers(self) -> list[list[Answer]]:
+        """n answers to each prompt, in the order of the prompts."""
+        requests = (
+            request(i, prompt, self._sampling.n, self._seed, "evaluation") for i, prompt in enumerate(self._prompts)
+        )
+        scored = {}
+        for output in self._engine.generate(requests, self._sampling):
+            number = int(output.request.key)
+            batch = as_batch(self._prompts[number], output, number, self._tokenizer)
+            label = f"held-out prompt {self._prompts[number].uid}"
+            texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in batch.ragged("responses")]
+            lengths = batch.ragged("responses").lengths.tolist()
+            scored[number] = texts, lengths, self._rewards.submit(batch, label)
+        groups = []
+        for number, prompt in enumerate(self._prompts):
+            texts, lengths, handle = scored[number]
+            scores, _ = self._rewards.collect(handle)
+            rows = zip(texts, scores.rewards, lengths, strict=True)
+            groups.append([Answer(prompt, *row) for row in rows])
+        return groups
+
+    def metrics(self, groups: Sequence[Sequence[Answer]]) -> dict[str, float]:
+        """``eval/reward`` (mean over all samples, also named mean@n), ``eval/pass@k``, and one mean per data source.
+
+        An answer whose scoring failed counts in none of them but in ``eval/failed``.
+        """
+        metrics: dict[str, float] = {}
+        by_source: defaultdict[str, list[float]] = defaultdict(list)
+        passes: dict[int, list[float]] = {k: [] for k in self._k}
+        failed = 0
+        for group in groups:
+            rewards = [answer.reward for answer in group if answer.reward == answer.reward]
+            failed += len(group) - len(rewards)
+            by_source[group[0].prompt.data_source].extend(rewards)
+            solved = sum(reward >= SOLVED for reward in rewards)
+            for k, found in passes.items():
+                if len(rewards) >= k:
+                    found.append(pass_at_k(solved, len(rewards), k))
+        every = [reward for rewards in by_source.values() for reward in rewards]
+        metrics["eval/reward"] = metrics[f"eval/mean@{self._sampling.n}"] = _mean(every)
+        metrics["eval/failed"] = float(failed)
+        metrics["eval/length"] = _mean([float(answer.tokens) for group in groups for answer in group])
+        metrics |= {f"eval/pass@{k}": _mean(found) for k, found in passes.items()}
+        if len(by_source) > 1:
+            metrics |= {f"eval/reward/{source}": _mean(rewards) for source, rewards in by_source.items()}
+        return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")

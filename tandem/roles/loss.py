@@ -1,0 +1,63 @@
+"""A loss that isn't computed yet: a batch and what to do with it, so that the engine may run it in micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tandem.columns.proto import DataProto
+from tandem.config.schema import Config
+from tandem.roles.advantages import AdvantageStage
+from tandem.train.objective import Objective, PolicyObjective
+
+
+@dataclass(frozen=True)
+class Loss:
+    """``batch``: complete samples, advantages included. ``objective``: the sum to minimise over them."""
+
+    batch: DataProto
+    objective: Objective
+
+
+def policy_objective(config: Config) -> PolicyObjective:
+    """The objective that the config describes."""
+    algorithm = config.algorithm
+    norm = algorithm.loss_scale_factor
+    in_loss = algorithm.kl.where == "loss"
+    return PolicyObjective(
+        policy_loss=algorithm.policy_loss.type,
+        parameters=algorithm.policy_loss.parameters,
+        aggregation=algorithm.loss_agg_mode,
+        norm=float(config.data.max_response_length) if norm is None else norm,
+        kl_type=algorithm.kl.type,
+        kl_coef=algorithm.kl.coef if in_loss else 0.0,
+        entropy_coef=algorithm.entropy_coef,
+    )
+
+
+def with_rewards(batch: DataProto, rewards: torch.Tensor) -> DataProto:
+    """The batch with its scores (B,); a score that is not finite takes its sample out of statistics and loss."""
+    rewards = rewards.to(torch.float32)
+    valid = rewards.isfinite()
+    scored = DataProto(batch.batch, batch.non_tensor_batch, batch.meta_info, batch.tokenizer)
+    scored.batch["rewards"] = rewards
+    scored.batch["reward_valid"] = valid
+    return without_samples(scored, ~valid)
+
+
+def without_samples(batch: DataProto, excluded: torch.Tensor) -> DataProto:
+    """``excluded`` (B,) bool: samples that stay in the batch but count in no statistic and no loss."""
+    if not bool(excluded.any()):
+        return batch
+    mask = batch.ragged("response_mask")
+    kept = mask.values & ~excluded.repeat_interleave(mask.lengths)
+    result = DataProto(batch.batch, batch.non_tensor_batch, batch.meta_info, batch.tokenizer)
+    result.batch["response_mask"] = mask.like(kept)
+    result.batch["reward_valid"] = batch.dense("reward_valid") & ~excluded
+    return result
+
+
+def build_loss(batch: DataProto, advantages: AdvantageStage, objective: Objective) -> Loss:
+    """Advantages over the whole batch, then the objective on it."""
+    return Loss(advantages(batch), objective)

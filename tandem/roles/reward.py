@@ -1,0 +1,88 @@
+"""The reward role: a batch in, one score per sample out, whatever the scorer is and wherever it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+
+from tandem.base.deadline import Deadline
+from tandem.columns.proto import DataProto
+from tandem.config.schema import RewardConfig
+from tandem.reward.inline import InlineScoring
+from tandem.reward.job import Handle
+from tandem.reward.outcome import Scores, apply_policy
+from tandem.reward.pool import ScoringPool
+from tandem.reward.resolve import bind, resolve
+
+_SLACK_S = 300.0  # beyond the scorings' own deadlines: processes that start, a machine that is busy
+
+
+class Scoring(Protocol):
+    """Where scorers run: in processes of their own, or here."""
+
+    def submit(self, group: DataProto, label: str = "group") -> Handle:
+        """Begin to score the samples of a group."""
+
+    def collect(self, handle: Handle, deadline: Deadline) -> Scores:
+        """The scores of a group."""
+
+    def close(self) -> None:
+        """End what was started."""
+
+
+class RewardManager:
+    """Scores batches. Called with a batch it gives (B,) float32, NaN where scoring failed.
+
+    ``submit`` and ``collect`` are the same in two halves, so that scoring goes on beside generation. ``counts`` are the
+    outcomes of all scorings so far.
+    """
+
+    def __init__(
+        self, scoring: Scoring, *, timeout_s: float = 30.0, on_error: Literal["mask", "refill", "stop"] = "mask"
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._scoring = scoring
+        self._timeout_s = timeout_s
+        self._on_error = on_error
+
+    def __call__(self, data: DataProto) -> torch.Tensor:
+        scores, _ = self.collect(self.submit(data, "batch"))
+        return torch.tensor(scores.rewards, dtype=torch.float32)
+
+    def submit(self, group: DataProto, label: str) -> Handle:
+        """Begin to score ``group``; ``label`` names it in messages."""
+        return self._scoring.submit(group, label)
+
+    def collect(self, handle: Handle) -> tuple[Scores, bool]:
+        """The scores, and whether the group must be drawn anew.
+
+        Raises ``RewardError`` where a scoring failed and ``on_error`` is ``stop``.
+        """
+        patience = self._timeout_s * max(1, len(handle)) + _SLACK_S
+        scores = self._scoring.collect(handle, Deadline(patience))
+        self.counts.update(str(outcome) for outcome in scores.outcomes)
+        return scores, bool(apply_policy(scores, self._on_error).refill)
+
+    def close(self) -> None:
+        """End the scoring processes."""
+        self._scoring.close()
+
+
+def build_reward_manager(
+    config: RewardConfig, *, tokenizer: Any = None, plugins: Sequence[str] = (), inline: bool = False
+) -> RewardManager:
+    """The scorer that the config names.
+
+    ``plugins`` are imported modules in which it may be defined. ``inline`` scores in this process, without the
+    protection of deadlines. Raises ``ConfigError`` for an unknown type, a broken file, or wrong parameters.
+    """
+    spec = resolve(config.type, config.file, config.parameters, plugins)
+    scoring: Scoring = (
+        InlineScoring(bind(spec))
+        if inline
+        else ScoringPool(spec, workers=config.workers, deadline_s=config.timeout_s, tokenizer=tokenizer)
+    )
+    return RewardManager(scoring, timeout_s=config.timeout_s, on_error=config.on_error)

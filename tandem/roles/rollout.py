@@ -1,0 +1,149 @@
+"""The rollout role: fills partitions. Tickets in, generated and scored groups out, into the data plane."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from tandem.columns.proto import DataProto
+from tandem.dataflow.draws import Draws
+from tandem.dataflow.gate import Closed, Gate
+from tandem.dataflow.source import Prompt
+from tandem.dataflow.store import DataPlane
+from tandem.dataflow.tickets import Ticket
+from tandem.reward.job import Handle
+from tandem.reward.outcome import Scores
+from tandem.roles.generation import as_batch, request
+from tandem.roles.reward import RewardManager
+from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
+
+FAILED, FILTERED = "reward failed", "equal rewards"
+
+
+@dataclass(frozen=True)
+class Filling:
+    """How groups are drawn and which of them are kept.
+
+    ``seed`` is the run's; ``filter_equal`` drops groups without a signal; ``overlong`` says what becomes of answers cut
+    at the token limit; ``deadline_s`` bounds every wait for the data plane.
+    """
+
+    sampling: Sampling
+    seed: int
+    filter_equal: bool
+    overlong: Literal["train", "mask"]
+    deadline_s: float
+
+
+@dataclass
+class _Pending:
+    """A group that is being made: its prompt, and once it is generated the scoring under way."""
+
+    prompt: Prompt
+    handle: Handle | None = None
+    truncated: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+
+
+class Rollout:
+    """One engine that works through the tickets that the gate admits.
+
+    ``name`` is the engine's in the gate and in messages. ``counts`` are the groups dropped since the last look, by
+    reason, and ``report`` the scorer's own metrics of the last partition.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: RolloutEngine,
+        source: Draws[Prompt],
+        rewards: RewardManager,
+        plane: DataPlane,
+        gate: Gate,
+        filling: Filling,
+        tokenizer: Any,
+    ) -> None:
+        self.name = name
+        self.engine = engine
+        self.counts: Counter[str] = Counter()
+        self.report: dict[str, float] = {}
+        self._source = source
+        self._rewards = rewards
+        self._plane = plane
+        self._gate = gate
+        self._filling = filling
+        self._tokenizer = tokenizer
+
+    def fill(self, partition: int) -> None:
+        """Fill every ticket of ``partition`` and seal it.
+
+        Dropped groups are refilled in ticket order after each round, so that the draws don't depend on who finished
+        first. Raises ``StarvationError`` where a ticket is drawn in vain too often.
+        """
+        scores: list[Scores] = []
+        while self._round(scores):
+            pass
+        self._plane.seal(partition, timeout=self._filling.deadline_s)
+        self.report = Scores.joined(scores).report()
+
+    def _round(self, scores: list[Scores]) -> int:
+        """Generate a group for every ticket that is due; score them; how many of them were dropped."""
+        pending: dict[Ticket, _Pending] = {}
+        by_key: dict[int | str, Ticket] = {}
+        for output in self.engine.generate(self._requests(pending, by_key), self._filling.sampling):
+            self._store(by_key[output.request.key], pending, output)
+        return sum(self._settle(ticket, pending[ticket], scores) for ticket in sorted(pending))
+
+    def _requests(
+        self, pending: dict[Ticket, _Pending], by_key: dict[int | str, Ticket]
+    ) -> Iterator[GroupRequest]:
+        filling = self._filling
+        while not isinstance(ticket := self._gate.admit(self.name, time.monotonic()), Closed):
+            prompt = self._draw(ticket)
+            key = str(ticket)
+            pending[ticket], by_key[key] = _Pending(prompt), ticket
+            self._plane.assign(ticket, self.name)
+            yield request(key, prompt, filling.sampling.n, filling.seed, "sample", *ticket)
+
+    def _draw(self, ticket: Ticket) -> Prompt:
+        if ticket.attempt > 0:
+            return self._source.refill(*ticket)
+        (prompt,) = self._source.take(1)
+        return prompt
+
+    def _store(self, ticket: Ticket, pending: dict[Ticket, _Pending], output: GroupOutput) -> None:
+        """Put a finished group into the plane and have it scored while others are generated."""
+        group = pending[ticket]
+        batch = as_batch(group.prompt, output, ticket.place, self._tokenizer)
+        self._plane.put([ticket], batch, timeout=self._filling.deadline_s)
+        group.truncated = batch.dense("truncated")
+        group.handle = self._rewards.submit(batch, f"{ticket}, prompt {group.prompt.uid}")
+
+    def _settle(self, ticket: Ticket, group: _Pending, scores: list[Scores]) -> bool:
+        """Store the rewards of a group, or drop it; says whether it was dropped."""
+        assert group.handle is not None
+        found, failed = self._rewards.collect(group.handle)
+        scores.append(found)
+        rewards = torch.tensor(found.rewards, dtype=torch.float32)
+        valid = rewards.isfinite()
+        if self._filling.overlong == "mask":
+            valid &= ~group.truncated
+        reason = FAILED if failed else FILTERED if self._filling.filter_equal and _equal(rewards[valid]) else None
+        if reason is not None:
+            self.counts[reason] += 1
+            self._plane.drop(ticket, reason)
+            self._gate.redraw(ticket)
+            return True
+        columns = DataProto({"rewards": rewards, "reward_valid": valid})
+        self._plane.put([ticket], columns, timeout=self._filling.deadline_s)
+        self._gate.done(ticket)
+        return False
+
+
+def _equal(rewards: torch.Tensor) -> bool:
+    """Whether the rewards say nothing about which sample was better."""
+    return len(rewards) < 2 or bool((rewards == rewards[0]).all())

@@ -1,0 +1,139 @@
+"""From the config to the composite node: model, actor, rollout engine, and the planned stages between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tandem.algorithms.correction import tis_weights
+from tandem.base.errors import ConfigError, Problem
+from tandem.columns.proto import DataProto
+from tandem.config.model import ActorRolloutRef as Section
+from tandem.config.model import CriticConfig, ModelConfig
+from tandem.config.schema import Config
+from tandem.models.causal_lm import CausalLM
+from tandem.models.loading import as_causal_lm, load_model
+from tandem.models.lora import get_lora_model
+from tandem.models.tokenizer import check_vocabulary, load_tokenizer
+from tandem.roles.actor import Actor, Batching
+from tandem.roles.actor_rollout_ref import ActorRolloutRef
+from tandem.roles.advantages import AdvantageStage
+from tandem.roles.generation import end_tokens, training_sampling
+from tandem.roles.loss import policy_objective
+from tandem.roles.stages import BatchStage
+from tandem.rollout.registry import find_engine
+from tandem.topology.plan import Plan, compile_plan
+from tandem.train.engine import FsdpEngine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_NOT_FOR_A_LOOP = ("data", "trainer", "reward_manager", "evaluation")
+"""Sections that a user's own loop may leave out: problems there are not its problems."""
+
+
+def build_actor_rollout_ref(section: Section) -> ActorRolloutRef:
+    """Actor, rollout and reference for a training loop of your own, from ``config.actor_rollout_ref``.
+
+    The other sections of the config that it came from (algorithm, seed, response length) hold too; a section made by
+    hand takes their defaults. Raises ``ConfigError`` with every problem of the sections that matter here.
+    """
+    config = section.root if section.root is not None else Config(actor_rollout_ref=section)
+    plan = compile_plan(config)
+    problems = [problem for problem in plan.problems if problem.key.split(".")[0] not in _NOT_FOR_A_LOOP]
+    if problems:
+        raise ConfigError(problems)
+    updates = plan.batch.optimizer_steps_in_all
+    return build_composite(config, plan, model_tokenizer(section.model), 1 if updates is None else updates)
+
+
+def build_critic(section: CriticConfig) -> None:
+    """The critic of ``config.critic``: none where it is off. Raises ``ConfigError`` where it is on: it can't run yet."""
+    if section.enable:
+        reason = "the critic can be planned and not yet be run"
+        raise ConfigError([Problem("critic.enable", True, reason, "Use an estimator without values, such as grpo")])
+
+
+def model_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model, or the one named in its place."""
+    return load_tokenizer(model.path if model.tokenizer_path is None else model.tokenizer_path)
+
+
+def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
+    """The model as it is trained, with adapters where the config asks for them."""
+    plain = load_model(model.path, trust_remote_code=model.trust_remote_code)
+    check_vocabulary(tokenizer, plain.get_input_embeddings().weight.shape[0])
+    adapted = get_lora_model(
+        plain, model.lora_rank, alpha=model.lora_alpha, target_modules=model.lora_target_modules
+    )
+    return as_causal_lm(adapted, dtype=model.dtype)
+
+
+def build_composite(
+    config: Config, plan: Plan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+) -> ActorRolloutRef:
+    """The composite node of ``plan``; ``total_updates`` is where a falling learning rate ends."""
+    section, trainer = config.actor_rollout_ref, config.trainer
+    model = load_trainable(section.model, tokenizer)
+    engine = FsdpEngine(
+        model,
+        optim=section.actor.optim,
+        total_updates=total_updates,
+        max_tokens_per_micro_batch=section.actor.ppo_max_token_len_per_gpu,
+        temperature=section.rollout.temperature,
+        exact=trainer.exact,
+        gradient_checkpointing=section.model.gradient_checkpointing,
+    )
+    batching = Batching(plan.batch.mini_batch_prompts, section.actor.ppo_epochs, trainer.seed)
+    actor = Actor(engine, batching, keep_reference="ref" in plan.tags)
+    advantages = AdvantageStage.of(config.algorithm)
+    return ActorRolloutRef(
+        model=model,
+        actor=actor,
+        engine=find_engine(section.rollout.name).target(
+            model,
+            shares_weights=True,
+            exact=trainer.exact,
+            max_num_seqs=section.rollout.max_num_seqs,
+            max_num_batched_tokens=section.rollout.max_num_batched_tokens,
+        ),
+        sampling=training_sampling(
+            section.rollout, config.data.max_response_length, end_tokens(model.model, tokenizer)
+        ),
+        tokenizer=tokenizer,
+        advantages=advantages,
+        stages=batch_stages(config, plan, actor, advantages),
+        objective=policy_objective(config),
+        seed=trainer.seed,
+    )
+
+
+def batch_stages(
+    config: Config, plan: Plan, actor: Actor, advantages: AdvantageStage
+) -> tuple[BatchStage, ...]:
+    """What the plan puts between the rewards and the train call, ready to run."""
+    cap = config.algorithm.tis_cap
+    runs: dict[str, Callable[[DataProto], DataProto]] = {
+        "ref": actor.ref_logprobs,
+        "old": actor.old_logprobs if plan.old_logprobs == "recompute" else rollout_as_old,
+        "advantages": advantages,
+        "correction": lambda batch: with_importance_weights(batch, cap),
+    }
+    planned = [stage for stage in plan.stages if stage.name in runs]
+    return tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name]) for stage in planned)
+
+
+def rollout_as_old(batch: DataProto) -> DataProto:
+    """The engine's log-probs stand for the proximal ones: no forward is spent on them."""
+    return batch.union(DataProto({"old_logprobs": batch.ragged("rollout_logprobs")}))
+
+
+def with_importance_weights(batch: DataProto, cap: float) -> DataProto:
+    """The batch with ``tis_weights``; what they corrected goes into ``meta_info["mismatch"]``."""
+    old, rollout = batch.padded("old_logprobs"), batch.padded("rollout_logprobs")
+    mask = batch.padded("response_mask", False).bool()
+    found = tis_weights(old, rollout, mask, cap=cap)
+    responses = batch.ragged("responses")
+    result = batch.union(DataProto({"tis_weights": responses.like(found.weights[responses.mask()])}))
+    result.meta_info["mismatch"] = found.metrics
+    return result

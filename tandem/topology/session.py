@@ -1,0 +1,214 @@
+"""The live handles of a run, built only from its plan, and what happens around each step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tandem.columns.proto import DataProto
+from tandem.config.schema import Config
+from tandem.dataflow.draws import Draws
+from tandem.dataflow.gate import Gate
+from tandem.dataflow.source import Prompt
+from tandem.dataflow.store import DataPlane
+from tandem.models.loading import save_pretrained_atomic
+from tandem.observe.batch_metrics import batch_metrics
+from tandem.observe.metrics import RolloutRecord
+from tandem.observe.run_log import RunLog
+from tandem.roles.actor_rollout_ref import ActorRolloutRef
+from tandem.roles.evaluation import Evaluator
+from tandem.roles.loss import Loss, without_samples
+from tandem.roles.reward import RewardManager
+from tandem.roles.rollout import Rollout
+from tandem.roles.stages import BatchStage
+from tandem.topology.plan import Plan
+from tandem.train import checkpoint
+
+MODEL_FOLDER = "model"
+FINAL_FOLDER = "final"
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass
+class Progress:
+    """How far the run is. ``step`` is the next one to do and equals the weights version; ``trained`` is the last batch."""
+
+    step: int
+    last: int
+    executed: list[str] = field(default_factory=list)
+    trained: tuple[DataProto, dict[str, float]] | None = None
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything a control loop needs, by role. ``max_staleness`` is the bound that consumed data is held to."""
+
+    config: Config
+    plan: Plan
+    composite: ActorRolloutRef
+    rollout: Rollout
+    rewards: RewardManager
+    evaluator: Evaluator | None
+    plane: DataPlane
+    gate: Gate
+    source: Draws[Prompt]
+    log: RunLog
+    progress: Progress
+    max_staleness: int
+    output_dir: Path
+
+    @property
+    def stages(self) -> tuple[BatchStage, ...]:
+        """The planned stages between the rewards and the train call."""
+        return self.composite.stages
+
+    def steps(self) -> Iterator[int]:
+        """The steps that are left. Each is timed while the loop works on it, then recorded, evaluated and saved."""
+        while self.progress.step < self.progress.last:
+            step = self.progress.step
+            self.progress.executed = []
+            with self.log.timed("step"):
+                yield step
+            self._record(step)
+
+    def run(self, *stages: str) -> AbstractContextManager[None]:
+        """Around planned stages that are one piece of work: timed under the first name, noted as executed."""
+        self.progress.executed.extend(stages)
+        return self.log.timed(stages[0])
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """The rollout engine's turn on the devices."""
+        self.composite.actor.engine.sleep()
+        self.composite.engine.wake()
+        yield
+        self.composite.engine.sleep()
+        self.composite.actor.engine.wake()
+
+    def take(self, partition: int) -> DataProto:
+        """The sealed partition in canonical order, without the samples that count in nothing."""
+        filled = [stage for stage in self.plan.stages if stage.per == "group"]
+        names = list(dict.fromkeys([*self.plan.source_columns, *(name for stage in filled for name in stage.gives)]))
+        lease = self.plane.take(
+            "train",
+            names,
+            self.config.data.train_batch_size,
+            timeout=self.config.execution.deadline_s,
+            partition=partition,
+            order="canonical",
+            consumer="actor",
+        )
+        assert lease is not None  # each partition is taken once, whole
+        batch = self.plane.get(lease.tickets, names)
+        self.plane.acknowledge(lease)
+        batch.tokenizer = self.composite.tokenizer
+        return without_samples(batch, ~batch.dense("reward_valid"))
+
+    def train(self, batch: DataProto) -> dict[str, float]:
+        """The train call on a complete batch."""
+        return self.composite.actor.step(Loss(batch, self.composite.objective))
+
+    def publish(self, version: int) -> None:
+        """Let the rollout engine go on under weights ``version``; the gate hears of it."""
+        self.composite.actor.weights.require_actor("publish weights")
+        self.composite.engine.load(None, version)
+        self.gate.acknowledge(self.rollout.name, version)
+
+    def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
+        """Refresh the reference if it is due, free the partition, count the step as done."""
+        interval = self.config.actor_rollout_ref.ref.update_interval
+        if interval is not None and "ref" in self.plan.tags and (step + 1) % interval == 0:
+            self.composite.actor.refresh_reference()
+        self.plane.drop(step)
+        self.progress.step = step + 1
+        self.progress.trained = batch, update
+
+    def _record(self, step: int) -> None:
+        """Log the finished step; evaluate and save where due."""
+        assert self.progress.trained is not None
+        (batch, update), done = self.progress.trained, step + 1
+        metrics: dict[str, float] = {
+            "version": float(done),
+            "updates": float(self.composite.actor.updates),
+            **batch_metrics(batch, step, self.max_staleness),
+            **{f"reward/{name}": value for name, value in self.rollout.report.items()},
+            **{f"dropped/{name}": float(count) for name, count in self.rollout.counts.items()},
+            **self.composite.advantages.metrics,
+            **update,
+        }
+        self.rollout.counts.clear()
+        self.log.log(done, metrics, _records(batch, self.config.trainer.rollouts_per_step, step))
+        last = done == self.progress.last
+        if self.config.evaluation.interval and (done % self.config.evaluation.interval == 0 or last):
+            self.evaluate(done)
+        if self.config.trainer.save_interval and (done % self.config.trainer.save_interval == 0 or last):
+            self.save(done)
+
+    def evaluate(self, step: int) -> None:
+        """Score the held-out prompts and log the result under ``step``."""
+        if self.evaluator is None:
+            return
+        with self.generating(), self.log.timed("evaluation"):
+            metrics = self.evaluator.metrics(self.evaluator.answers())
+        self.log.log(step, metrics)
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
+        with self.log.timed("save"):
+            actor = self.composite.actor
+            saved = checkpoint.save(
+                self.output_dir / CHECKPOINTS,
+                step,
+                tensors={"actor": actor.engine.state_dict(), "tags": actor.weights.state_dict()},
+                facts=self.facts(),
+                keep=self.config.trainer.keep_checkpoints,
+            )
+            self.export(saved.path / MODEL_FOLDER)
+
+    def facts(self) -> dict[str, Any]:
+        """What a resumed run must know beside tensors."""
+        return {
+            "step": self.progress.step,
+            "actor": {"steps": self.composite.actor.steps, "updates": self.composite.actor.updates},
+            "data": self.source.state_dict(),
+            "kl": self.composite.advantages.state_dict(),
+        }
+
+    def export(self, folder: Path) -> None:
+        """Write the actor as a Hugging Face folder."""
+        engine, tokenizer = self.composite.actor.engine, self.composite.tokenizer
+        save_pretrained_atomic(self.composite.model, tokenizer, folder, weights=dict(engine.export()))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around a whole run: the report is written and the scoring processes end, whatever happens."""
+        started = time.monotonic()
+        with self.log:
+            try:
+                yield
+                self.export(self.output_dir / FINAL_FOLDER)
+                self.log.summarize(model=str(self.output_dir / FINAL_FOLDER))
+            finally:
+                self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step)
+                self.rewards.close()
+
+
+def _records(batch: DataProto, count: int, version: int) -> list[RolloutRecord]:
+    """The first samples of the first groups: one of each."""
+    if not count:
+        return []
+    firsts = (batch.dense("sample_index") == 0).nonzero()[:count, 0].tolist()
+    return [
+        RolloutRecord(
+            prompt=item.non_tensor_batch["prompt_text"],
+            response=item.tokenizer.decode(item.batch["responses"]),
+            reward=float(item.batch["rewards"]),
+            ground_truth=item.non_tensor_batch["ground_truth"],
+            version=version,
+        )
+        for item in (batch[row] for row in firsts)
+    ]

@@ -1,0 +1,137 @@
+"""From the config's ``data`` section to prompts and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tandem.base.errors import DataError
+from tandem.base.seeding import derive_seed
+from tandem.base.user_code import load_class
+from tandem.config.schema import Config, DataConfig, SftConfig, SourceConfig
+from tandem.dataflow.base_source import BaseDataSource, as_rows
+from tandem.dataflow.catalog import OnBadRow
+from tandem.dataflow.examples import ConversationSource, ExampleColumns
+from tandem.dataflow.files import open_tables
+from tandem.dataflow.length import Overlong
+from tandem.dataflow.rows import Table
+from tandem.dataflow.source import Prompt, PromptColumns, PromptSource
+from tandem.dataflow.tasks import RECIPE, TaskTable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_HELD_OUT_TASKS = 256
+"""Questions of a procedural task that are held out where ``evaluation.max_prompts`` does not say."""
+
+
+def user_source(source: SourceConfig) -> BaseDataSource:
+    """The user's data source. Raises ``ConfigError`` where its file or class can't be used."""
+    made = load_class(source.file, source.type, source.parameters, key="data.source")
+    if not isinstance(made, BaseDataSource):
+        raise DataError(f"data.source: class {source.type} in {source.file} must be a subclass of BaseDataSource")
+    return made
+
+
+def prompt_source(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
+    """The stream of training prompts."""
+    data, trainer = config.data, config.trainer
+    tables, held_out = _prompt_tables(config)
+    epochs = trainer.total_epochs
+    if epochs is None and trainer.total_steps is None:
+        epochs = 1
+    return PromptSource(
+        tables,
+        tokenizer=tokenizer,
+        columns=_prompt_columns(data),
+        max_prompt_length=data.max_prompt_length,
+        on_overlong=Overlong(data.on_overlong_prompt),
+        on_bad_row=OnBadRow(data.on_bad_row),
+        seed=derive_seed(trainer.seed, "data"),
+        shuffle=data.shuffle,
+        epochs=epochs,
+        streaming=data.use_streaming_dataset,
+        held_out=held_out if data.drop_val_prompts else (),
+    )
+
+
+def held_out_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    """The prompts of the evaluation, in file order; none where the config names none."""
+    tables = _prompt_tables(config)[1]
+    if not tables:
+        return []
+    data = config.data
+    source = PromptSource(
+        tables,
+        tokenizer=tokenizer,
+        columns=_prompt_columns(data),
+        max_prompt_length=data.max_prompt_length,
+        on_overlong=Overlong(data.on_overlong_prompt),
+        on_bad_row=OnBadRow(data.on_bad_row),
+        shuffle=False,
+    )
+    most = config.evaluation.max_prompts
+    return list(source.items[: len(source) if most is None else most])
+
+
+def _prompt_tables(config: Config) -> tuple[Sequence[Table], Sequence[Table]]:
+    """Training tables and held-out tables, whichever way the data are given."""
+    data = config.data
+    if data.source is not None:
+        source = user_source(data.source)
+        name = data.source.type
+        held_out = source.get_val_dataset()
+        train = as_rows(source.get_train_dataset(), name=f"{name}.get_train_dataset()")
+        val = [] if held_out is None else [as_rows(held_out, name=f"{name}.get_val_dataset()", split="validation")]
+        return [train], [*val, *_tables(data.val_files)]
+    if data.reasoning_gym is not None:
+        return [TaskTable(**data.reasoning_gym)], [*_held_out_task(config, data.reasoning_gym)]
+    return open_tables(data.train_files), _tables(data.val_files)
+
+
+def _tables(files: Sequence[str]) -> list[Table]:
+    return open_tables(files) if files else []
+
+
+def _held_out_task(config: Config, task: dict[str, Any]) -> list[Table]:
+    """Questions of the same task from another seed; those that training shares are left out of the training."""
+    most = config.evaluation.max_prompts
+    size = _HELD_OUT_TASKS if most is None else most
+    seed = derive_seed("held out", *(str(item) for item in sorted(task.items()))) % 2**31
+    return [TaskTable(**{**task, "size": size, "seed": seed})] if config.evaluation.interval else []
+
+
+def _prompt_columns(data: DataConfig) -> PromptColumns:
+    procedural = data.reasoning_gym is not None
+    return PromptColumns(
+        prompt_key="question" if procedural else data.prompt_key,
+        answer_key="answer" if procedural else data.answer_key,
+        data_source_key=data.data_source_key,
+        uid_key=data.uid_key,
+        extra_keys=(RECIPE,) if procedural else tuple(data.extra_keys),
+        template=data.template,
+        chat=data.chat,
+        system_prompt=data.system_prompt,
+    )
+
+
+def example_source(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> ConversationSource:
+    """The stream of SFT examples."""
+    data, trainer = config.data, config.trainer
+    if data.source is not None:
+        rows = user_source(data.source).get_train_dataset()
+        tables: Sequence[Table] = [as_rows(rows, name=f"{data.source.type}.get_train_dataset()")]
+    else:
+        tables = open_tables(data.train_files)
+    epochs = trainer.total_epochs
+    return ConversationSource(
+        tables,
+        tokenizer=tokenizer,
+        columns=ExampleColumns(data.messages_key, data.prompt_key, data.response_key, add_eos=data.add_eos),
+        max_length=data.max_length,
+        on_overlong=Overlong(data.on_overlong),
+        on_bad_row=OnBadRow(data.on_bad_row),
+        seed=derive_seed(trainer.seed, "data"),
+        shuffle=data.shuffle,
+        epochs=1 if epochs is None and trainer.total_steps is None else epochs,
+    )
