@@ -19,6 +19,8 @@ from tandem.config.tree import field_at, is_bool, is_free, paths_of
 ASSIGNMENT = re.compile(r"([+~]*)([A-Za-z_][\w\-]*(?:\.[\w\-]+)*)=(.*)", re.DOTALL)
 SWITCH_WORDS = ("true", "false")
 YAML_SUFFIXES = (".yaml", ".yml")
+BARE_VALUES = {"trainer.resume": "auto"}
+"""What a flag means that is written without a value."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class _Reader:
                 self.found.modes.add(key)
         else:
             value = self._take_value(given)
+            if value is None and path in BARE_VALUES:
+                value = BARE_VALUES[path]
             if value is None:
                 remedy = f"Write --{name} VALUE"
                 self.found.problems.append(Problem(f"--{name}", None, "the flag needs a value", remedy))

@@ -189,7 +189,7 @@ def _yaml(value: object) -> str:
 def _default(path: Path, root: type[BaseModel]) -> str:
     known = field_at(root, path)
     inside_a_list = isinstance(path[-1], int) if path else True
-    return "" if known is None or inside_a_list else default_text(known.info)
+    return "" if known is None or inside_a_list else default_text(known)
 
 
 def _missing(key: str, path: Path, root: type[BaseModel]) -> Problem:

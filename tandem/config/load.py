@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.arguments import Arguments, read_arguments
@@ -44,9 +44,7 @@ class InvalidConfigError(ConfigError):
 def load_config(path: str | Path | None, overrides: Sequence[str] = (), *, kind: type[C]) -> C: ...
 @overload
 def load_config(path: str | Path | None, overrides: Sequence[str] = (), *, kind: None = None) -> Config | SftConfig: ...
-def load_config(
-    path: str | Path | None, overrides: Sequence[str] = (), *, kind: Kind | None = None
-) -> Config | SftConfig:
+def load_config(path: str | Path | None, overrides: Sequence[str] = (), *, kind: Any = None) -> Config | SftConfig:
     """The config in the YAML file ``path`` (None: only what ``overrides`` say), validated.
 
     ``overrides`` are words of the command line, ``key=value`` or ``--flag value``, applied in order. The document may
@@ -56,10 +54,15 @@ def load_config(
         InvalidConfigError: with all problems, each naming key, value, reason and remedy.
     """
     words = [str(path), *overrides] if path is not None else list(overrides)
-    return load_words(words, kind)
+    config: Config | SftConfig = load_words(words, kind)
+    return config
 
 
-def load_words(words: Sequence[str], kind: Kind | None = None) -> Config | SftConfig:
+@overload
+def load_words(words: Sequence[str], kind: type[C]) -> C: ...
+@overload
+def load_words(words: Sequence[str], kind: Kind | None = None) -> Config | SftConfig: ...
+def load_words(words: Sequence[str], kind: Any = None) -> Config | SftConfig:
     """``load_config`` for a whole command line: ``[run.yaml] [key=value ...] [--flag value ...]``."""
     arguments = read_arguments(words, kind or Config)
     tree, problems = _read_file(arguments)
@@ -68,16 +71,17 @@ def load_words(words: Sequence[str], kind: Kind | None = None) -> Config | SftCo
         arguments = read_arguments(words, kind)
     kind = kind or Config
     if tree and kind_of(tree) is not kind:
-        other = kind_of(tree)
-        remedy = f"Use {COMMANDS[other]} for it"
-        raise InvalidConfigError(
-            [Problem(str(arguments.files[0]), sorted(map(str, tree)), f"not a config of {COMMANDS[kind]}", remedy)]
-        )
+        raise InvalidConfigError([_wrong_command(arguments.files[0], tree, kind)])
     problems += arguments.problems
     for assignment in arguments.assignments:
         problems += assign(tree, assignment, kind)
     problems += choose_mode(arguments.modes, tree)
     return _validate(tree, kind, problems)
+
+
+def _wrong_command(file: Path, tree: dict[Any, Any], kind: Kind) -> Problem:
+    reason = f"not a config of {COMMANDS[kind]}"
+    return Problem(str(file), sorted(map(str, tree)), reason, f"Use {COMMANDS[kind_of(tree)]} for it")
 
 
 def kind_of(tree: dict[Any, Any]) -> Kind:

@@ -8,20 +8,27 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from tandem.config.node import TypedNode
 
 
 @dataclass(frozen=True)
 class Field:
-    """One key of the tree. ``owner`` is the node class in which it is declared."""
+    """One key of the tree. ``owner`` is the node class in which it is declared.
+
+    ``default`` is what it is where nothing is written: a parent's default may differ from that of the node class.
+    ``PydanticUndefined`` where it must be written.
+    """
 
     path: str
     key: str
     owner: type[BaseModel]
     info: FieldInfo
+    default: object
 
     @property
     def annotation(self) -> Any:
@@ -65,14 +72,19 @@ def keys_of(node: type[BaseModel]) -> dict[str, FieldInfo]:
     return {info.alias or name: info for name, info in node.model_fields.items()}
 
 
-def walk(root: type[BaseModel], prefix: str = "") -> Iterator[Field]:
-    """All fields below ``root``, in order of declaration; a union gives the keys of every member."""
-    for key, info in keys_of(root).items():
+def walk(root: type[BaseModel], prefix: str = "", instance: BaseModel | None = None) -> Iterator[Field]:
+    """All fields below ``root``, in order of declaration; a union gives the keys of every member.
+
+    ``instance``: the node that stands there where nothing is written.
+    """
+    for name, info in root.model_fields.items():
+        key = info.alias or name
         path = f"{prefix}.{key}" if prefix else key
-        field = Field(path, key, root, info)
+        default = getattr(instance, name) if isinstance(instance, root) else info.get_default()
+        field = Field(path, key, root, info, default)
         yield field
         for node in field.nodes:
-            yield from walk(node, path)
+            yield from walk(node, path, default if isinstance(default, node) else None)
 
 
 @functools.cache
@@ -100,17 +112,16 @@ def is_free(root: type[BaseModel], path: Sequence[str | int]) -> bool:
     return False
 
 
-def default_text(info: FieldInfo) -> str:
-    """The default as YAML would write it; empty for a required field."""
-    if info.is_required():
-        return ""
-    return plain(info.get_default(call_default_factory=True))
+def default_text(field: Field) -> str:
+    """The default as YAML would write it; empty for a key that must be written."""
+    return "" if field.default is PydanticUndefined else plain(field.default)
 
 
 def plain(value: object) -> str:
     """A value as YAML writes it on one line."""
     if isinstance(value, BaseModel):
-        changed = {key: getattr(value, key) for key in type(value).model_fields if key in value.model_fields_set}
+        shown = {"type"} if isinstance(value, TypedNode) else value.model_fields_set
+        changed = {key: getattr(value, key) for key in type(value).model_fields if key in shown}
         return (
             "{"
             + ", ".join(f"{key}: {plain(part)}" for key, part in (changed | (value.model_extra or {})).items())
@@ -127,9 +138,27 @@ def plain(value: object) -> str:
     return str(value) if value != "" else '""'
 
 
-def type_text(annotation: Any) -> str:
-    """The type in words."""
-    return " or ".join(dict.fromkeys(_one_type(m) for m in members(annotation)))
+BOUNDS = {Gt: ("gt", ">"), Ge: ("ge", ">="), Lt: ("lt", "<"), Le: ("le", "<=")}
+
+
+def type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
+    """The type in words, with the bounds of a number."""
+    if get_origin(annotation) is Annotated:
+        annotation, *inside = get_args(annotation)
+        return type_text(annotation, (*metadata, *inside))
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(dict.fromkeys(type_text(part, metadata) for part in get_args(annotation)))
+    text = _one_type(annotation)
+    for constraint in metadata:
+        parts = constraint if isinstance(constraint, GroupedMetadata) else (constraint,)
+        if annotation in (int, float):
+            text += "".join(_bound(part) for part in parts if type(part) in BOUNDS)
+    return text
+
+
+def _bound(constraint: Any) -> str:
+    name, sign = BOUNDS[type(constraint)]
+    return f" {sign} {getattr(constraint, name)}"
 
 
 def _one_type(annotation: Any) -> str:
@@ -145,6 +174,4 @@ def _one_type(annotation: Any) -> str:
     words = {int: "integer", float: "number", str: "text", bool: "true or false", NoneType: "null", Any: "anything"}
     if annotation in words:
         return words[annotation]
-    if issubclass(annotation, TypedNode):
-        return "{type: NAME, ...}"
-    return "mapping"
+    return "{type: NAME, ...}" if issubclass(annotation, TypedNode) else "mapping"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tandem.base.errors import DataError, Problem
 from tandem.base.registry import near
-from tandem.config.schema import Config, DataConfig, SftConfig
+from tandem.config.schema import Config, DataConfig, SftConfig, SourceConfig
 from tandem.dataflow.files import JsonlTable, open_tables
 from tandem.dataflow.rows import Row, RowError
 from tandem.dataflow.tasks import TaskTable
@@ -32,6 +33,8 @@ def check_data(config: Config) -> Iterator[Problem]:
     yield from _check_overlap(data.train_files, data.val_files)
     if data.reasoning_gym is not None:
         yield from _check_task(data.reasoning_gym)
+    if data.source is not None:
+        yield from _check_source(data.source)
     if data.system_prompt is not None and not data.chat:
         reason = "only a chat template has a place for it, and data.chat is false"
         yield Problem("data.system_prompt", data.system_prompt, reason, "Write data.chat: true, or leave it out")
@@ -41,6 +44,8 @@ def check_sft_data(config: SftConfig) -> Iterator[Problem]:
     """Training and held-out examples."""
     data = config.data
     yield from _check_one_way({"train_files": bool(data.train_files), "source": data.source is not None})
+    if data.source is not None:
+        yield from _check_source(data.source)
     pair = {"data.prompt_key": data.prompt_key, "data.response_key": data.response_key}
     keys = pair if data.messages_key is None else {"data.messages_key": data.messages_key}
     yield from _check_files("data.train_files", data.train_files, keys)
@@ -140,6 +145,29 @@ def _check_task(task: dict[str, Any]) -> Iterator[Problem]:
         TaskTable(**task)
     except DataError as error:
         yield Problem(key, task, str(error), "Correct the task")
+
+
+def _check_source(source: SourceConfig) -> Iterator[Problem]:
+    """Whether the file of a user's data source defines its class; the file is read, not run."""
+    try:
+        body = ast.parse(Path(source.file).expanduser().read_bytes()).body
+    except OSError as error:
+        reason = f"can't be read: {error.strerror or error}"
+        yield Problem("data.source.file", source.file, reason, "Write an existing Python file")
+    except (SyntaxError, ValueError) as error:
+        yield Problem("data.source.file", source.file, f"not Python: {error}", "Mend the file")
+    else:
+        classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
+        classes += [
+            name.asname or name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names
+        ]
+        if source.type not in classes:
+            hint = near(source.type, classes) if classes else "it defines no class"
+            yield Problem("data.source.type", source.type, f"{source.file} defines no such class", _sentence(hint))
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _without_name(error: Exception, name: str) -> str:

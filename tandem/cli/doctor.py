@@ -1,0 +1,96 @@
+"""``tandem doctor``: what this machine and this environment have. Works without torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "peft", "numpy", "pyarrow", "pydantic", "typer", "rich")
+
+OPTIONAL = {
+    "tensorboard": ("tracking", "the logger tensorboard"),
+    "math_verify": ("math", "the reward math"),
+    "reasoning_gym": ("tasks", "procedural tasks"),
+    "gguf": ("smollm2", "tandem models fetch"),
+    "accelerate": ("smollm2", "tandem models fetch"),
+    "ray": ("ray", "several devices"),
+    "vllm": ("vllm", "the engine vllm"),
+    "sglang": ("sglang", "the engine sglang"),
+}
+"""Module -> the extra that brings it, and what it is for."""
+
+
+def examine() -> str:
+    """The report, a line a fact."""
+    return "\n".join([*_machine(), *_versions(), *_devices(), *_missing()])
+
+
+def _machine() -> Iterator[str]:
+    yield f"tandem        {version_of('tandem-rl') or 'not installed as a package'}"
+    yield f"python        {platform.pythonversion_of()} ({sys.executable})"
+    yield f"system        {platform.system()} {platform.machine()}"
+    yield f"processors    {usable_processors()} usable of {os.cpu_count()}"
+    threads = os.environ.get("OMP_NUM_THREADS")
+    yield f"threads       OMP_NUM_THREADS {'is not set: one per processor' if threads is None else f'= {threads}'}"
+    memory = physical_memory()
+    yield f"memory        {'unknown' if memory is None else f'{memory / 2**30:.1f} GiB'}"
+    yield f"disk here     {shutil.disk_usage(os.getcwd()).free / 2**30:.1f} GiB free"
+
+
+def usable_processors() -> int:
+    """Processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def physical_memory() -> int | None:
+    """Bytes; None where the system doesn't say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _versions() -> Iterator[str]:
+    for name in NEEDED:
+        found = version_of(name)
+        yield f"{name:<13} {found}" if found else f"{name:<13} MISSING: pip install {name}"
+
+
+def _devices() -> Iterator[str]:
+    if importlib.util.find_spec("torch") is None:
+        yield "devices       unknown without torch"
+        return
+    try:
+        import torch
+    except Exception as error:  # a broken installation is what this command is for
+        yield f"devices       unknown: importing torch fails: {type(error).__name__}: {error}"
+        return
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            yield f"device {index}      {properties.name}, {properties.total_memory / 2**30:.1f} GiB"
+    else:
+        yield f"devices       CPU only, {torch.get_num_threads()} torch threads"
+
+
+def _missing() -> Iterator[str]:
+    for module, (extra, purpose) in OPTIONAL.items():
+        if importlib.util.find_spec(module) is None:
+            yield f"optional      {module} is not installed ({purpose}): pip install 'tandem-rl[{extra}]'"
+        else:
+            yield f"optional      {module} {version_of(module.replace('_', '-')) or ''} ({purpose})"
+
+
+def version_of(package: str) -> str | None:
+    """The installed version of a package."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

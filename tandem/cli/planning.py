@@ -1,0 +1,66 @@
+"""From the words of a command line to a plan, with the problems of both the document and its meaning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from tandem.base.errors import ConfigError, Problem
+from tandem.config.load import InvalidConfigError, load_words
+from tandem.config.schema import Config, SftConfig
+from tandem.topology.plan import Plan, compile_plan
+from tandem.topology.plan_sft import SftPlan, compile_sft_plan
+
+
+@dataclass(frozen=True)
+class NoPlan:
+    """What is left of a plan where the document itself can't be read."""
+
+    problems: tuple[Problem, ...]
+
+    def to_json(self) -> str:
+        """The problems, for machines."""
+        return json.dumps({"kind": None, **asdict(self)}, default=repr, ensure_ascii=False, indent=2)
+
+
+def plan_words(words: Sequence[str]) -> Plan | SftPlan | NoPlan:
+    """The plan of whichever document the words name."""
+    try:
+        return _compile(load_words(words))
+    except InvalidConfigError as error:
+        return NoPlan(tuple(_all_problems(error)))
+
+
+def runnable_train(words: Sequence[str]) -> tuple[Config, Plan]:
+    """Config and plan of a run that may start. Raises ``ConfigError`` with all that speaks against it."""
+    try:
+        config = load_words(words, Config)
+    except InvalidConfigError as error:
+        raise ConfigError(_all_problems(error)) from None
+    compiled = compile_plan(config)
+    compiled.require_runnable()
+    return config, compiled
+
+
+def runnable_sft(words: Sequence[str]) -> SftConfig:
+    """Config of an SFT run that may start. Raises ``ConfigError`` with all that speaks against it."""
+    try:
+        config = load_words(words, SftConfig)
+    except InvalidConfigError as error:
+        raise ConfigError(_all_problems(error)) from None
+    compile_sft_plan(config).require_runnable()
+    return config
+
+
+def _compile(config: Config | SftConfig) -> Plan | SftPlan:
+    return compile_plan(config) if isinstance(config, Config) else compile_sft_plan(config)
+
+
+def _all_problems(error: InvalidConfigError) -> list[Problem]:
+    """Those of the document, then those that remain if it is read as it was most likely meant."""
+    if error.guess is None:
+        return error.problems
+    reported = {problem.key for problem in error.problems}
+    further = [problem for problem in _compile(error.guess).problems if problem.key not in reported]
+    return [*error.problems, *further]

@@ -1,0 +1,104 @@
+"""A plan for people: tables on a terminal, aligned plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from tandem.base.errors import Problem
+from tandem.cli.planning import NoPlan
+from tandem.topology.plan import Plan
+from tandem.topology.plan_sft import SftPlan
+
+PLAIN_WIDTH = 4000
+"""Columns where there is no terminal: lines are never wrapped, so that they can be searched."""
+
+
+def show(plan: Plan | SftPlan | NoPlan) -> None:
+    """Print the plan and, last, everything that is wrong with it."""
+    terminal = sys.stdout.isatty()
+    console = Console(width=None if terminal else PLAIN_WIDTH, highlight=False, soft_wrap=not terminal)
+    if isinstance(plan, Plan):
+        _show_train(console, plan)
+    elif isinstance(plan, SftPlan):
+        _show_sft(console, plan)
+    _show_problems(console, plan.problems)
+
+
+def _show_train(console: Console, plan: Plan) -> None:
+    console.print(f"mode {plan.mode}, runtime {plan.runtime}, {plan.devices} device{'s' * (plan.devices != 1)}")
+    rows = [(p.role, p.group, f"{p.nodes} x {p.devices_per_node}") for p in plan.placements]
+    _table(console, "Roles", ("role", "devices of", "nodes x devices"), rows)
+    console.print(f"tags of the actor: {', '.join(plan.tags)}; old log-probs: {plan.old_logprobs}")
+    console.print(f"columns of the data: {', '.join(plan.source_columns)}")
+    stages = [
+        (f"{number}", s.name, s.role + (f" ({s.tag})" if s.tag else ""), s.per, ", ".join(s.needs), ", ".join(s.gives))
+        for number, s in enumerate(plan.stages, 1)
+    ]
+    _table(console, "Stages of a step", ("", "stage", "role (tag)", "per", "needs", "gives"), stages)
+    _table(console, "Batch", ("", "", ""), _batch_rows(plan))
+    memory = [
+        (m.group, name, _size(size)) for m in plan.memory for name, size in (*m.parts.items(), ("total", m.total))
+    ]
+    if memory:
+        _table(console, "Memory per device (estimated)", ("devices of", "for", "size"), memory)
+    for note in plan.notes:
+        console.print(f"note: {note}", markup=False)
+    for later in plan.later:
+        console.print(f"not yet: {later}", markup=False)
+
+
+def _batch_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    b = plan.batch
+    in_all = "unknown" if b.optimizer_steps_in_all is None else str(b.optimizer_steps_in_all)
+    steps = "as the data last" if b.steps is None else str(b.steps)
+    return [
+        ("prompts", str(b.prompts), "per step"),
+        ("samples", str(b.samples), f"{b.samples // b.prompts} per prompt"),
+        ("sub-batches", str(b.sub_batches), f"of {b.sub_batch_prompts} prompts"),
+        ("mini-batches", str(b.mini_batches), f"of {b.mini_batch_prompts} prompts = {b.mini_batch_samples} samples"),
+        ("micro-batches", str(b.micro_batches), "per optimizer step and device, at most"),
+        ("optimizer steps", str(b.optimizer_steps), f"per step; {in_all} in all"),
+        ("steps", steps, "of the run"),
+    ]
+
+
+def _show_sft(console: Console, plan: SftPlan) -> None:
+    rows = [
+        ("examples", "unknown" if plan.rows is None else str(plan.rows), "per epoch"),
+        ("batch", str(plan.batch_examples), "examples per optimizer step"),
+        ("optimizer steps", "as the data last" if plan.updates is None else str(plan.updates), "in all"),
+    ]
+    _table(console, "SFT", ("", "", ""), rows)
+
+
+def _show_problems(console: Console, problems: Sequence[Problem]) -> None:
+    if not problems:
+        console.print("no problem found")
+        return
+    console.print(f"{len(problems)} problem{'s' * (len(problems) != 1)}", style="bold red")
+    for problem in problems:
+        console.print(f"  - {problem}", markup=False)
+
+
+def _table(console: Console, title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    headed = any(names)
+    table = Table(title=title, title_justify="left", box=SIMPLE if console.is_terminal else None, show_header=headed)
+    for name in names:
+        table.add_column(name, no_wrap=not console.is_terminal)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _size(size: int) -> str:
+    value, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{value:.1f} {unit}"
