@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -17,19 +18,31 @@ from tandem.models.attention import AttentionLayout
 R = TypeVar("R")
 
 
+@dataclass(frozen=True, eq=False)
 class Head:
-    """The output projection: ``weight`` (V, d), optional ``bias`` (V,), and what the architecture does to logits."""
+    """The output projection: ``weight`` (V, d), ``bias`` (V,), and what the architecture does to logits.
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        projection = model.get_output_embeddings()
-        self.weight: torch.Tensor = projection.weight
-        self.bias: torch.Tensor | None = getattr(projection, "bias", None)
-        config = model.config
+    They are multiplied by ``scale``, then squashed into (-softcap, softcap).
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Head:
+        """The head of ``model``, sharing its weights."""
+        projection, config = model.get_output_embeddings(), model.config
         # Absent attributes mean that the architecture has no such transform, not a default of ours.
-        self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         divisor: float | None = getattr(config, "logits_scaling", None)
         factor: float | None = getattr(config, "logit_scale", None)
-        self.scale = (1.0 if factor is None else factor) / (1.0 if divisor is None else divisor)
+        return cls(
+            weight=projection.weight,
+            bias=getattr(projection, "bias", None),
+            scale=(1.0 if factor is None else factor) / (1.0 if divisor is None else divisor),
+            softcap=getattr(config, "final_logit_softcapping", None),
+        )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden (N, d) -> logits (N, V), in the weight's dtype."""
@@ -87,4 +100,4 @@ class CausalLM(nn.Module):
         decoder = self.model.get_decoder()
         with self.computing():
             output = decoder(input_ids=input_ids[None], position_ids=positions[None], use_cache=False, layout=layout)
-            return read(output.last_hidden_state[0], Head(self.model))
+            return read(output.last_hidden_state[0], Head.of(self.model))

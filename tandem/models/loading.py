@@ -16,6 +16,7 @@ from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
 from tandem.models.attention import IMPLEMENTATION
 from tandem.models.causal_lm import CausalLM
+from tandem.models.lora import merged_weights
 
 ComputeType = Literal["float32", "bfloat16"]
 
@@ -41,8 +42,7 @@ def load_causal_lm(path: str | Path, *, dtype: ComputeType = "float32", trust_re
 
 def as_causal_lm(model: PreTrainedModel | PeftModel, *, dtype: ComputeType = "float32") -> CausalLM:
     """Wrap a model, which from then on attends by layout and has no dropout; its weights are shared, not copied."""
-    plain = model.get_base_model() if isinstance(model, PeftModel) else model
-    assert isinstance(plain, PreTrainedModel)
+    plain = _without_peft(model)
     # A config object may belong to several models, and holds the attention setting: from here on this one has its own.
     shared, own = plain.config, copy.deepcopy(plain.config)
     for module in plain.modules():
@@ -71,7 +71,7 @@ def new_model(shape: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
 
 
 def save_pretrained_atomic(
-    model: PreTrainedModel | CausalLM,
+    model: PreTrainedModel | PeftModel | CausalLM,
     tokenizer: PreTrainedTokenizerBase | None,
     folder: Path,
     *,
@@ -79,10 +79,11 @@ def save_pretrained_atomic(
 ) -> None:
     """Write a Hugging Face folder that plain transformers loads; it appears whole or not at all.
 
-    ``weights`` replaces the model's own by full tensors under their Hugging Face names: those that an engine exports.
+    Adapters are merged. ``weights`` replaces the model's own by full tensors under their Hugging Face names: those
+    that an engine exports.
     """
-    plain = model.model if isinstance(model, CausalLM) else model
-    state = dict(plain.state_dict() if weights is None else weights)
+    plain = model.model if isinstance(model, CausalLM) else _without_peft(model)
+    state = dict(merged_weights(plain) if weights is None else weights)
     with whole_folder(folder) as scratch:
         plain.save_pretrained(scratch, state_dict=state)
         if tokenizer is not None:
@@ -106,6 +107,13 @@ def _from_pretrained(path: str | Path, trust_remote_code: bool, **options: Any) 
     assert isinstance(model, PreTrainedModel)
     model.eval()
     return model
+
+
+def _without_peft(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """The model itself; adapters are inside its layers."""
+    plain = model.get_base_model() if isinstance(model, PeftModel) else model
+    assert isinstance(plain, PreTrainedModel)
+    return plain
 
 
 def _remove_dropout(model: PreTrainedModel) -> None:

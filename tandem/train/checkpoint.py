@@ -99,6 +99,12 @@ def latest(root: Path) -> Checkpoint | None:
     return finished[-1] if finished else None
 
 
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The finished checkpoint at ``path``. Raises ``DataError`` if there is none, or a half-written one."""
+    step: int = _read(path)["step"]
+    return Checkpoint(path, step)
+
+
 def _finished(root: Path) -> list[Checkpoint]:
     """All finished checkpoints, oldest first."""
     found = []

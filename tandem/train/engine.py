@@ -208,7 +208,10 @@ class FsdpEngine:
     # --- ranks -------------------------------------------------------------------------------------------------------
 
     def _missing(self, count: int) -> int:
-        """Micro-batches of zero weight that this rank adds, so that all gather and reduce as often. Asked *before* the first."""
+        """Micro-batches of zero weight that this rank adds, so that all ranks gather and reduce as often.
+
+        Itself a meeting of all ranks, so it comes before the first micro-batch.
+        """
         if self._group is None:
             return 0
         most = torch.tensor(count, device=self.device)

@@ -20,9 +20,8 @@ class StepResult:
     """What an optimizer step did.
 
     ``applied`` is False where it was skipped, for a gradient that is not finite or zero everywhere: then parameters,
-    moments, schedule and ``updates`` are as before. ``grad_norm`` is that of the divided gradient before clipping; ``lr``
-    the rate used.
-    ``updates`` and ``skipped`` count all steps so far.
+    moments, schedule and ``updates`` are as before. ``grad_norm`` is that of the divided gradient before clipping,
+    ``lr`` the rate used. ``updates`` and ``skipped`` count all steps so far.
     """
 
     applied: bool

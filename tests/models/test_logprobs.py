@@ -9,29 +9,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tandem.models.causal_lm import Head
+from tandem.models.loading import new_model
 from tandem.models.logprobs import token_logprobs
 
 VOCAB, SIZE = 11, 6
 
 
-class _Config:
-    def __init__(self, **fields: float) -> None:
-        self.__dict__.update(fields)
-
-
-class _Model:
-    """What ``Head`` reads of a model."""
-
-    def __init__(self, projection: nn.Linear, **config: float) -> None:
-        self.config, self._projection = _Config(**config), projection
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return self._projection
-
-
-def head(seed: int, *, bias: bool = False, dtype: torch.dtype = torch.float64, **config: float) -> Head:
+def head(seed: int, *, bias: bool = False, dtype: torch.dtype = torch.float64, **transforms: float) -> Head:
     torch.manual_seed(seed)
-    return Head(_Model(nn.Linear(SIZE, VOCAB, bias=bias, dtype=dtype), **config))  # type: ignore[arg-type]
+    projection = nn.Linear(SIZE, VOCAB, bias=bias, dtype=dtype)
+    return Head(projection.weight, projection.bias, **transforms)
 
 
 def naive(hidden: torch.Tensor, head: Head, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
@@ -45,7 +32,7 @@ def naive(hidden: torch.Tensor, head: Head, targets: torch.Tensor, temperature: 
     return every[torch.arange(len(targets)), targets], -(every.exp() * every).sum(-1)
 
 
-CONFIGS = [{}, {"final_logit_softcapping": 1.5}, {"logit_scale": 0.25}, {"logits_scaling": 4.0}]
+TRANSFORMS = [{}, {"softcap": 1.5}, {"scale": 0.25}, {"scale": 4.0, "softcap": 2.0}]
 
 
 @given(
@@ -53,14 +40,14 @@ CONFIGS = [{}, {"final_logit_softcapping": 1.5}, {"logit_scale": 0.25}, {"logits
     tokens=st.integers(0, 9),
     chunk=st.sampled_from([1, 2 * VOCAB, 5 * VOCAB, 10_000]),
     temperature=st.sampled_from([0.5, 1.0, 1.7]),
-    config=st.sampled_from(CONFIGS),
+    transforms=st.sampled_from(TRANSFORMS),
     bias=st.booleans(),
     entropy_grad=st.booleans(),
 )
 def test_value_and_gradient_equal_the_naive_formula(
-    seed: int, tokens: int, chunk: int, temperature: float, config: dict[str, float], bias: bool, entropy_grad: bool
+    seed: int, tokens: int, chunk: int, temperature: float, transforms: dict[str, float], bias: bool, entropy_grad: bool
 ) -> None:
-    projection = head(seed, bias=bias, **config)
+    projection = head(seed, bias=bias, **transforms)
     hidden = torch.randn(tokens, SIZE, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(VOCAB, (tokens,))
     weights = torch.randn(2, tokens, dtype=torch.float64)
@@ -93,8 +80,7 @@ def test_value_and_gradient_equal_the_naive_formula(
 
 def test_b26_the_temperature_divides_logits() -> None:
     """Logits [2, 0] at T = 0.5: log p of the first is -0.0181, neither -0.2539 nor -0.1269."""
-    projection = Head(_Model(nn.Linear(1, 2, bias=False)))  # type: ignore[arg-type]
-    projection.weight = torch.tensor([[2.0], [0.0]])
+    projection = Head(torch.tensor([[2.0], [0.0]]))
     logprobs, _ = token_logprobs(torch.ones(1, 1), projection, torch.tensor([0]), temperature=0.5)
     torch.testing.assert_close(logprobs, torch.tensor([-0.018150]), atol=1e-6, rtol=0)
 
@@ -129,3 +115,32 @@ def test_autocast_computes_the_product_in_bfloat16(chunk: int) -> None:
     logprobs.sum().backward()
     assert projection.weight.grad is not None
     assert projection.weight.grad.dtype == torch.float32
+
+
+SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"model_type": "gemma2", "final_logit_softcapping": 0.05},
+        {"model_type": "granite", "logits_scaling": 8.0},
+        {"model_type": "cohere", "logit_scale": 0.0625},
+    ],
+)
+def test_the_head_does_to_logits_what_the_architecture_does(shape: dict[str, object]) -> None:
+    model = new_model({**SMALL, **shape}, seed=0)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    hidden = model.get_decoder()(input_ids=ids).last_hidden_state[0]
+    expected = model(input_ids=ids).logits[0]
+    torch.testing.assert_close(Head.of(model).logits(hidden), expected)
+    logprobs, _ = token_logprobs(hidden, Head.of(model), ids[0])
+    torch.testing.assert_close(logprobs, expected.log_softmax(-1).gather(1, ids.T)[:, 0])

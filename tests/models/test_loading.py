@@ -1,0 +1,105 @@
+"""Models come from folders or from a seed, and go back into folders that plain transformers loads."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tandem.base.errors import DataError, TandemError
+from tandem.base.folders import whole_folder
+from tandem.models.loading import as_causal_lm, load_causal_lm, load_model, new_model, save_pretrained_atomic
+
+SHAPE: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 17,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+IDS = torch.tensor([[3, 1, 4, 1, 5]])
+
+
+def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    return all(map(torch.equal, a.state_dict().values(), b.state_dict().values()))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_saved_model_loads_in_plain_transformers(tmp_path: Path, tied: bool) -> None:
+    model = as_causal_lm(new_model({**SHAPE, "tie_word_embeddings": tied}, seed=0))
+    save_pretrained_atomic(model, None, tmp_path / "model")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert plain.config._attn_implementation != "tandem"
+    assert same(plain, model.model)
+    assert same(load_causal_lm(tmp_path / "model").model, model.model)
+    loaded = load_model(tmp_path / "model")
+    assert loaded(input_ids=IDS, labels=IDS).loss.isfinite()
+
+
+def test_exported_weights_are_saved_in_place_of_the_models_own(tmp_path: Path) -> None:
+    model, other = new_model(SHAPE, seed=0), new_model(SHAPE, seed=1)
+    save_pretrained_atomic(model, None, tmp_path / "model", weights=other.state_dict())
+    assert same(load_model(tmp_path / "model"), other)
+
+
+def test_saving_again_replaces_the_folder_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        save_pretrained_atomic(new_model(SHAPE, seed=seed), None, tmp_path / "model")
+    assert same(load_model(tmp_path / "model"), new_model(SHAPE, seed=1))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_whose_writing_fails_never_appears(tmp_path: Path) -> None:
+    with whole_folder(tmp_path / "kept") as scratch:
+        (scratch / "a").write_text("old")
+    with pytest.raises(OSError, match="disk"), whole_folder(tmp_path / "kept") as scratch:
+        (scratch / "a").write_text("new")
+        raise OSError("disk full")
+    assert (tmp_path / "kept" / "a").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_missing_model_is_named_with_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere'.*no such folder.*Hugging Face.*hub id"):
+        load_causal_lm(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"empty'.*no config\.json"):
+        load_model(tmp_path / "empty")
+    with pytest.raises(DataError, match="model_type"):
+        new_model({"hidden_size": 8}, seed=0)
+
+
+def test_a_fresh_model_depends_on_its_seed_and_leaves_the_global_one_alone() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    first = new_model(SHAPE, seed=3)
+    assert torch.equal(torch.rand(1), expected)
+    assert same(first, new_model(SHAPE, seed=3))
+    assert not same(first, new_model(SHAPE, seed=4))
+
+
+def test_models_of_one_config_keep_their_own_attention() -> None:
+    plain = new_model(SHAPE, seed=0)
+    twin = copy.deepcopy(plain)
+    twin.config = plain.config
+    for ours, theirs in zip(twin.modules(), plain.modules(), strict=True):
+        if hasattr(theirs, "config"):
+            ours.config = theirs.config
+    as_causal_lm(twin)
+    assert plain(input_ids=IDS).logits.isfinite().all()
+    with pytest.raises(TandemError, match="layout"):
+        twin(input_ids=IDS)
+
+
+def test_dropout_is_off_in_train_mode_too() -> None:
+    shape = {"model_type": "gpt2", "vocab_size": 17, "n_embd": 16, "n_layer": 2, "n_head": 2, "resid_pdrop": 0.5}
+    model = as_causal_lm(new_model(shape, seed=0)).train()
+    assert all(m.p == 0.0 for m in model.modules() if isinstance(m, torch.nn.Dropout))
+    attention = as_causal_lm(new_model({**SHAPE, "attention_dropout": 0.5}, seed=0)).train()
+    assert attention.layers[0].self_attn.attention_dropout == 0.0
