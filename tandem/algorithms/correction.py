@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.algorithms.masked import masked_mean, select
-from tandem.algorithms.policy_loss import log_ratio
+from tandem.algorithms.policy_loss import FINITE_LIMIT, log_ratio
 from tandem.base.errors import ContractError
 from tandem.base.lazy import LazyModule
 
@@ -45,7 +45,7 @@ def tis_weights(
     """
     if cap <= 0:
         raise ContractError(f"tis cap = {cap}: write a positive bound on the weight, such as 2.0")
-    delta = log_ratio(old_logprobs.detach(), rollout_logprobs.detach(), response_mask)
+    delta = log_ratio(old_logprobs.detach(), rollout_logprobs.detach(), response_mask, FINITE_LIMIT)
     ratio = delta.exp()
     weights = select(ratio.clamp(max=cap), response_mask)
     return Correction(
@@ -56,7 +56,8 @@ def tis_weights(
 def mismatch_metrics(delta: torch.Tensor, response_mask: torch.Tensor) -> dict[str, float]:
     """Statistics of ``delta = log(pi_old / pi_rollout)`` (B, T) over the trained tokens; all 0 where there are none."""
     names = [f"ratio_q{int(q * 100):02d}" for q in QUANTILES] + ["ratio_max"]
-    ratio = delta[response_mask].exp().double()
+    delta = delta.double()
+    ratio = delta[response_mask].exp()
     if ratio.numel() == 0:
         spread = dict.fromkeys(names, 0.0)
     else:

@@ -6,6 +6,7 @@ import pytest
 
 import tests.oracle.oracle_advantage
 import tests.oracle.oracle_columns
+import tests.oracle.oracle_correction
 import tests.oracle.oracle_loss
 import tests.oracle.oracle_reward
 import tests.oracle.oracle_statistics  # noqa: F401
