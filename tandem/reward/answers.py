@@ -11,10 +11,11 @@ from typing import Any, Literal
 from tandem.base.errors import DataError
 
 # A comma joins digits only as a thousands separator: groups of exactly three digits behind one to three. The group is
-# atomic, so that a longer reading is never given up for a shorter one. A minus behind a word or a bracket subtracts.
+# atomic, so that a longer reading is never given up for a shorter one, and its length bounded, so that no text takes
+# quadratic time. A minus behind a word or a bracket subtracts.
 _NUMBER = re.compile(
     r"[$€£]?(?P<sign>(?<![\w)\]])[-−])?[$€£]?"
-    r"(?P<digits>(?>(?:[0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?>[eE][-+]?[0-9]{1,3}(?!\w))?)"
+    r"(?P<digits>(?>(?:[0-9]{1,3}(?:,[0-9]{3}){1,20}(?!,?[0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+))"
 )
 _LATEX_SEPARATOR = re.compile(r"\{,\}|,\\!|\\,|\\!(?=[0-9]{3})")
 _LIST = re.compile(r"(?<!\\)\[[^\[\]]*\]")
@@ -26,7 +27,8 @@ def extract_numbers(text: str) -> list[Decimal]:
     """All numbers of the text in order, each exact.
 
     ``8,000``, ``8{,}000`` and ``$8,000.`` are 8000; a comma that separates no thousands separates numbers, and inside
-    square brackets every comma does: ``[8.124,12.852]`` and ``[100,200]`` are two. Digits are ASCII.
+    square brackets every comma does: ``[8.124,12.852]`` and ``[100,200]`` are two. Digits are ASCII, and a letter ends
+    a number.
     """
     return [_value(match) for match in _NUMBER.finditer(_plain(text))]
 
@@ -54,22 +56,20 @@ def _marked_number(text: str) -> Decimal | None:
 def score_gsm8k(response: str, ground_truth: object, *, method: Literal["strict", "flexible"] = "strict") -> float:
     """1.0 if the answer is the number of ``ground_truth`` (by value: ``18.00`` is 18), else 0.0.
 
-    ``strict`` reads the number behind the last ``#### `` of the whole text, however much follows. ``flexible`` takes
-    the last number of the text where there is no such marker. ``ground_truth`` is a number, text with one, or a whole
-    GSM8K solution; raises ``DataError`` if it has none.
+    ``strict`` reads the number behind the last ``#### `` of the whole text that a single number follows, whatever comes
+    after it. ``flexible`` reads the last number of the whole text. ``ground_truth`` is a number, text that ends with
+    one, or a whole GSM8K solution; raises ``DataError`` if it has none.
     """
     if method not in ("strict", "flexible"):
         raise ValueError(f"method = {method!r}: write strict or flexible")
-    expected = _answer(str(ground_truth), flexible=True)
+    reference = str(ground_truth)
+    expected = _marked_number(reference) if "####" in reference else _last_number(reference)
     if expected is None:
-        raise DataError(f"ground_truth {str(ground_truth)[:80]!r} has no number: gsm8k compares numbers")
-    return float(_answer(response, flexible=method == "flexible") == expected)
+        raise DataError(f"ground_truth {reference[:80]!r} has no number: gsm8k compares numbers")
+    return float((_marked_number(response) if method == "strict" else _last_number(response)) == expected)
 
 
-def _answer(text: str, *, flexible: bool) -> Decimal | None:
-    marked = _marked_number(text)
-    if marked is not None or not flexible:
-        return marked
+def _last_number(text: str) -> Decimal | None:
     numbers = extract_numbers(text)
     return numbers[-1] if numbers else None
 

@@ -23,6 +23,7 @@ from tandem.reward.scoring import ScorerSpec
 from tandem.reward.wire import Setup, unpack_verdicts
 
 _TICK_S = 1.0  # between looks at processes that say nothing
+_LOOK_S = 0.25  # between looks, of one who waits for scores, at whether the pool still works
 _START_S = 120.0  # a scorer may import torch and load a model
 _STARTS = 3  # processes in a row that end before they are ready
 _GRACE_S = 1.0  # for async scorers, which keep their deadlines themselves if they can
@@ -94,7 +95,7 @@ class ScoringPool:
         Raises ``DeadlineError`` naming the samples that are awaited and what the processes do, or ``RewardError`` once
         the pool can't score any more.
         """
-        while not handle.wait(min(deadline.left, _TICK_S)):
+        while not handle.wait(min(deadline.left, _LOOK_S)):
             with self._lock:
                 self._check_alive()
             deadline.check(f"the rewards of {', '.join(handle.missing())}", self._blocker())
@@ -150,22 +151,21 @@ class ScoringPool:
             self._replace(process, late=False)
 
     def _replace(self, process: ScoringProcess, *, late: bool) -> None:
-        """End a process that is late or gone, settle its jobs, start another."""
+        """End a process that is late or gone, start another in its place, then settle its jobs."""
         self._selector.unregister(process.channel)
         ending = process.kill()
-        verdict = timed_out(self._deadline_s) if late else failed(f"the scoring process {ending}")
-        left = process.unanswered
         if not process.ready:
             self._count_failed_start(f"didn't get ready in {_START_S:g} s" if late else ending)
-        elif len(left) == 1 or not self._call.is_async:
-            for job in left[:1]:
-                job.put([verdict])
-            self._put_back(left[1:])
-        else:  # all were under way and any may have been the cause
+        place = self._processes.index(process)
+        self._processes[place : place + 1] = [self._start()] if self._broken is None else []
+        left = process.unanswered
+        if len(left) > 1 and self._call.is_async:  # all were under way and any may have been the cause
             self._put_back([job.isolated() for job in left])
-        self._processes.remove(process)
-        if self._broken is None:
-            self._processes.append(self._start())
+            return
+        verdict = timed_out(self._deadline_s) if late else failed(f"the scoring process {ending}")
+        for job in left[:1]:
+            job.put([verdict])
+        self._put_back(left[1:])
 
     def _count_failed_start(self, ending: str) -> None:
         self._failed_starts += 1

@@ -54,15 +54,18 @@ class CallStyle:
     is_async: bool
 
 
-def register_reward(name: str) -> Callable[[Target], Target]:
+def register_reward(name: str, *, packages: tuple[str, ...] = ()) -> Callable[[Target], Target]:
     """Decorator that makes a scorer known as ``type: name``.
+
+    ``packages`` are the importable names that it imports itself when first called; they are looked for by the plan and
+    imported before the first sample, whose deadline they would eat up.
 
     Raises ``TandemError`` if the name is taken or the scorer asks for what no sample has.
     """
 
     def add(target: Target) -> Target:
         call_style(target, name)
-        REWARDS.register(name, scope=Scope.SEQUENCE)(target)
+        REWARDS.register(name, scope=Scope.SEQUENCE, packages=packages)(target)
         return target
 
     return add
@@ -71,24 +74,24 @@ def register_reward(name: str) -> Callable[[Target], Target]:
 def call_style(target: ScorerTarget, name: str) -> CallStyle:
     """Read off the signature of a function, of a class's ``__call__`` or of an object.
 
-    A single parameter that is no field of a sample means a batch, but not for a function: a function scores one sample.
-    Raises ``TandemError`` on a parameter that can't be filled, or a class that can't be called.
+    A single required parameter that is no field of a sample means a batch, but not for a function: that scores one
+    sample. Raises ``TandemError`` on a parameter that can't be filled, or a class that can't be called.
     """
-    function = target
+    function = _defined(target, "__call__") if inspect.isclass(target) else target
+    if function is None:
+        raise TandemError(f"reward {name!r}: class {target.__name__} needs __call__(self, data)")
+    positional = [p for p in inspect.signature(function).parameters.values() if p.kind in _POSITIONAL]
     if inspect.isclass(target):
-        function = _defined(target, "__call__")
-        if function is None:
-            raise TandemError(f"reward {name!r}: class {target.__name__} needs __call__(self, data)")
-    names = [p.name for p in inspect.signature(function).parameters.values() if p.kind in _POSITIONAL]
-    if inspect.isclass(target):
-        names = names[1:]
+        positional = positional[1:]
+    names = tuple(p.name for p in positional)
+    required = [p.name for p in positional if p.default is p.empty]
     is_async = any(inspect.iscoroutinefunction(f) for f in (function, _defined(type(target), "__call__")))
-    if len(names) == 1 and names[0] not in SAMPLE_FIELDS and not inspect.isfunction(target):
+    if len(required) == 1 and required[0] not in SAMPLE_FIELDS and not inspect.isfunction(target):
         return CallStyle((), is_batch=True, is_async=is_async)
     for field in names:
         if (reason := unknown_field(field)) is not None:
             raise TandemError(f"reward {name!r}: {reason}")
-    return CallStyle(tuple(names), is_batch=False, is_async=is_async)
+    return CallStyle(names, is_batch=False, is_async=is_async)
 
 
 def _defined(cls: type, name: str) -> Any:
@@ -102,5 +105,5 @@ def unknown_field(field: str) -> str | None:
         return None
     return (
         f"no sample has {field!r}: {near(field, SAMPLE_FIELDS)} "
-        f"A YAML parameter stands behind a '*': def score(response, *, {field})"
+        f"(a YAML parameter stands behind a '*': def score(response, *, {field}))"
     )

@@ -38,23 +38,25 @@ def resolve(
     module, attribute = _locate(type_, file, plugins)
     path = None if file is None else str(Path(file).resolve())
     target = _load(module, attribute, type_)
+    found = problems(type_, file, parameters, plugins)
+    if found:
+        raise ConfigError(found)
     if target is not WeightedSum:
-        found = problems(type_, file, parameters, plugins)
-        if found:
-            raise ConfigError(found)
-        return ScorerSpec(type_, module.__name__, attribute, call_style(target, type_), path, parameters)
+        packages = _packages(type_) if type_ in REWARDS and REWARDS[type_].target is target else ()
+        return ScorerSpec(type_, module.__name__, attribute, call_style(target, type_), path, parameters, packages)
     parts = _parts(parameters, "reward_manager")
-    if isinstance(parts, Problem):
-        raise ConfigError([parts])
-    resolved = tuple((w, name, resolve(t, f, params, plugins)) for w, name, t, f, params in parts)
+    assert not isinstance(parts, Problem)
+    resolved = tuple((weight, name, resolve(t, f, given, plugins)) for weight, name, t, f, given in parts)
     call = joint_style([part.call for _, _, part in resolved])
-    return ScorerSpec(type_, module.__name__, attribute, call, path, {}, resolved)
+    return ScorerSpec(type_, module.__name__, attribute, call, path, parts=resolved)
 
 
 def bind(spec: ScorerSpec) -> Scorer:
     """Load the code of ``spec`` here and construct the scorer; what the user's code raises passes through."""
     if spec.parts:
         return WeightedSum([Part(weight, name, bind(part)) for weight, name, part in spec.parts])
+    for package in spec.packages:
+        importlib.import_module(package)
     module = import_file(spec.file) if spec.file is not None else importlib.import_module(spec.module)
     return bind_target(_load(module, spec.attribute, spec.type), spec.type, spec.parameters)
 
@@ -109,6 +111,12 @@ def problems(
         Problem(f"{key}.{name}", None, f"reward {type_!r} needs this parameter", f"Write {key}.{name}: ...")
         for name in missing
     ]
+    if file is None and type_ in REWARDS:
+        missing = [package for package in _packages(type_) if importlib.util.find_spec(package) is None]
+        found += [
+            Problem(f"{key}.type", type_, f"it needs the package {name}", f"Install it: pip install {name}")
+            for name in (package.replace("_", "-") for package in missing)
+        ]
     if file is None and type_ == "weighted_sum" and not found:
         parts = _parts(parameters, key)
         if isinstance(parts, Problem):
@@ -160,7 +168,7 @@ def _locate(type_: str, file: str | None, plugins: Sequence[str]) -> tuple[Modul
             if callable(getattr(module, name, None)):
                 return module, name
     unknown = describe(type_)
-    reason = unknown if isinstance(unknown, str) else f"no plugin defines it; imported were {', '.join(plugins)}"
+    reason = str(unknown) + (f" (imported were {', '.join(plugins)})" if plugins else "")
     raise ConfigError([Problem("reward_manager.type", type_, reason, "Write a known name, or file: FILE for your own")])
 
 
@@ -179,6 +187,12 @@ def _locate_in_file(type_: str, file: str) -> tuple[ModuleType, str]:
     reason = signature if isinstance(signature, str) else f"running {file} defines no such function or class"
     at, value = ("reward_manager.type", type_) if module is not None else ("reward_manager.file", file)
     raise ConfigError([Problem(at, value, reason, "Write the name of a scorer and the file that defines it")])
+
+
+def _packages(type_: str) -> tuple[str, ...]:
+    packages = REWARDS[type_].traits["packages"]
+    assert isinstance(packages, tuple)
+    return packages
 
 
 def _import_problem(file: str, error: Exception) -> Problem:

@@ -32,7 +32,7 @@ def gsm8k(response: str, ground_truth: object, *, method: Literal["strict", "fle
     return score_gsm8k(response, ground_truth, method=method)
 
 
-@register_reward("math")
+@register_reward("math", packages=("math_verify",))
 def math(response: str, ground_truth: object) -> float:
     """1 if the answer equals the ground truth as mathematics (package math-verify), else 0."""
     return score_math(response, ground_truth)

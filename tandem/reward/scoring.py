@@ -28,8 +28,8 @@ class ScorerSpec:
     """Where a scorer's code is and its parameters: plain data, so that another process can make the same scorer.
 
     The code is in ``file`` if given, else in the importable ``module``; ``attribute`` is its name there, empty for an
-    entry known only by its registered ``type``. ``parts`` (weight, metric name, scorer) belong to a weighted sum, whose
-    ``call`` is what they need together.
+    entry known only by its registered ``type``. ``packages`` are imported before the first sample. ``parts`` (weight,
+    metric name, scorer) belong to a weighted sum, whose ``call`` is what they need together.
     """
 
     type: str
@@ -38,6 +38,7 @@ class ScorerSpec:
     call: CallStyle
     file: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
     parts: tuple[tuple[float, str, ScorerSpec], ...] = ()
 
 
@@ -99,7 +100,7 @@ class Part(NamedTuple):
     scorer: Scorer
 
 
-@REWARDS.register("weighted_sum", scope=Scope.SEQUENCE)
+@REWARDS.register("weighted_sum", scope=Scope.SEQUENCE, packages=())
 class WeightedSum(Scorer):
     """The sum of ``weight`` times the score of each part.
 
@@ -143,11 +144,10 @@ def bind_target(target: ScorerTarget, name: str, parameters: Mapping[str, Any]) 
     Raises ``TandemError`` if it can't be called as a scorer; what a constructor raises passes through.
     """
     call = call_style(target, name)
-    function: ScorerTarget = target
     if inspect.isclass(target):
-        function = target(**parameters)
-        parameters = {}
-    return BatchScorer(function, call) if call.is_batch else SampleScorer(function, call, parameters)
+        made: Any = target(**parameters)
+        return BatchScorer(made, call) if call.is_batch else SampleScorer(made, call, {})
+    return BatchScorer(target, call) if call.is_batch else SampleScorer(target, call, parameters)
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -39,8 +39,8 @@ def describe(type_: str, file: str | None = None, plugins: Sequence[str] = ()) -
     if plugins:
         return _UNKNOWN
     return (
-        f"there is no reward {type_!r}: {near(type_, REWARDS)} One of your own is found by 'file: rewards.py', "
-        "or by its module under plugins"
+        f"there is no reward {type_!r}: {near(type_, REWARDS)} (one of your own is found by file: FILE beside type, "
+        "or by its module under plugins)"
     )
 
 

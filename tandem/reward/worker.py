@@ -7,6 +7,7 @@ prints goes to standard error.
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
 import pickle
@@ -23,25 +24,29 @@ from tandem.reward.scoring import Scorer, describe_error, run_now
 from tandem.reward.wire import Setup, pack_verdicts, receive, send
 
 _WATCH_S = 0.5
-_LAST_RESORT_S = 5.0
+_LAST_RESORT_S = 2.0  # beyond the deadline, at which a living parent has ended this process
 
 
 def main(fd: int, parent: int) -> None:
     """Serve until the parent closes the socket or is gone."""
-    os.dup2(sys.stderr.fileno(), 1)
+    os.dup2(2, 1)
     channel = socket.socket(fileno=fd)
     first = receive(channel)
     if first is None:
         return
     setup: Setup = pickle.loads(first)
-    threading.Thread(target=_end_with, args=(parent, setup.deadline_s), daemon=True).start()
+    last_resort = _LastResort(setup.deadline_s + _LAST_RESORT_S)
+    threading.Thread(target=_end_with, args=(parent, last_resort), daemon=True).start()
     sys.path[:] = setup.path
     try:
         scorer = bind(setup.spec)
+        if scorer.call.is_batch:
+            importlib.import_module("tandem.columns.proto")  # with torch: now, not at the first batch's expense
         tokenizer = None if setup.tokenizer is None else pickle.loads(setup.tokenizer)
     except BaseException as error:
         send(channel, json.dumps({"broken": describe_error(error)}).encode())
         return
+    last_resort.arm()
     send(channel, json.dumps({"ready": True}).encode())
     while (message := receive(channel)) is not None:
         jobs: list[bytes] = pickle.loads(message)
@@ -86,7 +91,7 @@ def _score_together(channel: socket.socket, scorer: Scorer, jobs: list[bytes], d
 def _score_batch(channel: socket.socket, scorer: Scorer, job: bytes, tokenizer: Any) -> None:
     import asyncio
 
-    from tandem.columns.proto import DataProto  # imports torch: only where a scorer wants a batch
+    from tandem.columns.proto import DataProto  # only here: other scorers need no torch
 
     started = time.perf_counter()
     data, rows = pickle.loads(job)
@@ -98,16 +103,33 @@ def _score_batch(channel: socket.socket, scorer: Scorer, job: bytes, tokenizer: 
     send(channel, pack_verdicts(0, verdicts, time.perf_counter() - started))
 
 
-def _end_with(parent: int, deadline_s: float) -> None:
+class _LastResort:
+    """Ends this process unless it is put off in time; works even while a C call holds the interpreter."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._nowhere = open(os.devnull, "w")  # noqa: SIM115  (stays open: the timer writes a traceback there)
+        self._armed = False
+
+    def arm(self) -> None:
+        """Start the timer. Not before the scorer is made: imports may take long."""
+        self._armed = True
+        self.put_off()
+
+    def put_off(self) -> None:
+        """Start the timer anew, if it runs."""
+        if self._armed:
+            faulthandler.dump_traceback_later(self._seconds, exit=True, file=self._nowhere)
+
+
+def _end_with(parent: int, last_resort: _LastResort) -> None:
     """Kill this process and what it started once the parent is gone, whatever the scorer is doing.
 
-    A scorer inside one long C call (a regular expression, say) holds the interpreter, and then this thread doesn't run;
-    ``faulthandler`` has a timer that needs no interpreter, and it is set again while this thread does run.
+    A scorer inside one long C call (a regular expression, say) keeps this thread from running: hence the last resort.
     """
-    with open(os.devnull, "w") as nowhere:
-        while os.getppid() == parent:
-            faulthandler.dump_traceback_later(deadline_s + _LAST_RESORT_S, exit=True, file=nowhere)
-            time.sleep(_WATCH_S)
+    while os.getppid() == parent:
+        last_resort.put_off()
+        time.sleep(_WATCH_S)
     os.killpg(0, signal.SIGKILL)
 
 

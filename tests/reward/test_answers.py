@@ -1,0 +1,158 @@
+"""Numbers and mathematics found in text; the reference's faults that we don't share."""
+
+from __future__ import annotations
+
+import json
+import threading
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.base.errors import DataError
+from tandem.reward.answers import extract_numbers, score_gsm8k, score_math
+
+SHARED = Path(__file__).parents[3] / "shared" / "oracle" / "oracle.json"
+ORACLE = SHARED if SHARED.exists() else Path(__file__).parents[1] / "oracle" / "sample.json"
+
+# Where we differ from the reference, and why we are right.
+DIFFERS = {
+    "score.gsm8k.003": "a thousands comma is part of the number (B79)",
+    "score.gsm8k.011": "a full stop ends the sentence, not the number",
+    "score.gsm8k.031": "0.50 is 0.5: numbers are compared by value",
+    "score.gsm8k.034": "the whole text is searched, not its last 300 characters (B77)",
+    "score.gsm8k.039": "a full stop ends the sentence, not the number",
+    "score.gsm8k.044": "007 is 7: numbers are compared by value",
+    "score.math.017": "math-verify also reads an answer that is not boxed",
+    "score.math.021": "an empty ground truth is a fault of the data, refused",
+    "score.math.029": "10^{3} and 10^3 are the same power",
+    "score.math.033": "math-verify reads text by its letters",
+    "score.math.035": "math-verify takes the value behind f(x) =",
+}
+
+
+def oracle_cases() -> list[dict[str, object]]:
+    cases = json.loads(ORACLE.read_text())["cases"]
+    return [c for c in cases if c["section"] == "score" and c["fn"] in ("gsm8k", "math")]
+
+
+@pytest.mark.parametrize("case", oracle_cases(), ids=lambda case: case["id"])
+def test_the_reference_agrees_or_is_wrong_for_a_listed_reason(case) -> None:
+    given_ = case["inputs"]
+    try:
+        if case["fn"] == "gsm8k":
+            ours = score_gsm8k(given_["solution"], given_["ground_truth"], method=given_["method"])
+        else:
+            ours = score_math(given_["solution"], given_["ground_truth"])
+    except DataError:
+        ours = None
+    assert (ours != case["expected"]["score"]) == (case["id"] in DIFFERS)
+
+
+@pytest.mark.parametrize("method", ["strict", "flexible"])
+@pytest.mark.parametrize("tail", ["x" * 480, " and so on" * 200, "\n" * 1000])
+def test_b77_an_answer_counts_however_much_text_follows(method, tail) -> None:
+    assert score_gsm8k("It is 40 + 2.\n#### 42" + tail, "42", method=method) == 1.0
+
+
+def test_b77_the_last_marker_counts() -> None:
+    text = "#### 10\nno, wait: #### 12" + " I checked it 3 times" * 40
+    assert score_gsm8k(text, "12") == 1.0
+    assert score_gsm8k(text, "10") == 0.0
+    assert score_gsm8k("#### 12\nThe marker is ####.", "12") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("8,000", ["8000"]),
+        ("8{,}000", ["8000"]),
+        (r"8\,000 and 1,\!234{,}567", ["8000", "1234567"]),
+        ("$130,000.", ["130000"]),
+        (r"\$1,234.50, then", ["1234.50"]),
+        ("[8.124,12.852]", ["8.124", "12.852"]),
+        ("[100,200]", ["100", "200"]),
+        (r"\[ 1,234 \]", ["1234"]),
+        ("5, 6 and 7.", ["5", "6", "7"]),
+        ("1,2,3", ["1", "2", "3"]),
+        ("1,2345", ["1", "2345"]),
+        ("1234,567", ["1234", "567"]),
+        ("1,234,5678", ["1", "234", "5678"]),
+        ("-3, - 4, 7-5, −6", ["-3", "4", "7", "5", "-6"]),
+        ("-$5 or $-5", ["-5", "-5"]),
+        (".5 and 5. and 0.50", [".5", "5", "0.50"]),
+        ("1 000", ["1", "000"]),
+        ("١٢ ... none", []),
+    ],
+)
+def test_b79_numbers_in_text(text, numbers) -> None:
+    assert extract_numbers(text) == [Decimal(number) for number in numbers]
+
+
+@pytest.mark.parametrize("written", ["8,000", "8{,}000", "$8,000.", "8000.00", "8000 apples", r"8\,000"])
+def test_b79_a_thousand_is_a_thousand(written) -> None:
+    assert score_gsm8k(f"#### {written}", "8000") == 1.0
+    assert score_gsm8k(f"#### {written}", "8,000") == 1.0
+    assert score_gsm8k(f"#### {written}", "000") == 0.0
+
+
+@pytest.mark.parametrize("written", ["5,6", "3/4", "[5,6]", "--5", "five"])
+def test_strict_wants_one_number_behind_the_marker(written) -> None:
+    assert [score_gsm8k(f"#### {written}", truth) for truth in ("5", "56", "3", "4", "-5")] == [0.0] * 5
+
+
+def test_a_ground_truth_may_be_a_number_or_a_whole_solution() -> None:
+    solution = "48/2 = <<48/2=24>>24 clips.\n#### 72"
+    assert score_gsm8k("#### 72", solution) == 1.0
+    assert score_gsm8k("#### 72", 72) == 1.0
+    with pytest.raises(DataError, match="'none at all' has no number"):
+        score_gsm8k("#### 72", "none at all")
+
+
+@given(st.integers(-(10**15), 10**15), st.text(alphabet="abc ,.\n#$[]", max_size=30))
+def test_any_spelling_of_an_integer_is_read_back(number, tail) -> None:
+    for written in (f"{number}", f"{number:,}", f"{number:,}".replace(",", "{,}"), f"{number}.00", f"{number:,}."):
+        assert score_gsm8k(f"so\n#### {written} {tail}", str(number)) == 1.0
+        assert extract_numbers(f"it is {written}")[-1] == number
+
+
+@given(st.lists(st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=0, max_value=99999), min_size=1))
+def test_lists_are_never_fused(numbers) -> None:
+    assert extract_numbers("[" + ",".join(map(str, numbers)) + "]") == numbers
+    assert extract_numbers("; ".join(f"${number}" for number in numbers)) == numbers
+
+
+@given(st.text(), st.sampled_from(["strict", "flexible"]))
+def test_no_text_raises(text, method) -> None:
+    assert score_gsm8k(text, "1", method=method) in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "right"),
+    [
+        (r"so \boxed{\frac{1}{2}}", "0.5", True),
+        (r"first \boxed{1}, then \boxed{2}", "2", True),
+        (r"first \boxed{1}, then \boxed{2}", "1", False),
+        (r"roots \boxed{1} and \boxed{2}", r"\{1, 2\}", True),
+        (r"\boxed{8{,}000}", "8000", True),
+        ("I don't know", "5", False),
+        (r"\boxed{unclosed", "5", False),
+    ],
+)
+def test_mathematics_is_compared_as_mathematics(response, truth, right) -> None:
+    assert score_math(response, truth) == float(right)
+
+
+def test_b75_math_scores_the_same_in_any_thread() -> None:
+    found: list[float] = []
+    thread = threading.Thread(target=lambda: found.extend(score_math(rf"\boxed{{{i}}}", "2") for i in range(4)))
+    thread.start()
+    thread.join(60)
+    assert found == [0.0, 0.0, 1.0, 0.0]
+
+
+def test_b75_a_reference_without_mathematics_is_an_error_not_a_zero() -> None:
+    with pytest.raises(DataError, match="has no mathematics"):
+        score_math("5", "")
