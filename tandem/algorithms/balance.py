@@ -19,14 +19,14 @@ from tandem.base.errors import ContractError
 Bins = list[list[int]]
 """Indices per bin, ascending within a bin."""
 
-EXACT_WORK = 200_000
+EXACT_WORK = 100_000
 """Items x bins up to which differencing and exhaustive exchange run; beyond, greedy is close to even anyway."""
 
 
 def partition(lengths: Sequence[int], bins: int, *, equal_size: bool = False) -> Bins:
     """Split ``lengths`` into ``bins`` non-empty bins with sums as even as found; with ``equal_size`` of equal counts.
 
-    The better of Karmarkar-Karp differencing (1982) and longest-first greedy, improved by moves and exchanges between
+    The best of Karmarkar-Karp differencing (1982) and longest-first greedy, improved by moves and exchanges between
     pairs of bins until none helps. Large inputs take the greedy way alone.
 
     Raises ``ContractError`` for fewer items than bins, or a count that does not divide where ``equal_size`` is asked.
@@ -39,8 +39,8 @@ def partition(lengths: Sequence[int], bins: int, *, equal_size: bool = False) ->
         )
     sizes = np.asarray(lengths, dtype=np.int64)
     candidates = [_greedy(sizes, bins, equal_size)]
-    if len(sizes) * bins <= EXACT_WORK:
-        candidates.append(_differencing(sizes, bins, equal_size))
+    if bins > 1 and len(sizes) * bins <= EXACT_WORK:
+        candidates += [_differencing(sizes, bins, equal_size, tie) for tie in TIES]
         candidates = [_exchange(sizes, candidate, equal_size) for candidate in candidates]
     best = min(candidates, key=lambda candidate: spread(lengths, candidate))
     return [sorted(bin_) for bin_ in best]
@@ -118,26 +118,37 @@ Pile = tuple[int, int, Any]
 """Sum, count, and the items as a nested pair: joining two piles is then O(1)."""
 
 
-def _differencing(sizes: np.ndarray, bins: int, equal_size: bool) -> Bins:
-    """Karmarkar-Karp: of the two partial partitions with the widest spread, lay largest piles on smallest, until one is
-    left. For equal sizes the start is partitions of ``bins`` neighbours in sorted order."""
+TIES: tuple[tuple[int, int], ...] = ((0, 1), (0, -1), (-1, 1), (1, 1))
+"""Which of two partial partitions of equal spread comes first: by largest sum, then by age, with these signs.
+
+No order is best for all inputs, so all are tried."""
+
+
+def _differencing(sizes: np.ndarray, bins: int, equal_size: bool, tie: tuple[int, int]) -> Bins:
+    """Karmarkar-Karp: lay the two partial partitions of widest spread on each other, largest pile on smallest.
+
+    This goes on until one is left. For bins of equal size the start is partitions of ``bins`` neighbours by length.
+    """
     empty: Pile = (0, 0, None)
     order = np.argsort(sizes, kind="stable").tolist()
     step = bins if equal_size else 1
     serial = itertools.count()
-    heap: list[tuple[int, int, list[Pile]]] = []
+    heap: list[tuple[int, int, int, list[Pile]]] = []
+
+    def ranked(piles: list[Pile]) -> tuple[int, int, int, list[Pile]]:
+        return (piles[-1][0] - piles[0][0], tie[0] * piles[0][0], tie[1] * next(serial), piles)
+
     for start in range(0, len(order), step):
         piles: list[Pile] = [(int(sizes[i]), 1, i) for i in reversed(order[start : start + step])]
         piles += [empty] * (bins - len(piles))
-        heap.append((piles[-1][0] - piles[0][0], next(serial), piles))
+        heap.append(ranked(piles))
     heapq.heapify(heap)
     while len(heap) > 1:
-        _, _, first = heapq.heappop(heap)
-        _, _, second = heapq.heappop(heap)
+        first, second = heapq.heappop(heap)[-1], heapq.heappop(heap)[-1]
         joined = [_join(a, b) for a, b in zip(first, reversed(second), strict=True)]
         joined.sort(key=lambda pile: pile[:2], reverse=True)
-        heapq.heappush(heap, (joined[-1][0] - joined[0][0], next(serial), joined))
-    return _without_empty(sizes, [_items(pile) for pile in heap[0][2]])
+        heapq.heappush(heap, ranked(joined))
+    return _without_empty(sizes, [_items(pile) for pile in heap[0][-1]])
 
 
 def _join(a: Pile, b: Pile) -> Pile:

@@ -190,7 +190,7 @@ def test_b06_masked_advantages_do_not_reach_a_sequence_level_loss() -> None:
             advantages = torch.tensor([[1.0, 1.0, tail, tail]]).double()
             result = call(name, logprobs, torch.full((1, 4), -0.7).double(), advantages, mask)
             loss = loss_numerator(result.per_token, mask, "seq-mean-token-mean")
-            results.append((float(loss), torch.autograd.grad(loss, logprobs)[0]))
+            results.append((loss.item(), torch.autograd.grad(loss, logprobs)[0]))
         assert results[0][0] == results[1][0]
         assert torch.equal(results[0][1], results[1][1])
 

@@ -56,7 +56,8 @@ def right_number(case: Case, outcome: Answer | TandemError) -> bool:
         return False
     solution, flexible = case.inputs["solution"], case.inputs["method"] == "flexible"
     found = re.findall(NUMBER if flexible else rf"#### +\$?({NUMBER})", solution)
-    right = bool(found) and value(found[-1]) == value(case.inputs["ground_truth"])
+    truth = case.inputs["ground_truth"]
+    right = bool(found) and re.fullmatch(NUMBER, truth) is not None and value(found[-1]) == value(truth)
     return outcome.actual["score"] == float(right)
 
 

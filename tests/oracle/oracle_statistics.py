@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -62,9 +61,7 @@ def entropy_and_logprob(case: Case) -> Answer:
     """Our head works on hidden states: with an identity as weight they are the logits. Sum of squares is not built."""
     token_logprobs, head = built("tandem.models.logprobs", "token_logprobs"), built("tandem.models.logprobs", "Head")
     logits, labels = case.inputs["logits"], case.inputs["labels"]
-    projection = torch.nn.Linear(logits.shape[-1], logits.shape[-1], bias=False)
-    projection.weight.data.copy_(torch.eye(logits.shape[-1]))
-    identity = head(SimpleNamespace(get_output_embeddings=lambda: projection, config=SimpleNamespace()))
+    identity = head(torch.eye(logits.shape[-1]))
     flat = logits.reshape(-1, logits.shape[-1])
     logprobs, entropies = token_logprobs(flat, identity, labels.reshape(-1), want_entropy=True)
     expected = {name: case.expected[name] for name in ("entropy", "logprob")}

@@ -89,9 +89,10 @@ def mismatch(actual: Any, expected: Any, where: str) -> str | None:
     if expected is None or isinstance(expected, str):
         return None if actual == expected else f"{where}: expected {expected!r}, got {actual!r}"
     if isinstance(expected, list) and any(isinstance(x, str | list) for x in expected):
-        return None if list(actual) == expected else f"{where}: expected {expected!r}, got {actual!r}"
-    want = torch.as_tensor(expected).double()
-    got = torch.as_tensor(actual).double()
+        return None if actual == expected else f"{where}: expected {expected!r}, got {actual!r}"
+    if not isinstance(actual, torch.Tensor | list | tuple | bool | int | float):
+        return f"{where}: expected numbers, got {actual!r}"
+    want, got = torch.as_tensor(expected).double(), torch.as_tensor(actual).double()
     if want.numel() == 1 and got.numel() == 1:
         want, got = want.reshape(()), got.reshape(())
     if want.shape != got.shape:
