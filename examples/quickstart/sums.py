@@ -11,6 +11,7 @@ Row = dict[str, str]
 
 
 def as_row(pair: tuple[int, int]) -> Row:
+    """The sum as text: ``" 3+45="``, ``"48"``."""
     x, y = pair
     return {"prompt": f"{x:2d}+{y:2d}=", "answer": str(x + y)}
 
@@ -25,25 +26,33 @@ class Sums(BaseDataSource):
         self.held_out_pairs = sorted(held_out)
 
     def get_train_dataset(self) -> Sequence[Row]:
+        """All sums but those held out."""
         return [as_row(pair) for pair in self.train_pairs]
 
     def get_val_dataset(self) -> Sequence[Row]:
+        """The held-out sums."""
         return [as_row(pair) for pair in self.held_out_pairs]
 
 
 class SumsWithErrors(Sums):
     """A poor teacher for the warm-up: in half of the answers one digit is replaced by a random one."""
 
-    def __init__(self, rows: int = 256_000, seed: int = 0) -> None:
+    def __init__(self, rows: int = 96_000, seed: int = 0) -> None:
         super().__init__()
         self.rows, self.seed = rows, seed
 
     def get_train_dataset(self) -> Sequence[Row]:
+        """``rows`` draws of training sums."""
         rng = random.Random(self.seed)
         return [self.spoiled(as_row(rng.choice(self.train_pairs)), rng) for _ in range(self.rows)]
 
+    def get_val_dataset(self) -> Sequence[Row]:
+        """The held-out sums, answered rightly."""
+        return [{"prompt": row["prompt"], "response": row["answer"]} for row in super().get_val_dataset()]
+
     @staticmethod
     def spoiled(row: Row, rng: random.Random) -> Row:
+        """The row as the poor teacher answers it."""
         answer = row["answer"]
         if rng.random() < 0.5:
             place = rng.randrange(len(answer))

@@ -1,0 +1,5 @@
+"""``python -m tandem``: the ``tandem`` command."""
+
+from tandem.cli import main
+
+main()
