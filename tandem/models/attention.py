@@ -60,7 +60,7 @@ def layout_attention(
         if extra.get(name) is not None:
             raise TandemError(f"{type(module).__name__} uses the attention feature {name!r}, which is not supported")
     if dropout:
-        raise TandemError(f"attention dropout {dropout} is not supported: set attention_dropout to 0 in the model's config")
+        raise TandemError(f"attention dropout {dropout} is not supported: set it to 0 in the model's config")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return layout.attend(module.layer_idx, query, key, value, scale, sliding_window), None  # type: ignore[arg-type]
 

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
+from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 from tandem.base.errors import DataError
 from tandem.base.folders import flush, flush_tree
@@ -50,7 +51,7 @@ class Checkpoint:
         Numbers and strings in it are replaced; every rank calls this with its own shards.
         """
         with _single_process_is_meant():
-            dcp.load(tensors, checkpoint_id=self.path / _TENSORS, no_dist=not _distributed())
+            load_sharded(tensors, checkpoint_id=self.path / _TENSORS, no_dist=not _distributed())
 
     def restore_random_state(self) -> None:
         """Set the global generators of torch, Python and numpy to where this checkpoint found them on rank 0."""
@@ -76,7 +77,7 @@ def save(root: Path, step: int, *, tensors: dict[str, Any], facts: Mapping[str, 
         scratch.mkdir()
     _barrier()
     with _single_process_is_meant():
-        dcp.save(tensors, checkpoint_id=scratch / _TENSORS, no_dist=not _distributed())
+        save_sharded(tensors, checkpoint_id=scratch / _TENSORS, no_dist=not _distributed())
     if _first_rank():
         flush_tree(scratch)
         document = {"format": _FORMAT, "step": step, "facts": dict(facts), "random": _random_state()}
@@ -100,7 +101,11 @@ def latest(root: Path) -> Checkpoint | None:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The finished checkpoint at ``path``. Raises ``DataError`` if there is none, or a half-written one."""
+    """The finished checkpoint in the folder ``path``; raises ``DataError`` if there is none."""
+    if not (path / _STATE).is_file():
+        inside = latest(path)
+        hint = f"write {inside.path}" if inside else "write the path of a folder step_… that holds a state.json"
+        raise DataError(f"{path} is not a finished checkpoint: {hint}")
     step: int = _read(path)["step"]
     return Checkpoint(path, step)
 

@@ -11,7 +11,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict as dcp_state
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
@@ -144,12 +143,10 @@ class FsdpEngine:
 
     def shards(self) -> dict[str, torch.Tensor]:
         """See ``TrainEngine.shards``."""
-        self._reshard()
         return {name: local_shard(p.detach()) for name, p in self._trained.items()}
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See ``TrainEngine.export``."""
-        self._reshard()
         return merged_weights(self.model.model)
 
     def sleep(self) -> None:
@@ -163,13 +160,11 @@ class FsdpEngine:
 
     def state_dict(self) -> dict[str, Any]:
         """See ``TrainEngine.state_dict``."""
-        self._reshard()
         model, optimizer = dcp_state.get_state_dict(self.model, self._optimizer)
         return {"model": model, "optimizer": optimizer, "updates": self.updates, "skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See ``TrainEngine.load_state_dict``."""
-        self._reshard()
         dcp_state.set_state_dict(
             self.model, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
@@ -241,11 +236,6 @@ class FsdpEngine:
             squares = squares.to(self.device)
             dist.all_reduce(squares, group=self._group)
         return squares.sqrt().cpu()
-
-    def _reshard(self) -> None:
-        """After a forward without gradient the root's parameters stay gathered; shards are wanted."""
-        if isinstance(self.model, FSDPModule):
-            self.model.reshard()
 
     def _move_moments(self, device: torch.device) -> None:
         if self.device.type == "cpu":

@@ -11,10 +11,14 @@ from tandem.models.causal_lm import CausalLM
 
 
 def shard_layers(model: CausalLM, mesh: DeviceMesh) -> None:
-    """Shard each decoder layer, and the rest (embedding, last norm, head) as one; gradients are summed over ranks."""
+    """Shard each decoder layer, and the rest (embedding, last norm, head) as one; gradients are summed over ranks.
+
+    All are given back after each forward, the rest too: whoever writes into shards between two forwards, as an
+    optimizer or a weight tag does, must find its change in the second.
+    """
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # the denominator divides, once

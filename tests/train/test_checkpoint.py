@@ -128,6 +128,15 @@ def test_a_checkpoint_of_another_format_is_named(tmp_path: Path) -> None:
         checkpoint.Checkpoint(path, 1).read()
 
 
+def test_a_checkpoint_is_opened_by_its_path(tmp_path: Path) -> None:
+    saved = write(tmp_path, 3)
+    assert checkpoint.open_checkpoint(saved.path) == saved
+    with pytest.raises(DataError, match=r"not a finished checkpoint: write .*step_00000003"):
+        checkpoint.open_checkpoint(tmp_path)
+    with pytest.raises(DataError, match="not a finished checkpoint"):
+        checkpoint.open_checkpoint(tmp_path / "nowhere")
+
+
 def test_random_state_is_restored(tmp_path: Path) -> None:
     saved = write(tmp_path, 1)
 
