@@ -75,8 +75,8 @@ def union(case: Case) -> Answer:
 @adapter("batch", "index")
 def index(case: Case) -> Answer:
     wanted = case.inputs["index"]
-    rows = slice(*wanted) if case.scenario == "slice" else wanted
-    taken = numbered(case.inputs["n"])[rows]
+    rows: Any = slice(*wanted) if case.scenario == "slice" else wanted
+    taken: Any = numbered(case.inputs["n"])[rows]
     if isinstance(taken, DataProto):
         return Answer(content(taken))
     return Answer({"x": taken.batch[OURS["x"]], "s": taken.non_tensor_batch[OURS["s"]], "meta": taken.meta_info})

@@ -58,7 +58,7 @@ def right_number(case: Case, outcome: Answer | TandemError) -> bool:
     found = re.findall(NUMBER if flexible else rf"#### +\$?({NUMBER})", solution)
     truth = case.inputs["ground_truth"]
     right = bool(found) and re.fullmatch(NUMBER, truth) is not None and value(found[-1]) == value(truth)
-    return outcome.actual["score"] == float(right)
+    return bool(outcome.actual["score"] == float(right))
 
 
 def right_mathematics(case: Case, outcome: Answer | TandemError) -> bool:
@@ -68,7 +68,7 @@ def right_mathematics(case: Case, outcome: Answer | TandemError) -> bool:
     if isinstance(outcome, TandemError):
         return not case.inputs["ground_truth"].strip() or not gold
     answer = parse(case.inputs["solution"], parsing_timeout=None)
-    return outcome.actual["score"] == float(verify(gold, answer, timeout_seconds=None))
+    return bool(outcome.actual["score"] == float(verify(gold, answer, timeout_seconds=None)))
 
 
 def penalty_has_a_floor(case: Case, outcome: Answer | TandemError) -> bool:
