@@ -49,7 +49,7 @@ def get_lora_model(
         torch.manual_seed(seed)
         adapted = get_peft_model(model, config)
     assert isinstance(adapted, PeftModel)
-    if isinstance(model.get_output_embeddings(), LoraLayer):
+    if isinstance(model.get_output_embeddings(), LoraLayer):  # type: ignore[no-untyped-call]
         raise ContractError(f"target_modules = {targets!r} puts an adapter on the head: leave lm_head out of it")
     return adapted
 
