@@ -1,0 +1,68 @@
+"""Which columns a policy objective asks for, and what it makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.base.errors import ContractError, UnknownNameError
+from tandem.train.objective import PolicyObjective, trained_counts
+
+MakeAny = Callable[..., Any]
+
+
+def test_columns_follow_from_the_loss_and_its_terms() -> None:
+    assert set(PolicyObjective().columns) == {"advantages"}
+    assert set(PolicyObjective(kl_coef=0.1).columns) == {"advantages", "ref_logprobs"}
+    assert {"tis_weights", "old_logprobs"} <= set(PolicyObjective().optional_columns)
+    assert not PolicyObjective().needs_entropy
+    assert PolicyObjective(entropy_coef=0.1).needs_entropy
+    with pytest.raises(UnknownNameError, match="ppo_clip"):
+        _ = PolicyObjective(policy_loss="ppo_clib").columns
+
+
+def test_a_missing_column_is_named(make_batch: MakeAny, make_engine: MakeAny) -> None:
+    batch = make_batch([3, 4])
+    del batch.batch["ref_logprobs"]
+    with pytest.raises(ContractError, match="ref_logprobs"):
+        make_engine().forward_backward(batch, PolicyObjective(kl_coef=0.1))
+
+
+def test_without_old_logprobs_the_current_ones_stand_in(
+    make_batch: MakeAny, make_engine: MakeAny, grads_of: MakeAny
+) -> None:
+    implied, explicit = make_batch([4, 6]), make_batch([4, 6])
+    del implied.batch["old_logprobs"]
+    explicit.batch["old_logprobs"] = make_engine().forward(explicit, ["logprobs"])["logprobs"]
+    grads = []
+    for batch in (implied, explicit):
+        engine = make_engine()
+        engine.forward_backward(batch, PolicyObjective())
+        grads.append(grads_of(engine))
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grad, grads[1][name], atol=1e-6, rtol=1e-4)
+
+
+def test_importance_weights_scale_the_policy_term_and_not_the_kl(
+    make_batch: MakeAny, make_engine: MakeAny, grads_of: MakeAny
+) -> None:
+    batch = make_batch([4, 6])
+    losses = []
+    for weight in (None, 1.0, 3.0, 0.0):
+        if weight is not None:
+            batch.batch["tis_weights"] = batch.ragged("responses").like(torch.full((10,), weight))
+        losses.append(float(make_engine().forward_backward(batch, PolicyObjective(kl_coef=0.1)).loss))
+    without, one, three, kl_only = losses
+    assert without == one
+    assert three - kl_only == pytest.approx(3 * (one - kl_only), rel=1e-4)
+
+
+def test_samples_without_a_trained_token_are_no_sequences(make_batch: MakeAny) -> None:
+    batch = make_batch([3, 0, 2, 4], group_size=4)
+    mask = torch.tensor([True, False, True, False, False, True, True, True, True])
+    batch.batch["response_mask"] = batch.ragged("responses").like(mask)
+    counts = trained_counts(batch)
+    assert (counts.tokens, counts.sequences) == (6, 2)
