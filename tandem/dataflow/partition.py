@@ -168,7 +168,7 @@ class Partition:
         self.groups[index] = Group(attempt, now)
 
     def reader(self, task: str, columns: frozenset[str]) -> Reader:
-        """The task's place in this partition; its first call looks through the groups once."""
+        """The task's place in this partition; its first call looks through the groups once, in ticket order."""
         if task not in self.readers:
             reader = self.readers[task] = Reader(columns)
             for index, group in enumerate(self.groups):

@@ -1,0 +1,462 @@
+"""The ledger: one small test per rule, and a state machine for the two conservation laws."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+from tandem.base.errors import ContractError, StarvationError
+from tandem.dataflow.ledger import Ledger
+from tandem.dataflow.progress import Outcome
+from tandem.dataflow.tickets import Lease, Ticket
+
+FIRST = ("responses", "rollout_logprobs")
+
+
+def ledger(tickets: int = 4, samples: int = 2, *, capacity: int | None = None, **options: Any) -> Ledger:
+    return Ledger(tickets, samples, capacity=capacity or 3 * tickets, max_draws=options.pop("max_draws", 5), **options)
+
+
+def fill(book: Ledger, places: Sequence[int], partition: int = 0) -> None:
+    for place in places:
+        assert book.put(Ticket(partition, place), FIRST, now=0.0) is Outcome.STORED
+
+
+def take(
+    book: Ledger,
+    count: int,
+    *,
+    task: str = "train",
+    columns: Sequence[str] = ("responses",),
+    partition: int | None = 0,
+    order: Literal["arrival", "canonical"] = "arrival",
+    now: float = 0.0,
+) -> Lease | None:
+    return book.take(task, columns, count, now=now, seconds=10.0, partition=partition, order=order, consumer="me")
+
+
+def places(lease: Lease | None) -> list[int]:
+    assert lease is not None
+    return [ticket.place for ticket in lease.tickets]
+
+
+def test_b01_slices_are_whole_groups_however_large() -> None:
+    """The same groups come out for every slice size, each group in one slice."""
+    for count in (1, 2, 4, 8):
+        book = ledger(8, 8)
+        fill(book, range(8))
+        slices = [places(take(book, count)) for _ in range(8 // count)]
+        assert [len(part) for part in slices] == [count] * (8 // count)
+        assert sorted(place for part in slices for place in part) == list(range(8))
+
+
+def test_b09_interleaved_samples_make_no_group_of_neighbours() -> None:
+    """Two prompts whose samples arrive P1 P2 P1 P2: a group is ready when all of *its own* samples are."""
+    book = ledger(2, 4)
+    for sample in range(3):
+        for place in range(2):
+            book.put(Ticket(0, place), FIRST, 0.0, sample)
+    assert take(book, 1) is None  # six samples are there, but no group
+    book.put(Ticket(0, 1), FIRST, 0.0, 3)
+    assert places(take(book, 1)) == [1]
+    assert take(book, 1) is None
+
+
+def test_b53_surplus_groups_stay_queued() -> None:
+    book = ledger(12, 1)
+    fill(book, range(10))
+    assert [len(places(take(book, 4))) for _ in range(2)] == [4, 4]
+    assert take(book, 4) is None  # two left, two still to come
+    fill(book, [10, 11])
+    assert places(take(book, 4)) == [8, 9, 10, 11]
+    assert book.accounts().queued == book.accounts().produced == 12
+
+
+def test_the_last_slice_is_what_is_left() -> None:
+    book = ledger(10, 1)
+    fill(book, range(10))
+    leases = [take(book, 4) for _ in range(3)]
+    assert [len(places(lease)) for lease in leases] == [4, 4, 2]
+    assert not book.exhausted("train", 0)
+    for lease in leases:
+        assert lease is not None
+        book.acknowledge(lease, 1.0)
+    assert book.exhausted("train", 0)
+
+
+def test_b45_a_full_ledger_refuses_and_evicts_nothing() -> None:
+    book = ledger(4, 2, capacity=8)
+    outcomes = [book.put(Ticket(k, place), FIRST, 0.0) for k in range(4) for place in range(4)]
+    assert outcomes == [Outcome.STORED] * 8 + [Outcome.FULL] * 8
+    assert (book.held, book.accounts().produced, book.accounts().dropped) == (8, 16, {})
+    assert book.seal(0, 0.0)
+    book.retire(0)
+    assert book.put(Ticket(2, 0), FIRST, 0.0) is Outcome.STORED
+
+
+def test_b45_running_ahead_never_takes_the_room_of_earlier_partitions() -> None:
+    """Partition 1 floods the ledger first; every ticket of partition 0 still finds room, so nothing can lock up."""
+    book = ledger(4, 1, capacity=6)
+    ahead = [book.put(Ticket(1, place), FIRST, 0.0) for place in range(4)]
+    assert ahead == [Outcome.STORED] * 2 + [Outcome.FULL] * 2
+    fill(book, range(4))
+    assert book.seal(0, 0.0)
+
+
+def test_b60_a_group_ends_when_its_last_sample_has_settled() -> None:
+    book = ledger(1, 2)
+    first = Ticket(0, 0)
+    assert book.drop(first, "engine error", 0.0, sample=0) is Outcome.PENDING
+    assert book.open_tickets(0, 0.0) == [first]  # not refilled while a sibling writes
+    assert book.put(first, FIRST, 0.05, sample=1) is Outcome.DROPPED
+    assert book.open_tickets(0, 0.1) == [Ticket(0, 0, 1)]
+    assert book.accounts().dropped == {"engine error": 2}
+    assert book.put(first, FIRST, 0.2, sample=1) is Outcome.STALE  # the end came once
+    book.accounts().check()
+
+
+def test_b60_a_late_failure_waits_for_the_score_of_its_sibling() -> None:
+    book = ledger(1, 2, settled_by=("rewards",))
+    ticket = Ticket(0, 0)
+    book.put(ticket, FIRST, 0.0)
+    assert book.drop(ticket, "reward timed out", 0.0, sample=1) is Outcome.PENDING
+    assert take(book, 1) is None  # a group that will end is not lent any more
+    assert book.put(ticket, ["rewards"], 0.1, sample=0) is Outcome.DROPPED
+
+
+def test_consumption_is_counted_per_task_and_column() -> None:
+    book = ledger(2, 2)
+    fill(book, [0, 1])
+    assert take(book, 2, task="train", columns=("responses", "ref_logprobs")) is None
+    ref = take(book, 1, task="ref")
+    assert ref is not None
+    assert book.put(ref.tickets[0], ["ref_logprobs"], 0.0) is Outcome.STORED
+    book.acknowledge(ref, 0.0)
+    assert places(take(book, 1, task="train", columns=("responses", "ref_logprobs"))) == [0]
+    assert places(take(book, 1, task="ref")) == [1]
+    assert take(book, 1, task="ref") is None
+
+
+def test_canonical_order_waits_for_the_next_ticket() -> None:
+    book = ledger(4, 1)
+    assert take(book, 4, task="ref") is None
+    fill(book, [3, 0, 2])
+    assert take(book, 2, order="canonical") is None
+    assert places(take(book, 1, order="canonical")) == [0]
+    fill(book, [1])
+    assert places(take(book, 2, order="canonical")) == [1, 2]
+    assert places(take(book, 2, order="arrival", task="ref")) == [3, 0]
+
+
+def test_without_a_partition_the_earliest_that_can_serve_does() -> None:
+    book = ledger(2, 1)
+    fill(book, [0], partition=0)
+    fill(book, [0, 1], partition=1)
+    lease = take(book, 2, partition=None)
+    assert lease is not None
+    assert lease.partition == 1
+    assert take(book, 2, partition=None) is None
+
+
+def test_a_dead_consumers_groups_come_back_first() -> None:
+    book = ledger(4, 1)
+    fill(book, range(4))
+    dead, alive = take(book, 2), take(book, 1)
+    assert dead is not None
+    assert alive is not None
+    book.acknowledge(alive, 9.0)
+    assert book.next_expiry() == 10.0
+    assert places(take(book, 2, now=10.0)) == [0, 1]
+    with pytest.raises(ContractError, match="lease 1 of task 'train' on partition 0 is over"):
+        book.acknowledge(dead, 11.0)
+    book.give_back(dead)  # harmless
+    assert places(take(book, 2, now=12.0)) == [3]
+
+
+def test_a_filtered_group_is_refilled_under_the_next_attempt() -> None:
+    book = ledger(2, 2)
+    fill(book, [0, 1])
+    lease = take(book, 2)
+    assert lease is not None
+    assert book.drop(Ticket(0, 0), "all rewards equal", 1.0) is Outcome.DROPPED
+    assert book.drop(Ticket(0, 0), "again", 1.0) is Outcome.STALE
+    book.acknowledge(lease, 1.0)  # what of it is still there
+    assert not book.seal(0, 1.0)
+    assert book.put(Ticket(0, 0, 1), FIRST, 2.0) is Outcome.STORED
+    assert places(take(book, 2)) == [0]
+    assert book.seal(0, 3.0)
+    with pytest.raises(ContractError, match="sealed"):
+        book.drop(Ticket(0, 1), "too late", 3.0)
+    book.retire(0)
+    assert (book.accounts().trained, book.accounts().dropped) == (4, {"all rewards equal": 2})
+
+
+@pytest.mark.parametrize("put_first", [True, False])
+def test_draws_in_vain_end_with_the_cause(put_first: bool) -> None:
+    book = ledger(2, 2, max_draws=3)
+    for attempt in range(3):
+        ticket = Ticket(0, 1, attempt)
+        if put_first:
+            book.put(ticket, FIRST, 0.0)
+        if attempt < 2:
+            book.drop(ticket, "all rewards equal", 0.0)
+    with pytest.raises(StarvationError, match=r"ticket 1 was drawn 3 times.*'all rewards equal'"):
+        book.drop(Ticket(0, 1, 2), "all rewards equal", 0.0)
+    for waits in (lambda: take(book, 1), lambda: book.seal(0, 0.0)):
+        with pytest.raises(StarvationError, match="3 x all rewards equal"):
+            waits()
+    book.accounts().check()
+
+
+def test_an_engine_that_dies_costs_no_draw() -> None:
+    book = ledger(1, 2, max_draws=1)
+    book.put(Ticket(0, 0), FIRST, 0.0, sample=1)
+    assert book.drop(Ticket(0, 0), "engine died", 0.0, retry=True) is Outcome.DROPPED
+    fill(book, [0])
+    assert book.accounts().dropped == {"engine died": 1}
+
+
+def test_a_whole_group_replaces_a_half_written_one() -> None:
+    book = ledger(1, 3)
+    book.put(Ticket(0, 0), FIRST, 0.0, sample=1)
+    fill(book, [0])
+    assert book.put(Ticket(0, 0), FIRST, 0.0) is Outcome.DUPLICATE
+    assert book.accounts().dropped == {"superseded": 1, "duplicate": 3}
+    assert book.seal(0, 0.0)
+    book.accounts().check()
+
+
+def test_late_groups_of_a_finished_partition_are_counted() -> None:
+    book = ledger(1, 2)
+    fill(book, [0])
+    book.seal(0, 0.0)
+    book.retire(0)
+    assert book.put(Ticket(0, 0), FIRST, 1.0) is Outcome.STALE
+    assert book.put(Ticket(0, 0), ["ref_logprobs"], 1.0) is Outcome.STALE
+    assert book.accounts().dropped == {"stale": 2}
+    assert book.exhausted("train", 0)
+    with pytest.raises(ContractError, match="over"):
+        take(book, 1)
+
+
+def test_a_stall_names_ticket_engine_and_time() -> None:
+    book = ledger(3, 2)
+    fill(book, [0])
+    book.assign(Ticket(0, 2), "rollout-1", 5.0)
+    lease = take(book, 1)
+    words = book.status(0, 65.0).blocker("train")
+    assert "2 of 3 groups unfilled" in words
+    assert "ticket 2 (attempt 0) on engine 'rollout-1' for 60.0 s" in words
+    assert "ticket 1 (attempt 0) given to no engine for 65.0 s" in words
+    assert "1 groups lent to me" in words
+    assert lease is not None
+    fill(book, [1, 2])
+    take(book, 1, task="late", columns=("ref_logprobs",))
+    assert "ref_logprobs in 3 groups" in book.status(0, 65.0).blocker("late")
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda book: book.put(Ticket(0, 0), ["ref_logprobs"], 0.0), "before 'responses'"),
+        (lambda book: book.put(Ticket(0, 9), FIRST, 0.0), "tickets 0 to 3"),
+        (lambda book: book.put(Ticket(0, 0), FIRST, 0.0, sample=2), "samples 0 to 1"),
+        (lambda book: book.put(Ticket(0, 0, 1), FIRST, 0.0), "attempt 0 is due"),
+        (lambda book: book.retire(0), "isn't sealed"),
+        (lambda book: take(book, 0), "at least 1 group"),
+        (lambda book: (take(book, 1), take(book, 1, columns=("rewards",))), "another task name"),
+        (lambda book: ledger(4, capacity=3), "capacity 3"),
+        (lambda book: book.load_state_dict(ledger(5).state_dict(), 0.0), "another|shape"),
+    ],
+)
+def test_misuse_is_named(broken: Any, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        broken(ledger())
+
+
+TASKS = {"ref": ("responses",), "train": ("responses", "ref_logprobs")}
+LEASE_SECONDS = 10.0
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Random work on a few partitions, against counts kept by hand.
+
+    Invariants: produced = trained + queued + dropped; a task never consumes a group twice, never consumes a dropped
+    one, and has consumed every group of a partition when it says so; the capacity is kept.
+    """
+
+    leases = Bundle("leases")
+
+    @initialize(tickets=st.integers(1, 3), samples=st.integers(1, 3), extra=st.integers(0, 4))
+    def start(self, tickets: int, samples: int, extra: int) -> None:
+        self.book = Ledger(tickets, samples, capacity=tickets + extra, max_draws=10**6)
+        self.now = 0.0
+        self.drawn = 0  # samples that were produced, counted by hand
+        self.trained = 0
+        self.alive: dict[tuple[int, int], set[int]] = {}  # place -> samples written or failed
+        self.attempts: Counter[tuple[int, int]] = Counter()
+        self.consumed: dict[str, set[Ticket]] = {task: set() for task in TASKS}
+        self.first = 0
+
+    def ticket(self, ahead: int, place: int) -> Ticket:
+        number, place = self.first + ahead % 2, place % self.book.tickets
+        return Ticket(number, place, self.attempts[number, place])
+
+    def note(self, ticket: Ticket, samples: set[int], outcome: Outcome) -> None:
+        """Count what a put or a failure of ``samples`` made."""
+        key = ticket[:2]
+        before = self.alive.setdefault(key, set())
+        if outcome is not Outcome.FULL:
+            self.drawn += len(samples)
+            before |= samples
+        if outcome is Outcome.DROPPED:
+            del self.alive[key]
+            self.attempts[key] += 1
+
+    @rule(ahead=st.integers(0, 1), place=st.integers(0, 3))
+    def put_group(self, ahead: int, place: int) -> None:
+        ticket = self.ticket(ahead, place)
+        self.note(ticket, set(range(self.book.samples)), self.book.put(ticket, FIRST, self.now))
+
+    @rule(ahead=st.integers(0, 1))
+    def put_all_open(self, ahead: int) -> None:
+        for ticket in self.book.open_tickets(self.first + ahead, self.now):
+            self.note(ticket, set(range(self.book.samples)), self.book.put(ticket, FIRST, self.now))
+
+    @rule(ahead=st.integers(0, 1), place=st.integers(0, 3), sample=st.integers(0, 2))
+    def put_sample(self, ahead: int, place: int, sample: int) -> None:
+        ticket, sample = self.ticket(ahead, place), sample % self.book.samples
+        self.note(ticket, {sample}, self.book.put(ticket, FIRST, self.now, sample))
+
+    @rule(ahead=st.integers(0, 1), place=st.integers(0, 3), sample=st.integers(0, 2))
+    def fail_sample(self, ahead: int, place: int, sample: int) -> None:
+        ticket, sample = self.ticket(ahead, place), sample % self.book.samples
+        known = sample in self.alive.get(ticket[:2], set())
+        outcome = self.book.drop(ticket, "failed", self.now, sample)
+        self.note(ticket, set() if known else {sample}, outcome)
+
+    @rule(ahead=st.integers(0, 1), place=st.integers(0, 3), retry=st.booleans())
+    def drop_group(self, ahead: int, place: int, retry: bool) -> None:
+        ticket = self.ticket(ahead, place)
+        there = self.alive.pop(ticket[:2], set())
+        assert self.book.drop(ticket, "filtered", self.now, retry=retry) is Outcome.DROPPED
+        if retry:
+            for seen in self.consumed.values():
+                seen.discard(ticket)
+        else:
+            self.drawn += self.book.samples - len(there)
+            self.attempts[ticket[:2]] += 1
+
+    @rule(target=leases, task=st.sampled_from(sorted(TASKS)), count=st.integers(1, 3), canonical=st.booleans())
+    def take(self, task: str, count: int, canonical: bool) -> Lease | None:
+        order: Literal["arrival", "canonical"] = "canonical" if canonical else "arrival"
+        lease = self.book.take(task, TASKS[task], count, now=self.now, seconds=LEASE_SECONDS, order=order)
+        if lease is not None:
+            assert len({ticket.partition for ticket in lease.tickets}) == 1
+            assert not self.consumed[task] & set(lease.tickets)
+        return lease
+
+    @rule(lease=leases)
+    def answer(self, lease: Lease | None) -> None:
+        """A stage adds its column, perhaps twice, perhaps late: that never produces a sample."""
+        for ticket in lease.tickets if lease else ():
+            if self.book.holds(ticket) and len(self.alive.get(ticket[:2], ())) == self.book.samples:
+                self.book.put(ticket, ["ref_logprobs"], self.now)
+
+    @rule(lease=consumes(leases))
+    def acknowledge(self, lease: Lease | None) -> None:
+        if lease is None:
+            return
+        current = [ticket for ticket in lease.tickets if self.book.holds(ticket)]
+        before = self.book.state_dict()["partitions"].get(str(lease.partition), {"consumed": {}})["consumed"]
+        try:
+            self.book.acknowledge(lease, self.now)
+        except ContractError:
+            return  # expired, or the partition is over
+        after = self.book.state_dict()["partitions"][str(lease.partition)]["consumed"][lease.task]
+        gained = set(after) - set(before.get(lease.task, []))
+        assert gained <= {ticket.place for ticket in current}
+        for ticket in current:
+            if ticket.place in gained:
+                assert ticket not in self.consumed[lease.task]
+                self.consumed[lease.task].add(ticket)
+
+    @rule(lease=consumes(leases))
+    def give_back(self, lease: Lease | None) -> None:
+        if lease is not None:
+            self.book.give_back(lease)
+
+    @rule(seconds=st.sampled_from([1.0, LEASE_SECONDS]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.first in self.book.live_partitions())
+    @rule()
+    def train(self) -> None:
+        """Seal and retire the first partition if it is whole."""
+        if not self.book.seal(self.first, self.now):
+            return
+        current = {Ticket(self.first, i, self.attempts[self.first, i]) for i in range(self.book.tickets)}
+        for task, seen in self.consumed.items():
+            if self.book.exhausted(task, self.first):
+                assert current <= seen
+        self.book.retire(self.first)
+        self.trained += self.book.tickets * self.book.samples
+        for place in range(self.book.tickets):
+            del self.alive[self.first, place]
+        self.first += 1
+
+    @rule()
+    def crash_and_restore(self) -> None:
+        """Only JSON survives: leases are lost, half-written groups are drawn again, all else stays."""
+        state = json.loads(json.dumps(self.book.state_dict()))
+        old = self.book
+        self.book = Ledger(old.tickets, old.samples, capacity=old.capacity, max_draws=old.max_draws)
+        self.book.load_state_dict(state, self.now)
+        for key in [key for key in self.alive if not self.book.holds(Ticket(*key, self.attempts[key]))]:
+            del self.alive[key]
+
+    @invariant()
+    def samples_are_conserved(self) -> None:
+        accounts = self.book.accounts()
+        accounts.check()
+        assert accounts.produced == self.drawn
+        assert accounts.trained == self.trained
+        assert accounts.queued == sum(map(len, self.alive.values()))
+
+    @invariant()
+    def capacity_is_kept(self) -> None:
+        assert self.book.held <= self.book.capacity
+
+    def teardown(self) -> None:
+        """From wherever it stands, the run can be finished: every open ticket filled, every group consumed once."""
+        if not hasattr(self, "book"):
+            return
+        self.now += LEASE_SECONDS
+        for number in (self.first, self.first + 1):
+            for ticket in self.book.open_tickets(number, self.now):
+                assert self.book.put(ticket, FIRST, self.now) is Outcome.STORED
+            for place in range(self.book.tickets):
+                self.book.put(Ticket(number, place, self.attempts[number, place]), ["ref_logprobs"], self.now)
+            for task, columns in TASKS.items():
+                while lease := self.book.take(
+                    task, columns, 2, now=self.now, seconds=1.0, partition=number, order="canonical"
+                ):
+                    assert not self.consumed[task] & set(lease.tickets)
+                    self.book.acknowledge(lease, self.now)
+                assert self.book.exhausted(task, number)
+            assert self.book.seal(number, self.now)
+            self.book.retire(number)
+        assert self.book.accounts().queued == 0
+        self.book.accounts().check()
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
