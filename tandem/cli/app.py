@@ -15,8 +15,9 @@ from typing import Annotated
 
 import typer
 
+from tandem import __version__
 from tandem.base.errors import TandemError
-from tandem.cli.doctor import examine, version_of
+from tandem.cli.doctor import examine
 
 CTRL_C = 130
 """Exit code of a run that the user interrupted, as shells have it."""
@@ -81,7 +82,7 @@ def reported() -> Iterator[None]:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"tandem {version_of('tandem-rl') or '(not installed as a package)'}")
+        typer.echo(f"tandem {__version__}")
         raise typer.Exit
 
 

@@ -32,7 +32,7 @@ def examine() -> str:
 
 def _machine() -> Iterator[str]:
     yield f"tandem        {version_of('tandem-rl') or 'not installed as a package'}"
-    yield f"python        {platform.pythonversion_of()} ({sys.executable})"
+    yield f"python        {platform.python_version()} ({sys.executable})"
     yield f"system        {platform.system()} {platform.machine()}"
     yield f"processors    {usable_processors()} usable of {os.cpu_count()}"
     threads = os.environ.get("OMP_NUM_THREADS")

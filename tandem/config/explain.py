@@ -144,7 +144,7 @@ def wrong_type(value: object, expected: str, default: str = "") -> tuple[str, st
     meant = intended(value, expected)
     if meant is not None:
         return reason, f"Write {_yaml(meant)}" + (" without quotes" if isinstance(value, str) else "")
-    if default in ("", "null"):
+    if default in ("", "null", '""', "[]"):
         return reason, f"Write {expected}, such as {EXAMPLES[expected]}"
     return reason, f"Write {expected}, such as {default} (the default)"
 

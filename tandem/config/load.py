@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 from pydantic import ValidationError
 
 from tandem.base.errors import ConfigError, Problem
-from tandem.config.arguments import Arguments, read_arguments
+from tandem.config.arguments import Arguments, Assignment, read_arguments
 from tandem.config.document import DocumentError, read_document
 from tandem.config.explain import EXPECTED, Fault, explain, intended
 from tandem.config.overrides import assign
@@ -25,6 +25,7 @@ C = TypeVar("C", Config, SftConfig)
 Kind = type[Config] | type[SftConfig]
 
 COMMANDS: dict[Kind, str] = {Config: "tandem train", SftConfig: "tandem sft"}
+MODE = "execution.mode"
 REPAIRS = 8
 
 
@@ -73,10 +74,23 @@ def load_words(words: Sequence[str], kind: Any = None) -> Config | SftConfig:
     if tree and kind_of(tree) is not kind:
         raise InvalidConfigError([_wrong_command(arguments.files[0], tree, kind)])
     problems += arguments.problems
-    for assignment in arguments.assignments:
-        problems += assign(tree, assignment, kind)
     problems += choose_mode(arguments.modes, tree)
+    for assignment in _mode_first(arguments):
+        problems += assign(tree, assignment, kind)
     return _validate(tree, kind, problems)
+
+
+def _mode_first(arguments: Arguments) -> list[Assignment]:
+    """The assignments in order, except that the mode decides which other keys there are, and that its flags win."""
+    assignments = sorted(arguments.assignments, key=lambda assignment: assignment.path != MODE)
+    return [assignment for assignment in assignments if not arguments.modes or assignment.path != MODE]
+
+
+def config_from_tree(tree: dict[Any, Any], kind: type[C]) -> C:
+    """A config from nested dicts, with the errors of one from a file."""
+    config = _validate(copy.deepcopy(tree), kind, [])
+    assert isinstance(config, kind)
+    return config
 
 
 def _wrong_command(file: Path, tree: dict[Any, Any], kind: Kind) -> Problem:

@@ -139,7 +139,8 @@ class ActorRolloutRef(Node):
     @property
     def root(self) -> Config | None:
         """The whole config that this section belongs to; None for a section made by hand."""
-        return self._root
+        root: Config | None = self._root
+        return root
 
 
 class CriticConfig(Node):

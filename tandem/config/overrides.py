@@ -42,12 +42,16 @@ def assign(tree: dict[Any, Any], assignment: Assignment, root: type[BaseModel]) 
 
 
 def _value(assignment: Assignment, root: type[BaseModel]) -> Any:
-    """The text read as YAML, except that a field of text takes it as it is: a folder named 2024 needs no quotes."""
-    value = parse_yaml(assignment.text, assignment.path)
+    """The text read as YAML, except that a field of text takes any text: a folder named 2024 needs no quotes."""
     known = field_at(root, assignment.path.split("."))
-    if known is not None and is_text(known.annotation) and not isinstance(value, str | None):
-        return assignment.text
-    return value
+    free = known is not None and is_text(known.annotation)
+    try:
+        value = parse_yaml(assignment.text, assignment.path)
+    except DocumentError:
+        if free:
+            return assignment.text
+        raise
+    return value if not free or isinstance(value, str | None) else assignment.text
 
 
 def _is_typed(root: type[BaseModel], path: list[str]) -> bool:

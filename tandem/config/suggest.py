@@ -87,6 +87,8 @@ def _known_parent(root: type[BaseModel], path: Path, tree: Any) -> tuple[Path, d
 
 def _hint(root: type[BaseModel], path: Path, key: str, siblings: dict[str, Any]) -> str:
     hint = near(key, siblings)
+    if path[:-1] == ("execution",) and not hint.startswith("did you mean"):
+        hint = near(key, {name for mode in MODES.values() for name in keys_of(mode)})
     elsewhere = [found.path for found in paths_of(root).values() if found.key == key and found.path != dotted(path)]
     if hint.startswith("did you mean"):
         return f"D{hint[1:]}"

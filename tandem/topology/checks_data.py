@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import string
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tandem.base.errors import DataError, Problem
 from tandem.base.registry import near
 from tandem.config.schema import Config, DataConfig, SftConfig, SourceConfig
-from tandem.dataflow.files import JsonlTable, open_tables
+from tandem.dataflow.files import open_tables
 from tandem.dataflow.rows import Row, RowError
 from tandem.dataflow.tasks import TaskTable
 
+Columns = Sequence[tuple[str, str]]
+"""(config key, column that it names)."""
+
+SAMPLED_ROWS = 100
 COUNTED_BYTES = 1 << 26
 """Files up to this size are counted line by line for the arithmetic; parquet says its count at the end of the file."""
 
@@ -28,11 +35,16 @@ def check_data(config: Config) -> Iterator[Problem]:
     }
     yield from _check_one_way(ways)
     keys = _column_keys(data)
-    yield from _check_files("data.train_files", data.train_files, keys)
-    yield from _check_files("data.val_files", data.val_files, keys)
+    yield from _check_files("data.train_files", data.train_files, keys, data.on_bad_row)
+    yield from _check_files("data.val_files", data.val_files, keys, data.on_bad_row)
     yield from _check_overlap(data.train_files, data.val_files)
+    if data.template is not None:
+        yield from _check_template(data.template)
     if data.reasoning_gym is not None:
         yield from _check_task(data.reasoning_gym)
+        if data.val_files:
+            reason = "the held-out prompts of a procedural task are further questions of it"
+            yield Problem("data.val_files", data.val_files, reason, "Leave it out")
     if data.source is not None:
         yield from _check_source(data.source)
     if data.system_prompt is not None and not data.chat:
@@ -46,10 +58,11 @@ def check_sft_data(config: SftConfig) -> Iterator[Problem]:
     yield from _check_one_way({"train_files": bool(data.train_files), "source": data.source is not None})
     if data.source is not None:
         yield from _check_source(data.source)
-    pair = {"data.prompt_key": data.prompt_key, "data.response_key": data.response_key}
-    keys = pair if data.messages_key is None else {"data.messages_key": data.messages_key}
-    yield from _check_files("data.train_files", data.train_files, keys)
-    yield from _check_files("data.val_files", data.val_files, keys)
+    keys = [("data.prompt_key", data.prompt_key), ("data.response_key", data.response_key)]
+    if data.messages_key is not None:
+        keys = [("data.messages_key", data.messages_key)]
+    yield from _check_files("data.train_files", data.train_files, keys, data.on_bad_row)
+    yield from _check_files("data.val_files", data.val_files, keys, data.on_bad_row)
 
 
 def count_rows(files: Sequence[str]) -> int | None:
@@ -72,13 +85,38 @@ def count_rows(files: Sequence[str]) -> int | None:
     return total
 
 
-def _column_keys(data: DataConfig) -> dict[str, str]:
-    """Config key -> column that the files must have."""
-    keys = {f"data.extra_keys[{index}]": name for index, name in enumerate(data.extra_keys)}
+def _column_keys(data: DataConfig) -> list[tuple[str, str]]:
+    """(config key, column that the files must have)."""
+    keys = [(f"data.extra_keys[{index}]", name) for index, name in enumerate(data.extra_keys)]
     if data.template is None:
-        keys["data.prompt_key"] = data.prompt_key
+        keys.append(("data.prompt_key", data.prompt_key))
+    else:
+        keys += [("data.template", name) for name in _template_columns(data.template)]
     named = {"answer_key": data.answer_key, "uid_key": data.uid_key, "data_source_key": data.data_source_key}
-    return keys | {f"data.{key}": name for key, name in named.items() if name is not None}
+    return [*keys, *((f"data.{key}", name) for key, name in named.items() if name is not None)]
+
+
+def _template_columns(template: str) -> list[str]:
+    """The columns that a template names; what is none or can't be parsed is reported by ``_check_template``."""
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        return [name for name in dict.fromkeys(names) if name.isidentifier()]
+    except ValueError:
+        return []
+
+
+def _check_template(template: str) -> Iterator[Problem]:
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        yield Problem("data.template", template, str(error), "Write {column}, and double braces that are text")
+        return
+    if not names:
+        reason = "it names no column, so that all prompts would be equal"
+        yield Problem("data.template", template, reason, "Write {column} where a column's value belongs")
+    for name in names:
+        if not name.isidentifier():
+            yield Problem("data.template", template, f"{{{name}}} is no plain column name", "Write {column}")
 
 
 def _check_one_way(ways: dict[str, bool]) -> Iterator[Problem]:
@@ -90,30 +128,40 @@ def _check_one_way(ways: dict[str, bool]) -> Iterator[Problem]:
         yield Problem(chosen[1], "...", f"the training data come from {chosen[0]} already", "Keep one of the two")
 
 
-def _check_files(key: str, files: Sequence[str], columns: dict[str, str]) -> Iterator[Problem]:
+def _check_files(key: str, files: Sequence[str], columns: Columns, on_bad_row: str) -> Iterator[Problem]:
     for index, name in enumerate(files):
+        at = f"{key}[{index}]"
         try:
             (table,) = open_tables([name])
-            first = next(iter(table.scan()), None)
+            first = list(islice(table.scan(), 1 if on_bad_row == "error" else SAMPLED_ROWS))
         except (DataError, OSError) as error:
-            yield Problem(f"{key}[{index}]", name, _without_name(error, name), "Write an existing data file")
+            yield Problem(at, name, _without_name(error, name), "Write an existing data file")
             continue
-        if first is None:
-            yield Problem(f"{key}[{index}]", name, "there is no row in it", "Write a file with data")
-        elif isinstance(first, RowError):
-            if isinstance(table, JsonlTable):
-                yield Problem(f"{key}[{index}]", name, _without_name(first, name), "Mend the file")
-        else:
-            yield from _check_columns(first, columns)
+        rows = [row for row in first if isinstance(row, Row)]
+        bad = [row for row in first if isinstance(row, RowError)]
+        if not first:
+            yield Problem(at, name, "there is no row in it", "Write a file with data")
+        elif bad and on_bad_row == "error":
+            yield Problem(at, name, _without_name(bad[0], name), "Mend the file, or write on_bad_row: drop")
+        elif rows:
+            yield from _check_columns(rows, columns)
 
 
-def _check_columns(row: Row, columns: dict[str, str]) -> Iterator[Problem]:
-    for key, column in columns.items():
-        try:
-            row.find(column)
-        except RowError as error:
+def _check_columns(rows: Sequence[Row], columns: Columns) -> Iterator[Problem]:
+    """A column must be in the first row, or in one of the first where bad rows may be left out."""
+    for key, column in columns:
+        errors = [error for row in rows if (error := _lacks(row, column)) is not None]
+        if len(errors) == len(rows):
             remedy = "Write a column of the file" + (", or null for none" if key == "data.answer_key" else "")
-            yield Problem(key, column, f"{row.table}: {str(error).partition(': ')[2]}", remedy)
+            yield Problem(key, column, f"{rows[0].table}: {str(errors[0]).partition(': ')[2]}", remedy)
+
+
+def _lacks(row: Row, column: str) -> RowError | None:
+    try:
+        row.find(column)
+    except RowError as error:
+        return error
+    return None
 
 
 def _check_overlap(train: Sequence[str], held_out: Sequence[str]) -> Iterator[Problem]:
@@ -127,24 +175,26 @@ def _check_overlap(train: Sequence[str], held_out: Sequence[str]) -> Iterator[Pr
 def _check_task(task: dict[str, Any]) -> Iterator[Problem]:
     key = "data.reasoning_gym"
     if not isinstance(task.get("dataset"), str):
-        hints = [near("dataset", [name]) for name in task if near("dataset", [name]).startswith("did")]
-        remedy = f"Write {key}.dataset, such as chain_sum" + (f" (there is {next(iter(task))!r})" if hints else "")
+        close = difflib.get_close_matches("dataset", list(map(str, task)), n=1)
+        remedy = f"Write {key}.dataset, such as chain_sum" + (f"; there is {close[0]!r}" if close else "")
         yield Problem(f"{key}.dataset", task.get("dataset"), "the task is not named", remedy)
         return
+    wrong = [Problem(f"{key}.{name}", task[name], reason, remedy) for name, reason, remedy in _wrong_counts(task)]
+    yield from wrong
+    if not wrong:
+        try:
+            TaskTable(**task)
+        except DataError as error:
+            yield Problem(key, task, str(error), "Correct the task")
+
+
+def _wrong_counts(task: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     for name, least in (("size", 1), ("seed", 0)):
         value = task.get(name, least)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            yield Problem(
-                f"{key}.{name}",
-                value,
-                "not a whole number" if not isinstance(value, int) else "too small",
-                f"Write an integer >= {least}",
-            )
-            return
-    try:
-        TaskTable(**task)
-    except DataError as error:
-        yield Problem(key, task, str(error), "Correct the task")
+        if isinstance(value, bool) or not isinstance(value, int):
+            yield name, "not a whole number", f"Write an integer >= {least}"
+        elif value < least:
+            yield name, "too small", f"Write an integer >= {least}"
 
 
 def _check_source(source: SourceConfig) -> Iterator[Problem]:

@@ -66,11 +66,10 @@ def _check_devices(config: Config, placed: tuple[Placement, ...]) -> Iterator[Pr
             reason = f"it doesn't divide the {devices[role]} devices of {role}"
             remedy = f"Write a divisor of {devices[role]}, or change execution.resource.{role}"
             yield Problem(f"{key}.tensor_model_parallel_size", width, reason, remedy)
-    if choose_runtime(config, placed) == "local":
-        for role, count in devices.items():
-            if count > 1:
-                reason = f"the local runtime has one device a role, and {role} asks for {count}"
-                yield Problem("runtime.name", config.runtime.name, reason, "Write runtime.name: ray, or auto")
+    wide = [f"{role} {count}" for role, count in devices.items() if count > 1]
+    if wide and choose_runtime(config, placed) == "local":
+        reason = f"the local runtime has one device a role, and the resource gives {', '.join(wide)}"
+        yield Problem("runtime.name", config.runtime.name, reason, "Write runtime.name: ray, or auto")
 
 
 def _check_batches(config: Config) -> Iterator[Problem]:
@@ -83,7 +82,8 @@ def _check_batches(config: Config) -> Iterator[Problem]:
     if whole is not None and whole % n:
         reason = f"it counts samples, and {ROLLOUT}.n = {n} samples of a prompt stay together"
         yield Problem(f"{ACTOR}.global_batch_size", whole, reason, f"Write a multiple of {n}")
-    elif whole is not None and written is not None and written * n != whole:
+        return
+    if whole is not None and written is not None and written * n != whole:
         reason = f"ppo_mini_batch_size = {written} prompts x n = {n} are {written * n} samples"
         yield Problem(f"{ACTOR}.global_batch_size", whole, reason, f"Write {written * n}, or only one of the two")
     mini = mini_batch_prompts(config)

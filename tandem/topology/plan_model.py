@@ -34,9 +34,9 @@ def looks_like_path(path: str) -> bool:
 def model_folder(path: str) -> Path | None:
     """The folder with the model's files: the path itself, or its place in the hub's cache; None if neither is there."""
     folder = Path(path).expanduser()
-    if folder.is_dir():
+    if path and folder.is_dir():
         return folder
-    if looks_like_path(path):
+    if not path or looks_like_path(path):
         return None
     cached = hub_cache() / f"models--{path.replace('/', '--')}" / "snapshots"
     snapshots = sorted(cached.glob("*/config.json"))

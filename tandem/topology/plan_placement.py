@@ -80,4 +80,4 @@ def choose_runtime(config: Config, placed: Iterable[Placement]) -> str:
     """``local`` where one device a role suffices, else ``ray``, unless the config says which."""
     if config.runtime.name != "auto":
         return config.runtime.name
-    return "local" if config.execution.mode != "fully_async" and all(p.devices == 1 for p in placed) else "ray"
+    return "local" if all(placement.devices == 1 for placement in placed) else "ray"

@@ -38,7 +38,14 @@ def compile_sft_plan(config: SftConfig) -> SftPlan:
     rows = count_rows(config.data.train_files) if config.data.train_files else None
     facts, problems = (None, []) if config.model.new is not None else read_checked("model", config.model)
     updates = _updates(config, rows)
-    found = [*problems, *_contradictions(config, facts), *check_schedule("optim", config.optim, updates)]
+    found = [*problems, *_contradictions(config, facts)]
+    if updates == 0 and rows:
+        reason = (
+            f"there are {rows} examples, fewer than one update needs in all epochs together: nothing would be tuned"
+        )
+        found.append(Problem("data.train_batch_size", config.data.train_batch_size, reason, f"Write at most {rows}"))
+    elif rows != 0:
+        found += check_schedule("optim", config.optim, updates)
     return SftPlan(rows, config.data.train_batch_size, updates, tuple(found))
 
 

@@ -1,0 +1,241 @@
+"""The commands: what they print, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem import __version__
+from tandem.base.errors import DataError, TandemError
+from tandem.cli.app import app
+from tandem.cli.starter import starter
+from tandem.config.load import load_words
+
+ROOT = Path(__file__).parents[2]
+runner = CliRunner()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the starter configs name; ``run.yaml`` and ``sft.yaml`` plan without a problem."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"max_position_embeddings": 4096}')
+    row = json.dumps({"prompt": "1+1=", "answer": "2", "response": "2"})
+    (tmp_path / "train.jsonl").write_text(f"{row}\n" * 100)
+    (tmp_path / "run.yaml").write_text(starter("train").replace("Qwen/Qwen3-0.6B ", "./model "))
+    (tmp_path / "sft.yaml").write_text(starter("sft").replace("Qwen/Qwen3-0.6B ", "./model "))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def entry(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """A stand-in for what does the work: records how it is called and answers 0."""
+    calls: list[tuple[Any, ...]] = []
+    module: Any = ModuleType("tandem.control.entry")
+    for name in ("run_train", "run_sft", "run_eval", "run_export"):
+        setattr(module, name, lambda *arguments, name=name: calls.append((name, *arguments)) or 0)
+    monkeypatch.setitem(sys.modules, "tandem.control.entry", module)
+    return calls
+
+
+def tandem(*words: str | Path) -> Any:
+    return runner.invoke(app, [str(word) for word in words])
+
+
+def test_version() -> None:
+    assert tandem("--version").output.strip() == f"tandem {__version__}"
+
+
+@pytest.mark.parametrize("template", ["train", "sft"])
+def test_init_writes_a_config_that_is_valid(place: Path, template: str) -> None:
+    written = tandem("init", template, "--out", "new/config.yaml")
+    assert written.exit_code == 0
+    load_words(["new/config.yaml"])
+    assert tandem("init", template).stdout == (place / "new" / "config.yaml").read_text()
+    again = tandem("init", template, "--out", "new/config.yaml")
+    assert again.exit_code == 1
+    assert "exists" in again.stderr
+
+
+def test_plan_prints_everything_of_a_run(place: Path) -> None:
+    result = tandem("plan", "run.yaml", "--use-kl-loss", "actor_rollout_ref.rollout.n=4")
+    assert result.exit_code == 0, result.output
+    for word in ("rollout", "advantages", "ref_logprobs", "256", "4 per prompt", "optimizer steps", "no problem found"):
+        assert word in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_plan_of_an_sft_run(place: Path) -> None:
+    result = tandem("plan", "sft.yaml", "--lr", "1e-3")
+    assert result.exit_code == 0, result.output
+    assert "100" in result.stdout
+    assert json.loads(tandem("plan", "sft.yaml", "--json").stdout)["kind"] == "sft"
+
+
+def test_plan_for_machines(place: Path) -> None:
+    content = json.loads(tandem("plan", "run.yaml", "--json", "--hybrid", "--max-staleness", "2").stdout)
+    assert (content["mode"], content["devices"], content["problems"]) == ("hybrid", 2, [])
+    assert [entry["key"] for entry in content["later"]] == ["execution.mode"]
+
+
+def test_plan_with_problems_prints_all_of_them_and_exits_with_2(place: Path) -> None:
+    words = ["actor_rollout_ref.rollout.temperature=0", "data.train_files=[absent.jsonl]"]
+    result = tandem("plan", "run.yaml", *words)
+    assert result.exit_code == 2
+    assert "2 problems" in result.stdout
+    assert "actor_rollout_ref.rollout.temperature = 0" in result.stdout
+    assert "data.train_files[0] = 'absent.jsonl'" in result.stdout
+    as_json = tandem("plan", "run.yaml", *words, "--json")
+    assert as_json.exit_code == 2
+    assert len(json.loads(as_json.stdout)["problems"]) == 2
+
+
+def test_b90_problems_of_spelling_and_of_meaning_are_reported_together(place: Path) -> None:
+    words = ["trainer.sed=1", "--hybrid", "execution.max_stalenes='2'", "data.train_files=[absent.jsonl]", "--lrr", "1"]
+    words += ["algorithm.adv_estimator=gae", "actor_rollout_ref.rollout.n='1'"]
+    result = tandem("plan", "run.yaml", *words, "--json")
+    assert result.exit_code == 2
+    keys = {problem["key"] for problem in json.loads(result.stdout)["problems"]}
+    assert keys == {
+        "trainer.sed",
+        "execution.max_stalenes",
+        "data.train_files[0]",
+        "--lrr",
+        "algorithm.adv_estimator",
+        "actor_rollout_ref.rollout.n",
+    }
+
+
+def test_plan_of_a_file_that_is_no_yaml(place: Path) -> None:
+    (place / "bad.yaml").write_text("a: [1\nb: 2\n")
+    result = tandem("plan", "bad.yaml")
+    assert result.exit_code == 2
+    assert "bad.yaml, line 2" in result.stdout
+
+
+def test_a_mode_that_can_not_run_yet_is_planned_and_refused_by_train(place: Path, entry: list[Any]) -> None:
+    assert tandem("plan", "run.yaml", "--hybrid").exit_code == 0
+    result = tandem("train", "run.yaml", "--hybrid")
+    assert result.exit_code == 2
+    (line,) = [line for line in result.stderr.splitlines() if "execution.mode" in line]
+    assert "not be run yet" in line
+    assert entry == []
+
+
+def test_train_hands_over_the_config_and_its_plan(place: Path, entry: list[Any]) -> None:
+    result = tandem("train", "run.yaml", "trainer.seed=5", "--lr", "1e-3", "--actor_rollout_ref.rollout.top_k", "-1")
+    assert result.exit_code == 0, result.output
+    ((name, config, plan),) = entry
+    assert (name, config.trainer.seed, plan.mode) == ("run_train", 5, "colocate")
+    assert config.actor_rollout_ref.actor.optim.lr == 1e-3
+
+
+def test_train_needs_no_file(place: Path, entry: list[Any]) -> None:
+    assert (
+        tandem("train", "--model", "./model", "--train-files", "train.jsonl", "--rollout-batch-size", "8").exit_code
+        == 0
+    )
+    assert len(entry) == 1
+
+
+def test_sft_eval_and_export_hand_over(place: Path, entry: list[Any]) -> None:
+    assert tandem("sft", "sft.yaml", "--seed", "3").exit_code == 0
+    assert tandem("eval", "runs/first", "evaluation.n=4").exit_code == 0
+    assert tandem("export", "runs/first/step-3", "out").exit_code == 0
+    assert entry[0][0] == "run_sft"
+    assert entry[0][1].trainer.seed == 3
+    assert entry[1] == ("run_eval", Path("runs/first"), ["evaluation.n=4"])
+    assert entry[2] == ("run_export", Path("runs/first/step-3"), Path("out"))
+
+
+def test_a_document_of_the_other_command_is_refused(place: Path, entry: list[Any]) -> None:
+    result = tandem("train", "sft.yaml")
+    assert result.exit_code == 2
+    assert "tandem sft" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (TandemError("told on purpose"), 1, "told on purpose"),
+        (DataError("row 3 is null"), 2, "row 3 is null"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_errors_on_purpose_have_no_traceback(
+    place: Path, entry: list[Any], monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, text: str
+) -> None:
+    def fail(*arguments: object) -> int:
+        raise error
+
+    monkeypatch.setattr(sys.modules["tandem.control.entry"], "run_train", fail)
+    result = tandem("train", "run.yaml")
+    assert result.exit_code == code
+    assert text in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_the_exit_code_of_the_run_is_that_of_the_command(
+    place: Path, entry: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["tandem.control.entry"], "run_train", lambda config, plan: 7)
+    assert tandem("train", "run.yaml").exit_code == 7
+
+
+def test_doctor_works_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    found = importlib.util.find_spec
+    absent = {"torch", "ray", "tensorboard"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in absent else found(name, *rest))
+    result = tandem("doctor")
+    assert result.exit_code == 0
+    for word in ("python", "processors", "memory", "pydantic", "unknown without torch", "tandem-rl[tracking]"):
+        assert word in result.stdout
+
+
+def test_models_fetch_names_what_there_is() -> None:
+    result = tandem("models", "fetch", "smolm2-135m")
+    assert result.exit_code == 1
+    assert "'smollm2-135m'" in result.stderr
+
+
+def command(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    code = "import sys; from tandem.cli import main; sys.argv[0] = 'tandem'; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=place, env=environment, capture_output=True, text=True
+    )
+
+
+def test_a_defect_keeps_its_traceback(place: Path, entry: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> int:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(sys.modules["tandem.control.entry"], "run_train", fail)
+    result = tandem("train", "run.yaml")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, RuntimeError)
+
+
+def test_the_command_finds_plugins_in_the_folder_where_the_user_stands(place: Path) -> None:
+    (place / "lab_of_mine.py").write_text("raise SystemError('broken on purpose')\n")
+    result = command(place, "plan", "run.yaml", "plugins=[lab_of_mine]")
+    assert result.returncode == 2
+    assert "broken on purpose" in result.stdout
+    (place / "lab_of_mine.py").write_text(
+        "from tandem.reward.registry import register_reward\n\n\n"
+        "@register_reward('mine')\ndef mine(response):\n    return 1.0\n"
+    )
+    result = command(place, "plan", "run.yaml", "plugins=[lab_of_mine]", "--reward", "mine")
+    assert (result.returncode, result.stderr) == (0, "")
