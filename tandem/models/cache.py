@@ -1,14 +1,16 @@
-"""Keys and values of rows that grow by one token a step, and the two layouts that fill and read them.
+"""Keys and values of generated rows, and the two layouts that fill and read them.
 
-Rows lie left-aligned: the token at position p of a row is at column p, so a position is the same number whatever shares
-the batch. Rows in use are always the first ``count`` ones: a row that ends is replaced by a later one, never by a copy
-of the batch. Memory grows by doubling, so a token is copied a constant number of times, however long its row becomes.
+Rows lie left-aligned: a token's column is its place in the row, so positions never depend on what shares the batch.
+Rows in use are always the first ``count`` ones: one that ends is replaced by a later one, never by a copy of the batch.
+Memory grows by doubling, so a token is copied a constant number of times, however long its row becomes.
+
+The samples of a group share the keys and values of their prompt: these are stored once, and read once a step for all
+samples, whose queries stand together as one product (Juravsky et al. 2024, "Hydragen").
 """
 
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from tandem.base.errors import ContractError
 from tandem.models.packing import PackedLayout
@@ -16,43 +18,47 @@ from tandem.models.packing import PackedLayout
 _BLOCK = 64  # columns; keeps row starts aligned and growth rare
 
 
-class KVCache:
-    """Per layer ``keys`` and ``values`` (rows, K, capacity, D), allocated when a layer first attends.
+class KVStore:
+    """Per layer keys and values (rows, K, capacity, D), allocated when a layer first writes.
 
-    ``lengths`` (rows,) int64 on the CPU: tokens that each row holds. Only the first ``count`` rows are in use.
+    ``lengths`` (rows,) int64 on the CPU: tokens in each row. Only the first ``count`` rows are in use.
     """
 
-    def __init__(self, rows: int = 1, capacity: int = _BLOCK) -> None:
-        self.rows = rows
-        self.capacity = _rounded(capacity)
+    def __init__(self, rows: int, capacity: int) -> None:
+        self.rows, self.capacity = rows, _rounded(capacity)
         self.count = 0
         self.lengths = torch.zeros(rows, dtype=torch.int64)
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
-    def longest(self) -> int:
+    def width(self) -> int:
         """Tokens of the longest row in use."""
         return int(self.lengths[: self.count].max()) if self.count else 0
 
-    def clear(self) -> None:
-        """Forget all rows; the memory stays."""
-        self.count = 0
+    def append(self, lengths: torch.Tensor, capacity: int) -> slice:
+        """Take new rows of ``lengths`` (M,), with columns for ``capacity`` tokens; says which rows they are."""
+        rows = slice(self.count, self.count + len(lengths))
+        self.reserve(rows.stop, capacity)
+        self.lengths[rows] = lengths
+        self.count = rows.stop
+        return rows
 
-    def append(self, prompt_lengths: torch.Tensor, copies: int) -> PromptLayout:
-        """Take ``copies`` new rows for each prompt (P,); the forward of the returned layout fills them."""
-        first = self.count
-        added = len(prompt_lengths) * copies
-        self._reserve(first + added, int(prompt_lengths.max()))
-        self.lengths[first : first + added] = prompt_lengths.repeat_interleave(copies)
-        self.count = first + added
-        return PromptLayout(self, first, prompt_lengths, copies)
-
-    def extend(self) -> DecodeLayout:
-        """Make room for one more token in every row; the forward of the returned layout writes it."""
-        self._reserve(self.count, self.longest + 1)
-        layout = DecodeLayout(self, self.lengths[: self.count].clone())
-        self.lengths[: self.count] += 1
-        return layout
+    def reserve(self, rows: int, capacity: int) -> None:
+        """Have at least so many rows and columns."""
+        if rows <= self.rows and capacity <= self.capacity:
+            return
+        width, lengths = self.width, self.lengths[: self.count]
+        if rows > self.rows:
+            self.rows = max(rows, 2 * self.rows)
+            self.lengths = torch.zeros(self.rows, dtype=torch.int64)
+            self.lengths[: self.count] = lengths
+        if capacity > self.capacity:
+            self.capacity = _rounded(max(capacity, 2 * self.capacity))
+        for index, stores in self._layers.items():
+            fresh = (self._allocate(stores[0]), self._allocate(stores[1]))
+            for new, old in zip(fresh, stores, strict=True):
+                new[: self.count, :, :width] = old[: self.count, :, :width]
+            self._layers[index] = fresh
 
     def move(self, source: torch.Tensor, target: torch.Tensor, count: int) -> None:
         """Overwrite the rows ``target`` by the rows ``source`` (M,), then keep the first ``count`` rows."""
@@ -74,39 +80,81 @@ class KVCache:
         return self._layers[index]
 
     def _allocate(self, like: torch.Tensor) -> torch.Tensor:
-        # Zeros, because a masked column still enters a product with weight 0, where leftover NaN bits would not vanish.
+        # Zeros, because a hidden column still enters a product with weight 0, where leftover NaN bits would not vanish.
         return like.new_zeros(self.rows, like.shape[1], self.capacity, like.shape[3])
 
-    def _reserve(self, rows: int, capacity: int) -> None:
-        if rows <= self.rows and capacity <= self.capacity:
+
+class KVCache:
+    """Rows of samples: ``answers`` holds what is each one's own, ``prompts`` what the samples of a group share.
+
+    A prompt with a single sample is not shared: it stands in the sample's own row. ``group`` (rows of ``answers``,)
+    int64 says which row of ``prompts`` a sample continues, where ``prompts`` is in use.
+    """
+
+    def __init__(self, rows: int = 1, capacity: int = _BLOCK) -> None:
+        self.answers = KVStore(rows, capacity)
+        self.prompts = KVStore(1, _BLOCK)
+        self.group = torch.zeros(0, dtype=torch.int64)
+
+    @property
+    def count(self) -> int:
+        """Rows in use."""
+        return self.answers.count
+
+    def append(self, lengths: torch.Tensor, copies: int) -> PromptLayout:
+        """Take ``copies`` new rows for each prompt (P,); the forward of the returned layout fills them.
+
+        ``copies`` must be the same, or at least on the same side of 1, for all rows in use.
+        """
+        width = int(lengths.max())
+        if copies == 1:
+            return PromptLayout(self.answers, self.answers.append(lengths, width), lengths)
+        rows = self.prompts.append(lengths, width)
+        self.group = torch.cat([self.group, torch.arange(rows.start, rows.stop).repeat_interleave(copies)])
+        self.answers.append(torch.zeros(len(lengths) * copies, dtype=torch.int64), 1)
+        return PromptLayout(self.prompts, rows, lengths)
+
+    def extend(self) -> DecodeLayout:
+        """Make room for one more token in every row; the forward of the returned layout writes it."""
+        answers = self.answers
+        answers.reserve(answers.count, answers.width + 1)
+        layout = DecodeLayout(self, answers.lengths[: answers.count].clone())
+        answers.lengths[: answers.count] += 1
+        return layout
+
+    def move(self, source: torch.Tensor, target: torch.Tensor, count: int) -> None:
+        """Overwrite the rows ``target`` by the rows ``source`` (M,), then keep the first ``count`` rows.
+
+        A prompt that no row continues any more leaves in the same way.
+        """
+        self.answers.move(source, target, count)
+        if not self.prompts.count:
             return
-        width = self.longest
-        if rows > self.rows:
-            self.rows = max(rows, 2 * self.rows)
-            grown = torch.zeros(self.rows, dtype=torch.int64)
-            grown[: self.count] = self.lengths[: self.count]
-            self.lengths = grown
-        if capacity > self.capacity:
-            self.capacity = _rounded(max(capacity, 2 * self.capacity))
-        for index, stores in self._layers.items():
-            fresh = (self._allocate(stores[0]), self._allocate(stores[1]))
-            for new, old in zip(fresh, stores, strict=True):
-                new[: self.count, :, :width] = old[: self.count, :, :width]
-            self._layers[index] = fresh
+        self.group[target] = self.group[source]
+        self.group = self.group[:count]
+        used = torch.zeros(self.prompts.count, dtype=torch.bool)
+        used[self.group] = True
+        if not bool(used.all()):
+            source, target = closing(used)
+            renamed = torch.arange(len(used))
+            renamed[source] = target
+            self.group = renamed[self.group]
+            self.prompts.move(source, target, int(used.sum()))
 
 
 class PromptLayout:
-    """Packed prompts that see only themselves and leave their keys and values in new rows of a cache."""
+    """Packed prompts that see only themselves and leave their keys and values in ``rows`` of a store."""
 
-    def __init__(self, cache: KVCache, first: int, lengths: torch.Tensor, copies: int) -> None:
-        self._cache, self._first, self._copies = cache, first, copies
+    def __init__(self, store: KVStore, rows: slice, lengths: torch.Tensor) -> None:
+        self._store, self._rows = store, rows
         self._packed = PackedLayout.of_lengths(lengths)
         self._width = int(lengths.max())
         ends = lengths.cumsum(0)
-        self.last = ends - 1  # (P,): row positions of each prompt's last token
-        self.positions = torch.arange(int(ends[-1])) - (ends - lengths).repeat_interleave(lengths)
+        starts = ends - lengths
+        self.last = ends - 1  # (P,): where each prompt's last token stands in the packed row
+        self.positions = torch.arange(int(ends[-1])) - starts.repeat_interleave(lengths)
         columns = torch.arange(self._width)[None].minimum(lengths[:, None] - 1)
-        self._index = ((ends - lengths)[:, None] + columns).flatten()  # (P · width,), padded with the last token
+        self._index = (starts[:, None] + columns).flatten()  # (P · width,), padded with the last token
 
     def attend(
         self,
@@ -119,26 +167,24 @@ class PromptLayout:
     ) -> torch.Tensor:
         """See ``AttentionLayout.attend``: (1, H, T, D) and (1, K, T, D) to (1, T, H, D)."""
         index = self._index.to(key.device)
-        rows = slice(self._first, self._first + len(self.last) * self._copies)
-        for store, new in zip(self._cache.layer(layer, value), (key, value), strict=True):
+        for store, new in zip(self._store.layer(layer, value), (key, value), strict=True):
             padded = new[0].index_select(1, index).unflatten(1, (-1, self._width))  # (K, P, width, D)
-            target = store[rows].unflatten(0, (-1, self._copies))[:, :, :, : self._width]
-            target.copy_(padded.transpose(0, 1)[:, None])
+            store[self._rows, :, : self._width] = padded.transpose(0, 1)
         return self._packed.attend(layer, query, key, value, scale, window)
 
 
 class DecodeLayout:
     """One new token per row: it is written behind the row's tokens and sees all of them, itself included.
 
-    ``positions`` (R,) int64 on the CPU: where each row's new token stands.
+    ``positions`` (R,) int64 on the CPU: where each row's new token stands, its prompt counted.
     """
 
-    def __init__(self, cache: KVCache, positions: torch.Tensor) -> None:
-        self.positions = positions
-        self._cache = cache
-        self._rows = torch.arange(len(positions))
-        self._width = int(positions.max()) + 1
-        self._ragged = int(positions.min()) + 1 < self._width
+    def __init__(self, cache: KVCache, columns: torch.Tensor) -> None:
+        self._answers, self._columns = cache.answers, columns
+        self._rows = torch.arange(len(columns))
+        self._width = int(columns.max()) + 1
+        self._shared = _SharedPrompts(cache.prompts, cache.group) if cache.prompts.count else None
+        self.positions = columns if self._shared is None else columns + self._shared.lengths
         self._masks: dict[int | None, torch.Tensor | None] = {}
 
     def attend(
@@ -152,35 +198,86 @@ class DecodeLayout:
     ) -> torch.Tensor:
         """See ``AttentionLayout.attend``, T = R: (1, H, R, D) and (1, K, R, D) to (1, R, H, D)."""
         heads, count, size = query.shape[1:]
-        shared = key.shape[1]
-        if count != len(self.positions):
-            raise ContractError(f"{count} tokens came to a cache of {len(self.positions)} rows: one token per row")
-        keys, values = self._cache.layer(layer, value)
-        keys[self._rows, :, self.positions] = key[0].transpose(0, 1).to(keys.dtype)
-        values[self._rows, :, self.positions] = value[0].transpose(0, 1)
+        if count != len(self._rows):
+            raise ContractError(f"{count} tokens came to a cache of {len(self._rows)} rows: one token per row")
+        keys, values = self._answers.layer(layer, value)
+        keys[self._rows, :, self._columns] = key[0].transpose(0, 1).to(keys.dtype)
+        values[self._rows, :, self._columns] = value[0].transpose(0, 1)
         # The queries that share a key head stand as its sequence, so grouped heads need no expanded copy of the cache.
-        grouped = query[0].to(keys.dtype).unflatten(0, (shared, -1)).permute(2, 0, 1, 3)  # (R, K, H / K, D)
-        output = nn.functional.scaled_dot_product_attention(
-            grouped,
-            keys[:count, :, : self._width],
-            values[:count, :, : self._width],
-            attn_mask=self._mask(window, value),
-            scale=scale,
-        )
+        queries = (query[0] * scale).transpose(0, 1).to(keys.dtype).reshape(count, keys.shape[1], -1, size)
+        scores = _product(queries, keys[:count, :, : self._width].transpose(2, 3))  # (R, K, H / K, width)
+        if self._shared is not None:
+            scores = torch.cat([self._shared.scores(layer, queries, value), scores], -1)
+        mask = self._mask(window, scores)
+        weights = (scores if mask is None else scores + mask).softmax(-1, dtype=torch.float32).to(values.dtype)
+        output = _product(weights[..., -self._width :], values[:count, :, : self._width])
+        if self._shared is not None:
+            output = output + self._shared.mixed(layer, weights[..., : -self._width], value)
         return output.reshape(1, count, heads, size)
 
     def _mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
-        """(R, 1, 1, width) additive mask, or None where every row sees every column; built once for all layers."""
-        if window is not None and window >= self._width:
-            window = None
+        """(R, 1, 1, columns) additive mask, None where every row sees every column; built once for all layers."""
         if window not in self._masks:
-            self._masks[window] = None
-            if self._ragged or window is not None:
-                distance = self.positions[:, None] - torch.arange(self._width)
-                hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-                mask = torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
-                self._masks[window] = mask[:, None, None].to(like.device)
+            place = torch.arange(self._width)
+            hidden = place > self._columns[:, None]
+            distance = self._columns[:, None] - place
+            if self._shared is not None:
+                place = torch.arange(self._shared.width)
+                hidden = torch.cat([place >= self._shared.lengths[:, None], hidden], 1)
+                distance = torch.cat([self.positions[:, None] - place, distance], 1)
+            if window is not None:
+                hidden |= distance >= window
+            mask = torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
+            self._masks[window] = mask[:, None, None].to(like.device) if bool(hidden.any()) else None
         return self._masks[window]
+
+
+class _SharedPrompts:
+    """The shared part of a step's attention: the m rows at most of each of G groups side by side, padded by others."""
+
+    def __init__(self, store: KVStore, group: torch.Tensor) -> None:
+        self._store, self._groups = store, store.count
+        self.width = store.width
+        self.lengths = store.lengths[group]  # (R,)
+        sizes = torch.bincount(group, minlength=store.count)
+        self._members = int(sizes.max())
+        order = group.argsort(stable=True)
+        rank = torch.arange(len(group)) - (sizes.cumsum(0) - sizes)[group[order]]
+        self._place = torch.empty_like(group)  # (R,): where in (G · m,) a row stands
+        self._place[order] = group[order] * self._members + rank
+        self._row = torch.zeros(self._groups * self._members, dtype=torch.int64)  # (G · m,): the row that stands there
+        self._row[self._place] = torch.arange(len(group))
+
+    def scores(self, layer: int, queries: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """(R, K, H / K, D) -> (R, K, H / K, width): each query times its prompt's keys."""
+        keys, _ = self._store.layer(layer, like)
+        return self._product(queries, keys[: self._groups, :, : self.width].transpose(2, 3))
+
+    def mixed(self, layer: int, weights: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """(R, K, H / K, width) -> (R, K, H / K, D): the prompt's values by weight."""
+        _, values = self._store.layer(layer, like)
+        return self._product(weights, values[: self._groups, :, : self.width])
+
+    def _product(self, rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+        """Rows (R, K, H / K, a) times the matrices of their groups (G, K, a, b) -> (R, K, H / K, b)."""
+        heads, each = rows.shape[1:3]
+        grouped = rows[self._row.to(rows.device)].unflatten(0, (self._groups, self._members))
+        product = _product(grouped.transpose(1, 2).flatten(2, 3), matrices)  # (G, K, m · H / K, b)
+        apart = product.unflatten(2, (self._members, each)).transpose(1, 2)  # (G, m, K, H / K, b)
+        ungrouped: torch.Tensor = apart.reshape(-1, heads, each, product.shape[-1])[self._place.to(rows.device)]
+        return ungrouped
+
+
+def closing(kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The moves that close the gaps in ``kept`` (M,) bool: rows ``source`` from the end go to the rows ``target``."""
+    count = int(kept.sum())
+    return kept[count:].nonzero()[:, 0] + count, (~kept[:count]).nonzero()[:, 0]
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Matrix products (B, K, m, a) x (B, K, a, b) -> (B, K, m, b); views stay views, which ``matmul`` copies."""
+    product: torch.Tensor = torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, left.shape[:2])
+    return product
 
 
 def _rounded(columns: int) -> int:

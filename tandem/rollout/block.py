@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tandem.base.errors import TandemError
-from tandem.models.cache import KVCache
+from tandem.models.cache import KVCache, closing
 from tandem.models.causal_lm import CausalLM, Head
 from tandem.rollout.protocol import GroupOutput, GroupRequest, SampleOutput, Sampling
 from tandem.rollout.sampler import draw, uniforms
@@ -140,8 +140,7 @@ class Block:
         kept = torch.ones(self.count, dtype=torch.bool)
         kept[rows] = False
         count = self.count - len(rows)
-        target = (~kept[:count]).nonzero()[:, 0]
-        source = kept[count:].nonzero()[:, 0] + count
+        source, target = closing(kept)
         self._cache.move(source, target, count)
         width = int(self._drawn[source].max()) if len(source) else 0
         for array in (self._seeds, self._drawn, self._last):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -25,15 +26,15 @@ from tandem.rollout.hf import HfEngine
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 
 V = 40
-_SHAPE: dict[str, Any] = dict(
-    vocab_size=V,
-    hidden_size=24,
-    intermediate_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    max_position_embeddings=80,
-)
+_SHAPE: dict[str, Any] = {
+    "vocab_size": V,
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 80,
+}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**_SHAPE),
     "qwen2": Qwen2Config(**_SHAPE),
@@ -99,11 +100,8 @@ def reference(
             logprobs.append(logits[tokens[-1]] - math.log(sum(math.exp(x) for x in logits)))
             continue
         probs = distribution(logits, sampling)
-        running, point = 0.0, uniform(seed, len(tokens))
-        for token, p in enumerate(probs):
-            running += p
-            if running > point:
-                break
+        point = uniform(seed, len(tokens))
+        token = next(i for i, reached in enumerate(accumulate(probs)) if reached > point)
         tokens.append(token)
         logprobs.append(math.log(probs[token]))
     return tokens, logprobs
