@@ -8,6 +8,7 @@ from pathlib import Path
 from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
+from tandem.models.fetch import DEFAULT_ROOT
 from tandem.topology.plan_batch import longest_sequence
 from tandem.topology.plan_model import ModelFacts, looks_like_path, model_folder, offline, read_model
 
@@ -17,8 +18,9 @@ def read_checked(key: str, model: ModelConfig) -> tuple[ModelFacts | None, list[
     folder = model_folder(model.path)
     if folder is None:
         return None, list(_missing(f"{key}.path", model.path))
+    named = model.tokenizer_path
     tokenizer = (
-        [] if model.tokenizer_path is None else list(_missing_folder(f"{key}.tokenizer_path", model.tokenizer_path))
+        [] if named is None or model_folder(named) is not None else list(_missing(f"{key}.tokenizer_path", named))
     )
     if not (folder / "config.json").is_file():
         reason = "the folder has no config.json, so it is no Hugging Face model"
@@ -67,10 +69,13 @@ def check_exact(config: Config) -> Iterator[Problem]:
 def _missing(key: str, path: str) -> Iterator[Problem]:
     if not path:
         yield Problem(key, path, "no model is named", "Write a Hugging Face folder or a hub id such as Qwen/Qwen3-0.6B")
-    elif looks_like_path(path):
+    elif looks_like_path(path) or Path(path).is_file():
         yield from _missing_folder(key, path)
-    elif Path(path).is_file():
-        yield Problem(key, path, "it is a file", "Write the folder that holds the model")
+    elif Path(path).parent == DEFAULT_ROOT:
+        remedy = f"Run `tandem models fetch {Path(path).name}`, or write an existing folder"
+        yield Problem(key, path, "there is no such folder", remedy)
+    elif "/" in path and Path(path).parent.is_dir():  # so it is meant as a folder beside others, not as a hub id
+        yield from _missing_folder(key, path)
     elif offline():
         reason = "there is no such folder; as a hub id it isn't in the cache, and HF_HUB_OFFLINE forbids to download it"
         yield Problem(key, path, reason, "Write an existing folder, or unset HF_HUB_OFFLINE once")
@@ -80,13 +85,13 @@ def _missing(key: str, path: str) -> Iterator[Problem]:
 
 
 def _missing_folder(key: str, path: str) -> Iterator[Problem]:
+    """A folder that must be there; its neighbours are named where it isn't."""
     folder = Path(path).expanduser()
-    if folder.is_dir() or not (looks_like_path(path) or folder.exists()):
-        return
     if folder.is_file():
         yield Problem(key, path, "it is a file", "Write the folder that holds it")
         return
-    near = sorted(p.name for p in folder.parent.iterdir() if p.is_dir())[:6] if folder.parent.is_dir() else []
-    there = f"In {folder.parent}: {', '.join(near)}" if near else f"There is no folder {folder.parent} either"
-    there = there if near or not folder.parent.is_dir() else f"{folder.parent} holds no folder"
+    there = f"There is no folder {folder.parent} either"
+    if folder.parent.is_dir():
+        neighbours = sorted(place.name for place in folder.parent.iterdir() if place.is_dir())
+        there = f"In {folder.parent}: {', '.join(neighbours[:6]) or 'no folder'}"
     yield Problem(key, path, "there is no such folder", f"Write an existing folder. {there}")
