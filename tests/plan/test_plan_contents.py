@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from tandem.config.schema import Config
 from tandem.topology.plan import Plan, compile_plan
 from tandem.topology.plan_batch import plan_batch
 from tandem.topology.plan_placement import device_groups, placements
-from tandem.topology.plan_sft import SftPlan
 from tandem.topology.plan_stages import SOURCE_COLUMNS, Stage
 
 Plans = Callable[..., Plan]
@@ -275,46 +273,6 @@ def test_devices_shared_never_exceed_devices_apart(resource: dict[str, tuple[int
     assert devices("colocate") == max((a * b for a, b in resource.values()), default=1)
 
 
-# --- memory
-
-
-def write_header(folder: Path, shapes: dict[str, list[int]]) -> None:
-    """A safetensors file of which only the header is there: no reader of headers looks further."""
-    header = json.dumps(
-        {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
-    )
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode())
-
-
-def test_memory_is_counted_from_the_headers_of_the_weights(place: Path, plan_of: Plans) -> None:
-    assert plan_of().memory == ()
-    write_header(place / "model", {"a": [100, 64], "b": [64]})
-    (memory,) = plan_of().memory
-    parameters = 100 * 64 + 64
-    assert memory.parts["actor weights"] == 4 * parameters
-    assert memory.parts["actor optimizer"] == 8 * parameters
-    assert "rollout weights" not in memory.parts
-    assert memory.parts["rollout KV cache"] == 2 * 4 * 2 * 2 * 16 * 32 * 256
-    assert memory.total == sum(memory.parts.values())
-    with_ref = plan_of("algorithm.kl.in=loss").memory[0]
-    assert with_ref.total - memory.total == 4 * parameters
-
-
-def test_memory_shrinks_with_devices_and_with_adapters(place: Path, plan_of: Plans) -> None:
-    write_header(place / "model", {"a": [1000, 640]})
-    one, two = plan_of().memory[0], plan_of("execution.resource={actor: [1, 2]}").memory[0]
-    assert two.parts["actor optimizer"] * 2 == one.parts["actor optimizer"]
-    adapted = plan_of("actor_rollout_ref.model.lora_rank=1").memory[0]
-    assert adapted.parts["actor optimizer"] < one.parts["actor optimizer"]
-    assert adapted.parts["actor weights"] == one.parts["actor weights"]
-
-
-def test_a_broken_weight_file_costs_the_estimate_and_nothing_else(place: Path, plan_of: Plans) -> None:
-    (place / "model" / "model.safetensors").write_bytes(b"\xff" * 20)
-    assert plan_of().memory == ()
-    assert plan_of().problems == ()
-
-
 # --- the plan itself
 
 
@@ -356,51 +314,6 @@ def test_planning_imports_no_torch(place: Path) -> None:
         text=True,
     )
     assert run.returncode == 0, run.stderr
-
-
-# --- SFT
-
-
-def test_an_sft_plan_counts_updates(sft_plan_of: Callable[..., SftPlan]) -> None:
-    plan = sft_plan_of("trainer.total_epochs=2")
-    assert plan.problems == ()
-    assert (plan.rows, plan.batch_examples, plan.updates) == (40, 32, 2)
-    assert json.loads(plan.to_json())["kind"] == "sft"
-    plan.require_runnable()
-
-
-@pytest.mark.parametrize(
-    ("words", "key"),
-    [
-        (["data.response_key=anser"], "data.response_key"),
-        (["data.messages_key=messages"], "data.messages_key"),
-        (["data.train_files=[]"], "data.train_files"),
-        (["data.val_files=[absent.jsonl]"], "data.val_files[0]"),
-        (["data.max_length=2000"], "data.max_length"),
-        (["data.max_token_len_per_gpu=63"], "data.max_token_len_per_gpu"),
-        (["model.path=./absent"], "model.path"),
-        (["model.path=''"], "model.path"),
-        (["model.new={alphabet: abc}"], "model.new"),
-        (["model={new: {alphabet: abc, hidden_size: 10, num_heads: 4}}"], "model.new.num_heads"),
-        (["model={new: {alphabet: abc, max_position_embeddings: 32}}"], "data.max_length"),
-        (["evaluation.interval=5"], "evaluation.interval"),
-        (["evaluation.stop_at_accuracy=0.5"], "evaluation.stop_at_accuracy"),
-        (["optim.warmup_steps=1"], "optim.warmup_steps"),
-        (["trainer.logger=[wandbb]"], "trainer.logger[0]"),
-        (["trainer.resume=absent"], "trainer.resume"),
-        (["data.train_batch_size=64"], "data.train_batch_size"),
-    ],
-)
-def test_sft_refusals(sft_plan_of: Callable[..., SftPlan], words: list[str], key: str) -> None:
-    plan = sft_plan_of(*words)
-    assert [problem.key for problem in plan.problems] == [key]
-    assert plan.problems[0].remedy
-    with pytest.raises(ConfigError):
-        plan.require_runnable()
-
-
-def test_a_model_that_is_made_needs_no_folder(sft_plan_of: Callable[..., SftPlan]) -> None:
-    assert sft_plan_of("model={new: {alphabet: abc}}").problems == ()
 
 
 def test_compiling_from_the_designs_example(place: Path) -> None:
