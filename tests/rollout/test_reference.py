@@ -121,7 +121,7 @@ def check(model: PreTrainedModel, outputs: list[GroupOutput], requests: list[Gro
             assert sample.versions.dtype == torch.int32
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("name", CONFIGS)
 def test_any_composition_of_the_batch_equals_the_reference(name: str, data: st.DataObject) -> None:
