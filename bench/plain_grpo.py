@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import nn
 
-VOCAB = "\n0123456789+-*=>abcdefghijklmnop?,() "   # "\n" ends an answer
+VOCAB = "\n0123456789+-*=>abcdefghijklmnop?,() "  # "\n" ends an answer
 INDEX = {c: i for i, c in enumerate(VOCAB)}
 EOS, MAX_NEW, D, LAYERS, HEADS = 0, 4, 128, 4, 4
 
@@ -31,7 +31,7 @@ def decode(ids):
     return "".join(VOCAB[i] for i in ids).split("\n")[0]
 
 
-HELD_OUT = set(random.Random(10_000).sample([(x, y) for x in range(100) for y in range(100)], 512))   # never trained on
+HELD_OUT = set(random.Random(10_000).sample([(x, y) for x in range(100) for y in range(100)], 512))  # never trained on
 
 
 def as_text(x, y):
@@ -117,10 +117,12 @@ def accuracy(model, problems):
 
 def load(model, folder):
     """Copy the weights of a Hugging Face Llama of the same shape."""
+    ids = json.loads((Path(folder) / "tokenizer.json").read_text())["model"]["vocab"]
+    rows = [ids[character] for character in VOCAB]
     with safe_open(Path(folder) / "model.safetensors", "pt") as saved, torch.no_grad():
         get = saved.get_tensor
-        model.embed.weight.copy_(get("model.embed_tokens.weight")[: len(VOCAB)])
-        model.head.weight.copy_(get("lm_head.weight")[: len(VOCAB)])
+        model.embed.weight.copy_(get("model.embed_tokens.weight")[rows])
+        model.head.weight.copy_(get("lm_head.weight")[rows])
         model.norm.weight.copy_(get("model.norm.weight"))
         for i, block in enumerate(model.blocks):
             layer = f"model.layers.{i}."
@@ -140,9 +142,9 @@ def grpo_step(model, optimizer, rng, prompts, epochs, group=8, clip=0.2):
     ids, old = generate(model, prompt)
     reward = torch.tensor([float(decode(row) == a) for row, a in zip(ids.tolist(), answers)])
     grouped = reward.view(prompts, group)
-    advantage = grouped - grouped.mean(1, keepdim=True)        # not divided by the group's std: steadier on this task
+    advantage = grouped - grouped.mean(1, keepdim=True)  # not divided by the group's std: steadier on this task
     end = ids == EOS
-    mask = ((end.cumsum(1) - end.int()) == 0).float()          # up to and with the first EOS
+    mask = ((end.cumsum(1) - end.int()) == 0).float()  # up to and with the first EOS
     adv = advantage.flatten()[:, None]
     for _ in range(epochs):
         logits = model(torch.cat([prompt, ids], 1)[:, :-1])[:, -ids.shape[1] :]
@@ -179,7 +181,10 @@ def main():
         log.append({"step": step, "reward": reward, "cpu": cpu})
         if step % 10 == 0:
             mean = sum(row["reward"] for row in log[-10:]) / 10
-            print(f"step {step} reward {mean:.3f} greedy {accuracy(model, held_out):.3f} tokens {tokens} cpu {cpu:.1f}", flush=True)
+            print(
+                f"step {step} reward {mean:.3f} greedy {accuracy(model, held_out):.3f} tokens {tokens} cpu {cpu:.1f}",
+                flush=True,
+            )
     if args.out:
         result = {"log": log, "greedy": accuracy(model, held_out), "cpu_per_step": cpu / args.steps}
         Path(args.out).write_text(json.dumps(result))
