@@ -144,7 +144,7 @@ def evaluate(
 ) -> None:
     """Score a model on the held-out prompts of its config."""
     with reported():
-        from tandem.control.entry import run_eval
+        from tandem.control.afterwards import run_eval
 
         code = run_eval(source, words or [])
     raise typer.Exit(code)
@@ -157,7 +157,7 @@ def export(
 ) -> None:
     """Write a checkpoint as a Hugging Face folder that transformers loads."""
     with reported():
-        from tandem.control.entry import run_export
+        from tandem.control.afterwards import run_export
 
         code = run_export(checkpoint, out)
     raise typer.Exit(code)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr
 
-from tandem.config.node import Node
+from tandem.config.node import Node, Whole
 
 if TYPE_CHECKING:
     from tandem.config.schema import Config
@@ -134,12 +134,12 @@ class ActorRolloutRef(Node):
     actor: ActorConfig = ActorConfig()
     rollout: RolloutConfig = RolloutConfig()
     ref: RefConfig = RefConfig()
-    _root: Any = PrivateAttr(default=None)
+    _whole: Whole = PrivateAttr(default_factory=Whole)
 
     @property
     def root(self) -> Config | None:
         """The whole config that this section belongs to; None for a section made by hand."""
-        root: Config | None = self._root
+        root: Config | None = self._whole.config
         return root
 
 

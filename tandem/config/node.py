@@ -39,6 +39,22 @@ class TypedNode(BaseModel):
         return dict(self.model_extra or {})
 
 
+class Whole:
+    """The document that a section stands in, for code that is handed only the section.
+
+    All are equal, whatever they refer to: sections are compared by what they say.
+    """
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = config
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Whole)
+
+    def __hash__(self) -> int:
+        return 0
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr
 
 from tandem.config.execution import ColocateExecution, Execution, RuntimeConfig
 from tandem.config.model import (
@@ -14,7 +14,7 @@ from tandem.config.model import (
     ModelConfig,
     OptimConfig,
 )
-from tandem.config.node import Names, Node, TypedNode
+from tandem.config.node import Names, Node, TypedNode, Whole
 
 
 class KlConfig(Node):
@@ -91,6 +91,13 @@ class RewardConfig(TypedNode):
     """Deadline of one scoring, in seconds."""
     on_error: Literal["mask", "refill", "stop"] = "mask"
     """A failed scoring: leave the sample out, draw the group anew, or end the run."""
+    _whole: Whole = PrivateAttr(default_factory=Whole)
+
+    @property
+    def root(self) -> Config | None:
+        """The whole config that this section belongs to; None for a section made by hand."""
+        root: Config | None = self._whole.config
+        return root
 
 
 class SourceConfig(TypedNode):
@@ -204,6 +211,13 @@ class Config(Node):
     runtime: RuntimeConfig = RuntimeConfig()
     plugins: Names = []
     """Modules imported in the driver and in every worker."""
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Let the sections that are built one by one find the whole; copies, since defaults are shared by configs."""
+        for name in ("actor_rollout_ref", "reward_manager"):
+            section = getattr(self, name).model_copy()
+            section._whole = Whole(self)
+            self.__dict__[name] = section
 
 
 class NewModelConfig(Node):

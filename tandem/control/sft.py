@@ -27,8 +27,8 @@ class BaseTrainer:
     """A fine-tuning loop around a loss of yours: subclass it, set ``model`` and ``tokenizer``, call ``fit``.
 
     ``compute_loss`` gets padded batches (``input_ids``, ``attention_mask``, ``labels``: (B, L) int64) and returns a
-    scalar to minimise; the default is the model's own cross-entropy. Draws, schedule, clipping, logging and saving follow
-    the config.
+    scalar to minimise; the default is the model's own cross-entropy. Draws, schedule, clipping, logging and saving
+    follow the config.
     """
 
     model: PreTrainedModel
@@ -57,7 +57,7 @@ class BaseTrainer:
             for step in range(1, steps + 1):
                 with log.timed("train"):
                     loss = self.compute_loss(padded_batch(examples.take(data.train_batch_size), self._pad_id))
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    loss.backward()
                     result = updater.step()
                 rates = {"grad/norm": result.grad_norm, "optim/lr": result.lr, "updates": float(result.updates)}
                 log.log(step, {"loss/sft": float(loss.detach()), **rates})

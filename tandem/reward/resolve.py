@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +12,10 @@ from typing import Any
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.base.registry import near
+from tandem.base.user_code import import_file, import_problem
 from tandem.reward import scorers as _built_in  # noqa: F401  (registers them)
 from tandem.reward.registry import REWARDS, ScorerTarget, call_style
-from tandem.reward.scoring import Part, Scorer, ScorerSpec, WeightedSum, bind_target, describe_error, joint_style
+from tandem.reward.scoring import Part, Scorer, ScorerSpec, WeightedSum, bind_target, joint_style
 from tandem.reward.static import candidate_names, describe
 
 _PART_KEYS = ("type", "weight", "name", "file")
@@ -59,27 +58,6 @@ def bind(spec: ScorerSpec) -> Scorer:
         importlib.import_module(package)
     module = import_file(spec.file) if spec.file is not None else importlib.import_module(spec.module)
     return bind_target(_load(module, spec.attribute, spec.type), spec.type, spec.parameters)
-
-
-def import_file(file: str) -> ModuleType:
-    """Run a Python file as a module of its own, once per process. Its folder is importable from then on (last)."""
-    path = Path(file).resolve()
-    name = f"tandem_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file (*.py)")
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def problems(
@@ -177,7 +155,7 @@ def _locate_in_file(type_: str, file: str) -> tuple[ModuleType, str]:
     try:
         module = import_file(file) if Path(file).is_file() else None
     except Exception as error:
-        raise ConfigError([_import_problem(file, error)]) from error
+        raise ConfigError([import_problem("reward_manager.file", file, error)]) from error
     if module is not None:
         for name in candidate_names(type_):
             if callable(getattr(module, name, None)):
@@ -193,17 +171,6 @@ def _packages(type_: str) -> tuple[str, ...]:
     packages = REWARDS[type_].traits["packages"]
     assert isinstance(packages, tuple)
     return packages
-
-
-def _import_problem(file: str, error: Exception) -> Problem:
-    """Where in the user's file it went wrong: the line of a syntax error, else the innermost frame in that file."""
-    if isinstance(error, SyntaxError):
-        reason = f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
-    else:
-        path = str(Path(file).resolve())
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-        reason = f"importing it fails at line {lines[-1] if lines else '?'}: {describe_error(error)}"
-    return Problem("reward_manager.file", file, reason, "Mend the file")
 
 
 def _load(module: ModuleType, attribute: str, type_: str) -> ScorerTarget:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from tandem.base.errors import DataError
+from tandem.base.procedural import RECIPE, create_task
 from tandem.reward.answers import score_gsm8k, score_math
 from tandem.reward.registry import register_reward
 
@@ -62,3 +66,21 @@ def _text(ground_truth: object) -> str:
     if ground_truth is None:
         raise DataError("the data row has no ground truth: set data.answer_key to its column")
     return str(ground_truth)
+
+
+@register_reward("reasoning_gym", packages=("reasoning_gym",))
+def reasoning_gym(response: str, extra_info: Mapping[str, Any], *, answer_tag: str | None = None) -> float:
+    """The task's own score of ``response``, 0 to 1.
+
+    ``extra_info["reasoning_gym"]`` is the recipe from the row. ``answer_tag``: score what stands in the last
+    ``<tag>…</tag>`` (0 if there is none) instead of the whole response; blanks around it are taken off.
+    """
+    if RECIPE not in extra_info:
+        raise DataError(f"extra_info has no {RECIPE!r}: this scorer is for prompts of a reasoning_gym source")
+    task = create_task(json.dumps(extra_info[RECIPE]["recipe"]))
+    answer: str | None = response.strip()
+    if answer_tag is not None:
+        tag = re.escape(answer_tag)
+        found = re.findall(f"<{tag}>(.*?)</{tag}>", response, re.DOTALL)
+        answer = found[-1].strip() if found else None
+    return float(task.score_answer(answer, task[extra_info[RECIPE]["index"]]))

@@ -105,7 +105,7 @@ def _summary(total: LossSum | None, loss: float, results: list[StepResult]) -> d
     if total is None or not results:
         return {}
     last = results[-1]
-    metrics = {_METRIC_NAMES[name] if name in _METRIC_NAMES else name: m.mean for name, m in total.metrics.items()}
+    metrics = {_METRIC_NAMES.get(name, name): m.mean for name, m in total.metrics.items()}
     return metrics | {
         "loss/policy": loss,
         "grad/norm": last.grad_norm,

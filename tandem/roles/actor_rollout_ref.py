@@ -46,12 +46,14 @@ class ActorRolloutRef:
     ) -> DataProto:
         """n samples of each prompt under the actor's weights of this moment, in the order of the prompts.
 
-        ``prompts``: text, chat messages, token ids, or what a prompt source draws. ``temperature`` and ``top_p`` replace
-        the configured ones; training on samples of another temperature than the configured one makes the policy
-        off-policy.
+        ``prompts``: text, chat messages, token ids, or what a prompt source draws. ``temperature`` and ``top_p``
+        replace the configured ones; samples of another temperature than the configured one are off-policy.
         """
-        changed = {"temperature": temperature, "top_p": top_p}
-        sampling = replace(self.sampling, **{name: value for name, value in changed.items() if value is not None})
+        sampling = replace(
+            self.sampling,
+            temperature=self.sampling.temperature if temperature is None else temperature,
+            top_p=self.sampling.top_p if top_p is None else top_p,
+        )
         asked = as_prompts(prompts, self.tokenizer)
         self.engine.load(None, self.actor.steps)
         origin = (self.seed, "rollout", self.calls)

@@ -77,9 +77,7 @@ class AdvantageStage:
         added = {"token_rewards": rewards, "advantages": advantages, "returns": returns}
         inside = responses.mask()
         columns = {name: responses.like(values[inside].float()) for name, values in added.items()}
-        return DataProto(
-            {**batch.batch, **columns}, batch.non_tensor_batch, batch.meta_info, batch.tokenizer
-        )
+        return DataProto({**batch.batch, **columns}, batch.non_tensor_batch, batch.meta_info, batch.tokenizer)
 
     def _penalised(self, batch: DataProto, rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         assert self.kl is not None and self.controller is not None

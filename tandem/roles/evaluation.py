@@ -28,15 +28,15 @@ class Answer:
 
 
 def pass_at_k(solved: int, n: int, k: int) -> float:
-    """Probability that one of ``k`` samples passes, from ``solved`` of ``n`` (unbiased; arXiv 2107.03374, equation 1)."""
+    """Probability that one of ``k`` samples passes, from ``solved`` of ``n`` (arXiv 2107.03374, equation 1)."""
     return 1.0 - comb(n - solved, k) / comb(n, k)
 
 
 class Evaluator:
     """Answers held-out ``prompts`` with sampling settings of its own, and scores them.
 
-    ``k`` are the pass@k to report. The random streams depend on ``seed``, the prompt and the sample's index only, so two
-    evaluations of equal weights agree.
+    ``k`` are the pass@k to report. The random streams depend on ``seed``, the prompt and the sample's index only, so
+    two evaluations of equal weights agree.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The tokens that end an answer: the tokenizer's end token and those of the model's generation config."""
-    configured: Any = None if model.generation_config is None else model.generation_config.eos_token_id
+    configured: Any = getattr(model.generation_config, "eos_token_id", None)  # a model need not have such a config
     listed = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({token for token in (*listed, tokenizer.eos_token_id) if token is not None}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
@@ -11,6 +12,7 @@ import torch
 from tandem.base.deadline import Deadline
 from tandem.columns.proto import DataProto
 from tandem.config.schema import RewardConfig
+from tandem.models.tokenizer import load_tokenizer
 from tandem.reward.inline import InlineScoring
 from tandem.reward.job import Handle
 from tandem.reward.outcome import Scores, apply_policy
@@ -76,10 +78,18 @@ def build_reward_manager(
 ) -> RewardManager:
     """The scorer that the config names.
 
-    ``plugins`` are imported modules in which it may be defined. ``inline`` scores in this process, without the
+    ``plugins`` are modules in which it may be defined, ``tokenizer`` is for scorers of whole batches; where they are not
+    given they are those of the config that the section belongs to. ``inline`` scores in this process, without the
     protection of deadlines. Raises ``ConfigError`` for an unknown type, a broken file, or wrong parameters.
     """
-    spec = resolve(config.type, config.file, config.parameters, plugins)
+    root = config.root
+    modules = plugins if plugins or root is None else root.plugins
+    for name in modules:
+        importlib.import_module(name)
+    spec = resolve(config.type, config.file, config.parameters, modules)
+    if tokenizer is None and spec.call.is_batch and root is not None:
+        model = root.actor_rollout_ref.model
+        tokenizer = load_tokenizer(model.path if model.tokenizer_path is None else model.tokenizer_path)
     scoring: Scoring = (
         InlineScoring(bind(spec))
         if inline

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from tandem.base.errors import RewardError, StarvationError
 from tandem.columns.proto import DataProto
 from tandem.dataflow.draws import Draws
 from tandem.dataflow.gate import Closed, Gate
@@ -82,13 +83,23 @@ class Rollout:
         """Fill every ticket of ``partition`` and seal it.
 
         Dropped groups are refilled in ticket order after each round, so that the draws don't depend on who finished
-        first. Raises ``StarvationError`` where a ticket is drawn in vain too often.
+        first. Raises ``StarvationError`` where a ticket is drawn in vain too often, ``RewardError`` where not one sample
+        could be scored.
         """
         scores: list[Scores] = []
-        while self._round(scores):
-            pass
+        try:
+            while self._round(scores):
+                pass
+        except StarvationError as error:
+            raise StarvationError(f"{error}{_first_failure(scores)}") from error
         self._plane.seal(partition, timeout=0.0)  # nobody else fills it: what is open now stays open
-        self.report = Scores.joined(scores).report()
+        joined = Scores.joined(scores)
+        if not any(joined.valid):
+            raise RewardError(
+                f"not one of the {len(joined)} samples of step {partition + 1} has a reward, so there is nothing to "
+                f"learn from{_first_failure(scores)}"
+            )
+        self.report = joined.report()
 
     def _round(self, scores: list[Scores]) -> int:
         """Generate a group for every ticket that is due; score them; how many of them were dropped."""
@@ -98,9 +109,7 @@ class Rollout:
             self._store(by_key[output.request.key], pending, output)
         return sum(self._settle(ticket, pending[ticket], scores) for ticket in sorted(pending))
 
-    def _requests(
-        self, pending: dict[Ticket, _Pending], by_key: dict[int | str, Ticket]
-    ) -> Iterator[GroupRequest]:
+    def _requests(self, pending: dict[Ticket, _Pending], by_key: dict[int | str, Ticket]) -> Iterator[GroupRequest]:
         filling = self._filling
         while not isinstance(ticket := self._gate.admit(self.name, time.monotonic()), Closed):
             prompt = self._draw(ticket)
@@ -132,7 +141,11 @@ class Rollout:
         valid = rewards.isfinite()
         if self._filling.overlong == "mask":
             valid &= ~group.truncated
-        reason = FAILED if failed else FILTERED if self._filling.filter_equal and _equal(rewards[valid]) else None
+        reason: str | None = None
+        if failed or (self._filling.filter_equal and not any(found.valid)):
+            reason = FAILED
+        elif self._filling.filter_equal and _equal(rewards[valid]):
+            reason = FILTERED
         if reason is not None:
             self.counts[reason] += 1
             self._plane.drop(ticket, reason)
@@ -142,6 +155,14 @@ class Rollout:
         self._plane.put([ticket], columns, timeout=self._filling.deadline_s)
         self._gate.done(ticket)
         return False
+
+
+def _first_failure(scores: list[Scores]) -> str:
+    """The first scoring that failed, for a message."""
+    joined = Scores.joined(scores)
+    failures = ((name, reason) for name, reason in zip(joined.names, joined.reasons, strict=True) if reason)
+    name, reason = next(failures, ("", ""))
+    return f". The first scoring that failed was of {name}: {reason}" if name else ""
 
 
 def _equal(rewards: torch.Tensor) -> bool:

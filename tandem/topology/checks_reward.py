@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,6 @@ from tandem.topology.checks_parameters import check_type
 SUM = "weighted_sum"
 PART_KEYS = ("type", "file", "weight", "name")
 """Keys of a part that are not its scorer's parameters."""
-PACKAGES = {"math": ("math_verify", "math")}
-"""Scorer -> the module that it needs and the extra that brings it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,6 @@ def check_reward(config: Config) -> Iterator[Problem]:
         if isinstance(signature, Signature):
             yield from _check_types(scorer, signature)
             yield from _check_ground_truth(config, scorer, signature)
-        yield from _check_package(scorer)
 
 
 def _scorers(scorer: Scorer) -> Iterator[Scorer]:
@@ -66,10 +62,3 @@ def _check_ground_truth(config: Config, scorer: Scorer, signature: Signature) ->
     if "ground_truth" in signature.columns and data.answer_key is None and data.reasoning_gym is None:
         reason = f"the reward {scorer.name!r} compares with a ground truth, and the data are read without one"
         yield Problem("data.answer_key", None, reason, "Write its column, or another reward")
-
-
-def _check_package(scorer: Scorer) -> Iterator[Problem]:
-    if scorer.file is None and scorer.name in PACKAGES and importlib.util.find_spec(PACKAGES[scorer.name][0]) is None:
-        module, extra = PACKAGES[scorer.name]
-        remedy = f"Install it with pip install 'tandem-rl[{extra}]'"
-        yield Problem(f"{scorer.key}.type", scorer.name, f"the package {module} is not installed", remedy)

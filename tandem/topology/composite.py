@@ -48,7 +48,7 @@ def build_actor_rollout_ref(section: Section) -> ActorRolloutRef:
 
 
 def build_critic(section: CriticConfig) -> None:
-    """The critic of ``config.critic``: none where it is off. Raises ``ConfigError`` where it is on: it can't run yet."""
+    """The critic of ``config.critic``: none where it is off. Raises ``ConfigError`` where it is on (not yet run)."""
     if section.enable:
         reason = "the critic can be planned and not yet be run"
         raise ConfigError([Problem("critic.enable", True, reason, "Use an estimator without values, such as grpo")])
@@ -62,10 +62,8 @@ def model_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
 def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
     """The model as it is trained, with adapters where the config asks for them."""
     plain = load_model(model.path, trust_remote_code=model.trust_remote_code)
-    check_vocabulary(tokenizer, plain.get_input_embeddings().weight.shape[0])
-    adapted = get_lora_model(
-        plain, model.lora_rank, alpha=model.lora_alpha, target_modules=model.lora_target_modules
-    )
+    check_vocabulary(tokenizer, int(plain.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
+    adapted = get_lora_model(plain, model.lora_rank, alpha=model.lora_alpha, target_modules=model.lora_target_modules)
     return as_causal_lm(adapted, dtype=model.dtype)
 
 
@@ -108,9 +106,7 @@ def build_composite(
     )
 
 
-def batch_stages(
-    config: Config, plan: Plan, actor: Actor, advantages: AdvantageStage
-) -> tuple[BatchStage, ...]:
+def batch_stages(config: Config, plan: Plan, actor: Actor, advantages: AdvantageStage) -> tuple[BatchStage, ...]:
     """What the plan puts between the rewards and the train call, ready to run."""
     cap = config.algorithm.tis_cap
     runs: dict[str, Callable[[DataProto], DataProto]] = {

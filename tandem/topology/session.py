@@ -16,10 +16,10 @@ from tandem.dataflow.gate import Gate
 from tandem.dataflow.source import Prompt
 from tandem.dataflow.store import DataPlane
 from tandem.models.loading import save_pretrained_atomic
-from tandem.observe.batch_metrics import batch_metrics
 from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
+from tandem.roles.batch_metrics import batch_metrics
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.loss import Loss, without_samples
 from tandem.roles.reward import RewardManager
@@ -35,10 +35,14 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass
 class Progress:
-    """How far the run is. ``step`` is the next one to do and equals the weights version; ``trained`` is the last batch."""
+    """How far the run is: ``step`` is the next one and equals the weights version.
+
+    ``seconds`` and ``trained`` (batch, metrics of the update) are of the step before it; ``executed`` are its stages.
+    """
 
     step: int
     last: int
+    seconds: float = 0.0
     executed: list[str] = field(default_factory=list)
     trained: tuple[DataProto, dict[str, float]] | None = None
 
@@ -71,8 +75,10 @@ class Session:
         while self.progress.step < self.progress.last:
             step = self.progress.step
             self.progress.executed = []
+            started = time.monotonic()
             with self.log.timed("step"):
                 yield step
+            self.progress.seconds = time.monotonic() - started
             self._record(step)
 
     def run(self, *stages: str) -> AbstractContextManager[None]:
@@ -134,10 +140,12 @@ class Session:
         metrics: dict[str, float] = {
             "version": float(done),
             "updates": float(self.composite.actor.updates),
+            "throughput/tokens_per_second": float(batch.ragged("responses").lengths.sum()) / self.progress.seconds,
             **batch_metrics(batch, step, self.max_staleness),
             **{f"reward/{name}": value for name, value in self.rollout.report.items()},
             **{f"dropped/{name}": float(count) for name, count in self.rollout.counts.items()},
             **self.composite.advantages.metrics,
+            **{f"mismatch/{name}": value for name, value in batch.meta_info.get("mismatch", {}).items()},
             **update,
         }
         self.rollout.counts.clear()

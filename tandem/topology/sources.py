@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tandem.base.errors import DataError
+from tandem.base.procedural import RECIPE
 from tandem.base.seeding import derive_seed
 from tandem.base.user_code import load_class
 from tandem.config.schema import Config, DataConfig, SftConfig, SourceConfig
@@ -16,7 +18,8 @@ from tandem.dataflow.files import open_tables
 from tandem.dataflow.length import Overlong
 from tandem.dataflow.rows import Table
 from tandem.dataflow.source import Prompt, PromptColumns, PromptSource
-from tandem.dataflow.tasks import RECIPE, TaskTable
+from tandem.dataflow.tasks import TaskTable
+from tandem.models.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,12 +36,14 @@ def user_source(source: SourceConfig) -> BaseDataSource:
     return made
 
 
-def prompt_source(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
-    """The stream of training prompts."""
+def prompt_source(config: Config, tokenizer: PreTrainedTokenizerBase, *, endless: bool = False) -> PromptSource:
+    """The stream of training prompts; ``endless`` where the caller counts the epochs."""
     data, trainer = config.data, config.trainer
     tables, held_out = _prompt_tables(config)
     epochs = trainer.total_epochs
-    if epochs is None and trainer.total_steps is None:
+    if endless:
+        epochs = None
+    elif epochs is None and trainer.total_steps is None:
         epochs = 1
     return PromptSource(
         tables,
@@ -53,6 +58,38 @@ def prompt_source(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptS
         streaming=data.use_streaming_dataset,
         held_out=held_out if data.drop_val_prompts else (),
     )
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """The prompts of one step: P of them."""
+
+    prompts: list[Prompt]
+
+
+class PromptLoader:
+    """Batches of training prompts for a loop of your own; each iteration over it is one epoch, in an order of its own.
+
+    An epoch ends with its last whole batch; what is left begins the next one.
+    """
+
+    def __init__(self, source: PromptSource, batch_size: int) -> None:
+        self._source, self._batch_size = source, batch_size
+
+    def __len__(self) -> int:
+        """Batches in one epoch."""
+        return len(self._source) // self._batch_size
+
+    def __iter__(self) -> Iterator[PromptBatch]:
+        for _ in range(len(self)):
+            yield PromptBatch(self._source.take(self._batch_size))
+
+
+def build_dataloader(config: Config) -> PromptLoader:
+    """The training prompts of ``config.data``, encoded by the model's tokenizer."""
+    section = config.actor_rollout_ref.model
+    tokenizer = load_tokenizer(section.path if section.tokenizer_path is None else section.tokenizer_path)
+    return PromptLoader(prompt_source(config, tokenizer, endless=True), config.data.train_batch_size)
 
 
 def held_out_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
@@ -98,7 +135,8 @@ def _held_out_task(config: Config, task: dict[str, Any]) -> list[Table]:
     most = config.evaluation.max_prompts
     size = _HELD_OUT_TASKS if most is None else most
     seed = derive_seed("held out", *(str(item) for item in sorted(task.items()))) % 2**31
-    return [TaskTable(**{**task, "size": size, "seed": seed})] if config.evaluation.interval else []
+    wanted = config.evaluation.interval or config.evaluation.at_start
+    return [TaskTable(**{**task, "size": size, "seed": seed})] if wanted else []
 
 
 def _prompt_columns(data: DataConfig) -> PromptColumns:

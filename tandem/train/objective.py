@@ -11,7 +11,7 @@ import torch
 from tandem.algorithms.kl import kl_per_token
 from tandem.algorithms.masked import masked_sum
 from tandem.algorithms.metric import Metric
-from tandem.algorithms.policy_loss import POLICY_LOSSES, PolicyLoss
+from tandem.algorithms.policy_loss import POLICY_LOSSES, PolicyLoss, log_ratio
 from tandem.algorithms.reduce import Aggregation, LossCounts, denominator, loss_numerator
 from tandem.base.registry import Entry
 from tandem.columns.proto import DataProto
@@ -87,8 +87,8 @@ class PolicyObjective:
 
     @property
     def optional_columns(self) -> tuple[str, ...]:
-        """Importance weights and the like; ``old_logprobs`` because it may be implied."""
-        return (*self.entry.signature.optional_columns, "old_logprobs")
+        """Importance weights and the like; ``old_logprobs`` because it may be implied; the engine's to compare with."""
+        return (*self.entry.signature.optional_columns, "old_logprobs", "rollout_logprobs")
 
     @property
     def needs_entropy(self) -> bool:
@@ -100,11 +100,14 @@ class PolicyObjective:
     ) -> LossSum:
         """See ``Objective.numerator``."""
         mask = columns["response_mask"]
-        given = {"old_logprobs": logprobs.detach(), **columns, "logprobs": logprobs, "entropies": entropies}
+        old = columns.get("old_logprobs", logprobs.detach())
+        given = {**columns, "old_logprobs": old, "logprobs": logprobs, "entropies": entropies}
         signature = self.entry.signature
         names = (*signature.columns, *(name for name in signature.optional_columns if name in given))
         policy = self.entry.target(**{name: given[name] for name in names}, **self.parameters)
         per_token, metrics = policy.per_token, dict(policy.metrics)
+        if "rollout_logprobs" in columns:
+            metrics |= mismatch(old, columns["rollout_logprobs"], mask)
         if self.kl_coef:
             kl = kl_per_token(self.kl_type, logprobs, columns["ref_logprobs"], mask)
             per_token = per_token + self.kl_coef * kl
@@ -117,6 +120,22 @@ class PolicyObjective:
     def denominator(self, batch: DataProto) -> float:
         """See ``Objective.denominator``."""
         return denominator(self.aggregation, trained_counts(batch), norm=self.norm)
+
+
+def mismatch(
+    old_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, response_mask: torch.Tensor
+) -> dict[str, Metric]:
+    """How far the engine that sampled is from the trainer, over the trained tokens; inputs (B, T).
+
+    ``mismatch/kl`` and ``mismatch/k3`` estimate KL(rollout || old), ``mismatch/abs`` is the mean absolute difference of
+    log-probs: 0 up to rounding where engine and trainer hold the same weights.
+    """
+    delta = log_ratio(old_logprobs.detach(), rollout_logprobs, response_mask)
+    return {
+        "mismatch/kl": Metric.over(-delta, response_mask),
+        "mismatch/k3": Metric.over(delta.exp() - delta - 1, response_mask),
+        "mismatch/abs": Metric.over(delta.abs(), response_mask),
+    }
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def test_the_plan_finds_every_wrong_parameter(type_, parameters, expected) -> No
 )
 def test_the_source_says_what_the_object_says(write, source) -> None:
     from tandem.base.registry import read_signature
-    from tandem.reward.resolve import import_file
+    from tandem.base.user_code import import_file
 
     file = write(source)
     static = describe("score", file)

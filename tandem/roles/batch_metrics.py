@@ -11,15 +11,17 @@ from tandem.columns.proto import DataProto
 def batch_metrics(batch: DataProto, step: int, max_staleness: int) -> dict[str, float]:
     """Rewards, lengths and lags of a batch trained at ``step``.
 
-    The lag of a sample is ``step`` minus the version of its oldest token; one above ``max_staleness`` is a defect of the
-    system and raises ``ContractError``.
+    The lag of a sample is ``step`` minus the version of its oldest token; one above ``max_staleness`` is a defect of
+    the system and raises ``ContractError``.
     """
     valid = batch.dense("reward_valid")
     rewards = batch.dense("rewards")[valid].double()
     lengths = batch.ragged("responses").lengths.double()
     lags = sample_lags(batch, step)
     if len(lags) and int(lags.max()) > max_staleness:
-        raise ContractError(f"step {step} was given a sample of lag {int(lags.max())}; max_staleness is {max_staleness}")
+        raise ContractError(
+            f"step {step} was given a sample of lag {int(lags.max())}; max_staleness is {max_staleness}"
+        )
     metrics = {
         "reward/mean": _mean(rewards),
         "reward/std": float(rewards.std()) if len(rewards) > 1 else 0.0,

@@ -1,0 +1,199 @@
+"""The ledger as a state machine: no history loses a sample, counts one twice, or lends one twice to a task."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Literal
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+from tandem.base.errors import ContractError
+from tandem.dataflow.ledger import Ledger
+from tandem.dataflow.progress import Outcome
+from tandem.dataflow.tickets import Lease, Ticket
+
+FIRST = ("responses", "rollout_logprobs")
+
+
+TASKS = {"ref": ("responses",), "train": ("responses", "ref_logprobs")}
+LEASE_SECONDS = 10.0
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Random work on a few partitions, against counts kept by hand.
+
+    Invariants: produced = trained + queued + dropped; a task never consumes a group twice, never consumes a dropped
+    one, and has consumed every group of a partition when it says so; the capacity is kept.
+    """
+
+    leases = Bundle("leases")
+
+    @initialize(tickets=st.integers(1, 3), samples=st.integers(1, 3), extra=st.integers(0, 4))
+    def start(self, tickets: int, samples: int, extra: int) -> None:
+        self.book = Ledger(tickets, samples, capacity=tickets + extra, max_draws=10**6)
+        self.now = 0.0
+        self.drawn = 0  # samples that were produced, counted by hand
+        self.trained = 0
+        self.alive: dict[tuple[int, int], set[int]] = {}  # place -> samples written or failed
+        self.attempts: Counter[tuple[int, int]] = Counter()
+        self.consumed: dict[str, set[Ticket]] = {task: set() for task in TASKS}
+        self.first = 0
+
+    def ticket(self, ahead: int, place: int) -> Ticket:
+        number, place = self.first + ahead % 2, place % self.book.tickets
+        return Ticket(number, place, self.attempts[number, place])
+
+    def note(self, ticket: Ticket, samples: set[int], outcome: Outcome) -> None:
+        """Count what a put or a failure of ``samples`` made."""
+        key = ticket[:2]
+        before = self.alive.setdefault(key, set())
+        if outcome is not Outcome.FULL:
+            self.drawn += len(samples)
+            before |= samples
+        if outcome is Outcome.DROPPED:
+            del self.alive[key]
+            self.attempts[key] += 1
+
+    @rule(ahead=st.integers(0, 1), place=st.integers(0, 3))
+    def put_group(self, ahead: int, place: int) -> None:
+        ticket = self.ticket(ahead, place)
+        self.note(ticket, set(range(self.book.samples)), self.book.put(ticket, FIRST, self.now))
+
+    @rule(ahead=st.integers(0, 1))
+    def put_all_open(self, ahead: int) -> None:
+        for ticket in self.book.open_tickets(self.first + ahead, self.now):
+            self.note(ticket, set(range(self.book.samples)), self.book.put(ticket, FIRST, self.now))
+
+    @rule(ahead=st.integers(0, 1), place=st.integers(0, 3), sample=st.integers(0, 2))
+    def put_sample(self, ahead: int, place: int, sample: int) -> None:
+        ticket, sample = self.ticket(ahead, place), sample % self.book.samples
+        self.note(ticket, {sample}, self.book.put(ticket, FIRST, self.now, sample))
+
+    @rule(ahead=st.integers(0, 1), place=st.integers(0, 3), sample=st.integers(0, 2))
+    def fail_sample(self, ahead: int, place: int, sample: int) -> None:
+        ticket, sample = self.ticket(ahead, place), sample % self.book.samples
+        known = sample in self.alive.get(ticket[:2], set())
+        outcome = self.book.drop(ticket, "failed", self.now, sample)
+        self.note(ticket, set() if known else {sample}, outcome)
+
+    @rule(ahead=st.integers(0, 1), place=st.integers(0, 3), retry=st.booleans())
+    def drop_group(self, ahead: int, place: int, retry: bool) -> None:
+        ticket = self.ticket(ahead, place)
+        there = self.alive.pop(ticket[:2], set())
+        assert self.book.drop(ticket, "filtered", self.now, retry=retry) is Outcome.DROPPED
+        if retry:
+            for seen in self.consumed.values():
+                seen.discard(ticket)
+        else:
+            self.drawn += self.book.samples - len(there)
+            self.attempts[ticket[:2]] += 1
+
+    @rule(target=leases, task=st.sampled_from(sorted(TASKS)), count=st.integers(1, 3), canonical=st.booleans())
+    def take(self, task: str, count: int, canonical: bool) -> Lease | None:
+        order: Literal["arrival", "canonical"] = "canonical" if canonical else "arrival"
+        lease = self.book.take(task, TASKS[task], count, now=self.now, seconds=LEASE_SECONDS, order=order)
+        if lease is not None:
+            assert len({ticket.partition for ticket in lease.tickets}) == 1
+            assert not self.consumed[task] & set(lease.tickets)
+        return lease
+
+    @rule(lease=leases)
+    def answer(self, lease: Lease | None) -> None:
+        """A stage adds its column, perhaps twice, perhaps late: that never produces a sample."""
+        for ticket in lease.tickets if lease else ():
+            if self.book.holds(ticket) and len(self.alive.get(ticket[:2], ())) == self.book.samples:
+                self.book.put(ticket, ["ref_logprobs"], self.now)
+
+    @rule(lease=consumes(leases))
+    def acknowledge(self, lease: Lease | None) -> None:
+        if lease is None:
+            return
+        current = [ticket for ticket in lease.tickets if self.book.holds(ticket)]
+        before = self.book.state_dict()["partitions"].get(str(lease.partition), {"consumed": {}})["consumed"]
+        try:
+            self.book.acknowledge(lease, self.now)
+        except ContractError:
+            return  # expired, or the partition is over
+        after = self.book.state_dict()["partitions"][str(lease.partition)]["consumed"][lease.task]
+        gained = set(after) - set(before.get(lease.task, []))
+        assert gained <= {ticket.place for ticket in current}
+        for ticket in current:
+            if ticket.place in gained:
+                assert ticket not in self.consumed[lease.task]
+                self.consumed[lease.task].add(ticket)
+
+    @rule(lease=consumes(leases))
+    def give_back(self, lease: Lease | None) -> None:
+        if lease is not None:
+            self.book.give_back(lease)
+
+    @rule(seconds=st.sampled_from([1.0, LEASE_SECONDS]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.first in self.book.live_partitions())
+    @rule()
+    def train(self) -> None:
+        """Seal and retire the first partition if it is whole."""
+        if not self.book.seal(self.first, self.now):
+            return
+        current = {Ticket(self.first, i, self.attempts[self.first, i]) for i in range(self.book.tickets)}
+        for task, seen in self.consumed.items():
+            if self.book.exhausted(task, self.first):
+                assert current <= seen
+        self.book.retire(self.first)
+        self.trained += self.book.tickets * self.book.samples
+        for place in range(self.book.tickets):
+            del self.alive[self.first, place]
+        self.first += 1
+
+    @rule()
+    def crash_and_restore(self) -> None:
+        """Only JSON survives: leases are lost, half-written groups are drawn again, all else stays."""
+        state = json.loads(json.dumps(self.book.state_dict()))
+        old = self.book
+        self.book = Ledger(old.tickets, old.samples, capacity=old.capacity, max_draws=old.max_draws)
+        self.book.load_state_dict(state, self.now)
+        for key in [key for key in self.alive if not self.book.holds(Ticket(*key, self.attempts[key]))]:
+            del self.alive[key]
+
+    @invariant()
+    def samples_are_conserved(self) -> None:
+        accounts = self.book.accounts()
+        accounts.check()
+        assert accounts.produced == self.drawn
+        assert accounts.trained == self.trained
+        assert accounts.queued == sum(map(len, self.alive.values()))
+
+    @invariant()
+    def capacity_is_kept(self) -> None:
+        assert self.book.held <= self.book.capacity
+
+    def teardown(self) -> None:
+        """From wherever it stands, the run can be finished: every open ticket filled, every group consumed once."""
+        if not hasattr(self, "book"):
+            return
+        self.now += LEASE_SECONDS
+        for number in (self.first, self.first + 1):
+            for ticket in self.book.open_tickets(number, self.now):
+                assert self.book.put(ticket, FIRST, self.now) is Outcome.STORED
+            for place in range(self.book.tickets):
+                self.book.put(Ticket(number, place, self.attempts[number, place]), ["ref_logprobs"], self.now)
+            for task, columns in TASKS.items():
+                while lease := self.book.take(
+                    task, columns, 2, now=self.now, seconds=1.0, partition=number, order="canonical"
+                ):
+                    assert not self.consumed[task] & set(lease.tickets)
+                    self.book.acknowledge(lease, self.now)
+                assert self.book.exhausted(task, number)
+            assert self.book.seal(number, self.now)
+            self.book.retire(number)
+        assert self.book.accounts().queued == 0
+        self.book.accounts().check()
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
