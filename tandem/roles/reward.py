@@ -78,8 +78,8 @@ def build_reward_manager(
 ) -> RewardManager:
     """The scorer that the config names.
 
-    ``plugins`` are modules in which it may be defined, ``tokenizer`` is for scorers of whole batches; where they are not
-    given they are those of the config that the section belongs to. ``inline`` scores in this process, without the
+    ``plugins`` are modules in which it may be defined, ``tokenizer`` is for scorers of whole batches; where not given,
+    they are those of the config that the section belongs to. ``inline`` scores in this process, without the
     protection of deadlines. Raises ``ConfigError`` for an unknown type, a broken file, or wrong parameters.
     """
     root = config.root
