@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel
 from transformers.utils import logging as transformers_logging
 
-from tandem.base.errors import ContractError
+from tandem.base.errors import ContractError, TandemError
 from tandem.config.schema import Config, SftConfig
 from tandem.control import colocate
 from tandem.control.sft import tune
@@ -37,6 +37,11 @@ def run_train(config: Config, plan: Plan) -> int:
         LOOPS[plan.mode](session)
     if session.progress.step < session.progress.last:
         raise ContractError(f"the run ended after {session.progress.step} of {session.progress.last} steps")
+    if session.composite.actor.updates == 0:
+        raise TandemError(
+            f"nothing was learned: not one optimizer step was applied in {session.progress.last} steps. "
+            f"{METRICS_FILE} says why (reward/std, reward/excluded, grad/norm, optim/skipped_steps)"
+        )
     _summarize(Path(config.trainer.output_dir))
     return 0
 

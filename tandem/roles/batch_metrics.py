@@ -8,20 +8,26 @@ from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 
 
-def batch_metrics(batch: DataProto, step: int, max_staleness: int) -> dict[str, float]:
-    """Rewards, lengths and lags of a batch trained at ``step``.
+def check_lag(batch: DataProto, step: int, max_staleness: int) -> None:
+    """Refuse a batch that is not to be trained at ``step``.
 
-    The lag of a sample is ``step`` minus the version of its oldest token; one above ``max_staleness`` is a defect of
-    the system and raises ``ContractError``.
+    The lag of a sample is ``step`` minus the version of its oldest token. Above ``max_staleness``, or below 0 (weights
+    that don't exist yet), it is a defect of the system and raises ``ContractError``.
     """
+    lags = sample_lags(batch, step)
+    if len(lags) and not 0 <= int(lags.min()) <= int(lags.max()) <= max_staleness:
+        raise ContractError(
+            f"step {step} was given samples of lags {int(lags.min())} to {int(lags.max())}; "
+            f"max_staleness is {max_staleness}"
+        )
+
+
+def batch_metrics(batch: DataProto, step: int) -> dict[str, float]:
+    """Rewards, lengths and lags of a batch trained at ``step``."""
     valid = batch.dense("reward_valid")
     rewards = batch.dense("rewards")[valid].double()
     lengths = batch.ragged("responses").lengths.double()
     lags = sample_lags(batch, step)
-    if len(lags) and int(lags.max()) > max_staleness:
-        raise ContractError(
-            f"step {step} was given a sample of lag {int(lags.max())}; max_staleness is {max_staleness}"
-        )
     metrics = {
         "reward/mean": _mean(rewards),
         "reward/std": float(rewards.std()) if len(rewards) > 1 else 0.0,

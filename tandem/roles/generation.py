@@ -37,7 +37,8 @@ def training_sampling(rollout: RolloutConfig, max_tokens: int, ends: Iterable[in
         max_tokens=max_tokens,
         temperature=rollout.temperature,
         top_p=rollout.top_p,
-        top_k=max(rollout.top_k, 0),
+        top_k=rollout.top_k,
+        logprobs_of=rollout.logprobs_of,
         stop_token_ids=tuple(sorted(stops)),
     )
 

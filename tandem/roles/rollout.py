@@ -83,8 +83,8 @@ class Rollout:
         """Fill every ticket of ``partition`` and seal it.
 
         Dropped groups are refilled in ticket order after each round, so that the draws don't depend on who finished
-        first. Raises ``StarvationError`` where a ticket is drawn in vain too often, ``RewardError`` where not one sample
-        could be scored.
+        first. Raises ``StarvationError`` where a ticket is drawn in vain too often, ``RewardError`` where not one
+        sample could be scored.
         """
         scores: list[Scores] = []
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.base.errors import ConfigError, Problem
+from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.config.schema import Config
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.ledger import Ledger
@@ -40,8 +40,12 @@ def build_session(config: Config, plan: Plan) -> Session:
     resumed = find_checkpoint(config)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     source = prompt_source(config, tokenizer)
-    evaluated = config.evaluation.interval or config.evaluation.at_start
+    evaluated = config.evaluation.interval > 0 or config.evaluation.at_start
     held_out = held_out_prompts(config, tokenizer) if evaluated else []
+    if evaluated and not held_out:
+        raise DataError(
+            "an evaluation is asked for, and there are no held-out prompts: name data.val_files, or turn it off"
+        )
     steps = source.total_steps(config.data.train_batch_size, config.trainer.total_steps)
     rewards = build_reward_manager(
         config.reward_manager, tokenizer=tokenizer, plugins=config.plugins, inline=config.runtime.threads

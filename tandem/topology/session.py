@@ -19,7 +19,7 @@ from tandem.models.loading import save_pretrained_atomic
 from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
-from tandem.roles.batch_metrics import batch_metrics
+from tandem.roles.batch_metrics import batch_metrics, check_lag
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.loss import Loss, without_samples
 from tandem.roles.reward import RewardManager
@@ -96,7 +96,10 @@ class Session:
         self.composite.actor.engine.wake()
 
     def take(self, partition: int) -> DataProto:
-        """The sealed partition in canonical order, without the samples that count in nothing."""
+        """The sealed partition in canonical order, without the samples that count in nothing.
+
+        Raises ``ContractError`` where a sample is staler than the run admits.
+        """
         filled = [stage for stage in self.plan.stages if stage.per == "group"]
         names = list(dict.fromkeys([*self.plan.source_columns, *(name for stage in filled for name in stage.gives)]))
         lease = self.plane.take(
@@ -110,6 +113,7 @@ class Session:
         )
         assert lease is not None  # each partition is taken once, whole
         batch = self.plane.get(lease.tickets, names)
+        check_lag(batch, partition, self.max_staleness)
         self.plane.acknowledge(lease)
         batch.tokenizer = self.composite.tokenizer
         return without_samples(batch, ~batch.dense("reward_valid"))
@@ -134,35 +138,37 @@ class Session:
         self.progress.trained = batch, update
 
     def _record(self, step: int) -> None:
-        """Log the finished step; evaluate and save where due."""
+        """Evaluate the finished step where due and log it, then save where due."""
         assert self.progress.trained is not None
         (batch, update), done = self.progress.trained, step + 1
+        last, interval = done == self.progress.last, self.config.evaluation.interval
+        evaluated = self._evaluation() if interval and (done % interval == 0 or last) else {}
         metrics: dict[str, float] = {
             "version": float(done),
             "updates": float(self.composite.actor.updates),
             "throughput/tokens_per_second": float(batch.ragged("responses").lengths.sum()) / self.progress.seconds,
-            **batch_metrics(batch, step, self.max_staleness),
             **{f"reward/{name}": value for name, value in self.rollout.report.items()},
+            **batch_metrics(batch, step),
             **{f"dropped/{name}": float(count) for name, count in self.rollout.counts.items()},
             **self.composite.advantages.metrics,
             **{f"mismatch/{name}": value for name, value in batch.meta_info.get("mismatch", {}).items()},
             **update,
+            **evaluated,
         }
         self.rollout.counts.clear()
         self.log.log(done, metrics, _records(batch, self.config.trainer.rollouts_per_step, step))
-        last = done == self.progress.last
-        if self.config.evaluation.interval and (done % self.config.evaluation.interval == 0 or last):
-            self.evaluate(done)
         if self.config.trainer.save_interval and (done % self.config.trainer.save_interval == 0 or last):
             self.save(done)
 
     def evaluate(self, step: int) -> None:
-        """Score the held-out prompts and log the result under ``step``."""
+        """Score the held-out prompts and log the result as ``step``."""
+        self.log.log(step, self._evaluation())
+
+    def _evaluation(self) -> dict[str, float]:
         if self.evaluator is None:
-            return
+            return {}
         with self.generating(), self.log.timed("evaluation"):
-            metrics = self.evaluator.metrics(self.evaluator.answers())
-        self.log.log(step, metrics)
+            return self.evaluator.metrics(self.evaluator.answers())
 
     def save(self, step: int) -> None:
         """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""

@@ -76,15 +76,15 @@ class SftSession:
         }
 
     def record(self, step: int, update: dict[str, float]) -> bool:
-        """Log the step; evaluate and save where due. Says whether the wanted accuracy is reached."""
-        self.log.log(step, update)
+        """Evaluate where due, log the step, save where due. Says whether the wanted accuracy is reached."""
         evaluation, save = self.config.evaluation, self.config.trainer.save_interval
         reached = False
         if evaluation.interval and (step % evaluation.interval == 0 or step == self.last):
-            accuracy = self.accuracy()
-            self.log.log(step, {"eval/accuracy": accuracy})
-            self.log.summarize(accuracy=accuracy)
-            reached = evaluation.stop_at_accuracy is not None and accuracy >= evaluation.stop_at_accuracy
+            update = update | {"eval/accuracy": self.accuracy()}
+            self.log.summarize(accuracy=update["eval/accuracy"])
+            goal = evaluation.stop_at_accuracy
+            reached = goal is not None and update["eval/accuracy"] >= goal
+        self.log.log(step, update)
         if save and (step % save == 0 or step == self.last or reached):
             checkpoint.save(
                 Path(self.config.trainer.output_dir) / CHECKPOINTS,

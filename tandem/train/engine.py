@@ -22,8 +22,8 @@ from tandem.models.packing import PackedSamples, pack_samples
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
 from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import StepResult, Wanted
-from tandem.train.schedule import lr_factor
 from tandem.train.sharding import local_shard, shard_layers
+from tandem.train.updater import Updater
 
 TokenValues = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -50,8 +50,6 @@ class FsdpEngine:
         device: torch.device | str = "cpu",
     ) -> None:
         self.model, self.device = model.to(device), torch.device(device)
-        self.updates = self.skipped = 0
-        self._optim, self._total_updates = optim, total_updates
         self._max_tokens, self._temperature, self._exact = max_tokens_per_micro_batch, temperature, exact
         self._group = None if mesh is None else mesh.get_group()
         if gradient_checkpointing:
@@ -59,13 +57,17 @@ class FsdpEngine:
         if mesh is not None:
             shard_layers(model, mesh)
         self._trained = {name: p for name, p in model.model.named_parameters() if p.requires_grad}
-        self._optimizer = torch.optim.AdamW(
-            _decay_groups(self._trained.values(), optim.weight_decay),
-            lr=optim.lr,
-            betas=optim.betas,
-            eps=optim.eps,
-            fused=True,
-        )
+        self._updater = Updater(self._trained.values(), optim, total_updates, group=self._group)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps applied."""
+        return self._updater.updates
+
+    @property
+    def skipped(self) -> int:
+        """Optimizer steps that were not."""
+        return self._updater.skipped
 
     # --- the nine methods --------------------------------------------------------------------------------------------
 
@@ -118,28 +120,7 @@ class FsdpEngine:
 
     def optim_step(self, denominator: float) -> StepResult:
         """See ``TrainEngine.optim_step``."""
-        grads = [local_shard(p.grad) for p in self._trained.values() if p.grad is not None]
-        norm = self._norm(grads) / denominator
-        lr = self._optim.lr * lr_factor(
-            self._optim.schedule,
-            self.updates,
-            warmup_steps=self._optim.warmup_steps,
-            total_steps=self._total_updates,
-            min_ratio=self._optim.min_lr_ratio,
-        )
-        # A gradient of zero everywhere means that nothing was trained: old moments must not move the weights then.
-        applied = bool(torch.isfinite(norm)) and bool(norm > 0)
-        if applied:
-            clip = (self._optim.grad_clip / (norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(grads, float(clip / denominator))
-            for group in self._optimizer.param_groups:
-                group["lr"] = lr
-            self._optimizer.step()
-            self.updates += 1
-        else:
-            self.skipped += 1
-        self._optimizer.zero_grad(set_to_none=True)
-        return StepResult(applied, float(norm), lr, self.updates, self.skipped)
+        return self._updater.step(denominator)
 
     def shards(self) -> dict[str, torch.Tensor]:
         """See ``TrainEngine.shards``."""
@@ -151,24 +132,29 @@ class FsdpEngine:
 
     def sleep(self) -> None:
         """See ``TrainEngine.sleep``: gradients go, moments leave an accelerator for the CPU."""
-        self._optimizer.zero_grad(set_to_none=True)
-        self._move_moments(torch.device("cpu"))
+        self._updater.clear()
+        if self.device.type != "cpu":
+            self._updater.move_moments(torch.device("cpu"))
 
     def wake(self) -> None:
         """See ``TrainEngine.wake``."""
-        self._move_moments(self.device)
+        if self.device.type != "cpu":
+            self._updater.move_moments(self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """See ``TrainEngine.state_dict``."""
-        model, optimizer = dcp_state.get_state_dict(self.model, self._optimizer)
+        model, optimizer = dcp_state.get_state_dict(self.model, self._updater.optimizer)
         return {"model": model, "optimizer": optimizer, "updates": self.updates, "skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See ``TrainEngine.load_state_dict``."""
         dcp_state.set_state_dict(
-            self.model, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            self.model,
+            self._updater.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
         )
-        self.updates, self.skipped = state["updates"], state["skipped"]
+        self._updater.updates, self._updater.skipped = state["updates"], state["skipped"]
 
     # --- one micro-batch ---------------------------------------------------------------------------------------------
 
@@ -228,23 +214,6 @@ class FsdpEngine:
         every = [part for part in parts if part is not None]
         return sum(every[1:], every[0])
 
-    def _norm(self, grads: list[torch.Tensor]) -> torch.Tensor:
-        """2-norm over all shards of all ranks, float64; finite exactly if all gradients are."""
-        norms = torch._foreach_norm(grads)
-        squares = torch.stack(norms).double().square().sum() if norms else torch.zeros((), dtype=torch.float64)
-        if self._group is not None:
-            squares = squares.to(self.device)
-            dist.all_reduce(squares, group=self._group)
-        return squares.sqrt().cpu()
-
-    def _move_moments(self, device: torch.device) -> None:
-        if self.device.type == "cpu":
-            return
-        for state in self._optimizer.state.values():
-            for name, value in state.items():
-                if isinstance(value, torch.Tensor) and value.dim() > 0:
-                    state[name] = value.to(device)
-
 
 def _ids(batch: DataProto) -> list[str]:
     return [name for name in ("group_ids", "sample_index") if name in batch.batch]
@@ -254,13 +223,3 @@ def _dense(batch: DataProto, name: str) -> torch.Tensor:
     """A ragged column right-padded to (b, L), a row column as it is."""
     column = batch.batch[name]
     return column.padded() if isinstance(column, Ragged) else column
-
-
-def _decay_groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay on matrices only: norms and biases are vectors."""
-    every = list(parameters)
-    groups = [
-        {"params": [p for p in every if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in every if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]

@@ -1,46 +1,100 @@
-"""One optimizer step of plain PyTorch: clip, schedule, and a skip where the gradient is not finite."""
+"""From accumulated gradients to an optimizer step: divide, clip, schedule, and skip what must not be applied."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tandem.config.model import OptimConfig
 from tandem.train.protocol import StepResult
 from tandem.train.schedule import lr_factor
+from tandem.train.sharding import local_shard
 
 
 class Updater:
-    """AdamW over ``parameters`` for loops that make their own gradients; ``total_updates`` is where a schedule ends."""
+    """AdamW over the trained ones of ``parameters``, which may be sharded over the ranks of ``group``.
 
-    def __init__(self, parameters: Iterable[nn.Parameter], optim: OptimConfig, total_updates: int) -> None:
+    ``total_updates`` is where a falling schedule ends. ``updates`` and ``skipped`` count the steps so far.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        optim: OptimConfig,
+        total_updates: int,
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         self.updates = self.skipped = 0
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._optim, self._total = optim, total_updates
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay
+        self._optim, self._total_updates, self._group = optim, total_updates, group
+        self.optimizer = torch.optim.AdamW(
+            _decay_groups(self._parameters, optim.weight_decay),
+            lr=optim.lr,
+            betas=optim.betas,
+            eps=optim.eps,
+            fused=True,
         )
 
-    def step(self) -> StepResult:
-        """Apply the gradients and clear them. A step with a gradient that is not finite changes nothing but a count."""
+    def step(self, denominator: float = 1.0) -> StepResult:
+        """Divide the gradients by ``denominator``, clip and apply them, and clear them; see ``StepResult``."""
+        grads = [local_shard(p.grad) for p in self._parameters if p.grad is not None]
+        norm = self._norm(grads) / denominator
+        lr = self._learning_rate()
+        # A gradient of zero everywhere means that nothing was trained: old moments must not move the weights then.
+        applied = bool(torch.isfinite(norm)) and bool(norm > 0)
+        if applied:
+            clip = (self._optim.grad_clip / (norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(grads, float(clip / denominator))
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+            self.updates += 1
+        else:
+            self.skipped += 1
+        self.clear()
+        return StepResult(applied, float(norm), lr, self.updates, self.skipped)
+
+    def clear(self) -> None:
+        """Let the gradients go."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def move_moments(self, device: torch.device) -> None:
+        """Keep the moment estimates on ``device``."""
+        for state in self.optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and value.dim() > 0:
+                    state[name] = value.to(device)
+
+    def _learning_rate(self) -> float:
         optim = self._optim
-        norm = nn.utils.clip_grad_norm_(self._parameters, optim.grad_clip)
         factor = lr_factor(
             optim.schedule,
             self.updates,
             warmup_steps=optim.warmup_steps,
-            total_steps=self._total,
+            total_steps=self._total_updates,
             min_ratio=optim.min_lr_ratio,
         )
-        applied = bool(norm.isfinite())
-        if applied:
-            for group in self._optimizer.param_groups:
-                group["lr"] = optim.lr * factor
-            self._optimizer.step()
-            self.updates += 1
-        else:
-            self.skipped += 1
-        self._optimizer.zero_grad(set_to_none=True)
-        return StepResult(applied, float(norm), optim.lr * factor, self.updates, self.skipped)
+        return optim.lr * factor
+
+    def _norm(self, grads: list[torch.Tensor]) -> torch.Tensor:
+        """2-norm over all shards of all ranks, float64 on the CPU; finite exactly if all gradients are."""
+        norms = torch._foreach_norm(grads)
+        squares = torch.stack(norms).double().square().sum() if norms else torch.zeros((), dtype=torch.float64)
+        if self._group is not None:
+            squares = squares.to(self._parameters[0].device)
+            dist.all_reduce(squares, group=self._group)
+        return squares.sqrt().cpu()
+
+
+def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay on matrices only: norms and biases are vectors."""
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
