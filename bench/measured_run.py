@@ -3,8 +3,8 @@
 Takes the words of ``tandem train``, runs the built-in loop, prints one JSON object as its last line:
 
 ``cpu_per_step``  everything that this process does from the first step on (logging included, evaluation not), and all
-                  that its scoring processes do in their whole life, over the steps; ``--skip N`` leaves the first N
-                  steps out of the former
+                  that its scoring processes do in their whole life, over the steps; ``--skip=N`` as the first word
+                  leaves the first N steps out of the former
 ``parts``         processor seconds per step of rollout, train, ...
 ``children``      processor seconds of the scoring processes, their start included
 ``rewards, lengths``  mean reward and mean length of each step;  ``evals``  the held-out rewards, first to last
@@ -46,7 +46,7 @@ def measured_run(words: Sequence[str], skip: int = 0) -> dict[str, Any]:
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     scoring = ended.ru_utime + ended.ru_stime - children.ru_utime - children.ru_stime
     counted = steps[skip:]
-    parts = [key for key in counted[0] if key.startswith("cpu/") and key != "cpu/step"]
+    parts = [key for key in counted[0] if key.startswith("cpu/") and key not in ("cpu/step", "cpu/evaluation")]
     return {
         "cpu_per_step": (seconds + scoring) / len(counted),
         "children": scoring,
@@ -64,11 +64,7 @@ def numbers(rows: Sequence[dict[str, object]], key: str) -> Iterator[float]:
 
 def main() -> None:
     words = sys.argv[1:]
-    skip = 0
-    if "--skip" in words:
-        place = words.index("--skip")
-        skip = int(words[place + 1])
-        del words[place : place + 2]
+    skip = int(words.pop(0).removeprefix("--skip=")) if words[0].startswith("--skip=") else 0
     print(json.dumps(measured_run(words, skip)))
 
 

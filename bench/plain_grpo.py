@@ -112,7 +112,7 @@ def generate(model, prompts, greedy=False):
 
 def accuracy(model, problems):
     ids, _ = generate(model, torch.tensor([encode(p) for p, _ in problems]), greedy=True)
-    return sum(decode(row) == a for row, (_, a) in zip(ids.tolist(), problems)) / len(problems)
+    return sum(decode(row) == a for row, (_, a) in zip(ids.tolist(), problems, strict=True)) / len(problems)
 
 
 def load(model, folder):
@@ -140,7 +140,7 @@ def grpo_step(model, optimizer, rng, prompts, epochs, group=8, clip=0.2):
     prompt = torch.tensor([encode(p) for p, _ in rows]).repeat_interleave(group, 0)
     answers = [a for _, a in rows for _ in range(group)]
     ids, old = generate(model, prompt)
-    reward = torch.tensor([float(decode(row) == a) for row, a in zip(ids.tolist(), answers)])
+    reward = torch.tensor([float(decode(row) == a) for row, a in zip(ids.tolist(), answers, strict=True)])
     grouped = reward.view(prompts, group)
     advantage = grouped - grouped.mean(1, keepdim=True)  # not divided by the group's std: steadier on this task
     end = ids == EOS

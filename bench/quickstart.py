@@ -1,8 +1,8 @@
 """The quickstart's training against the hand-written program ``plain_grpo.py``: what it learns and what it costs.
 
-Both start from the same exported SFT weights, with the same settings and seed, one thread, in turn. SFT weights are made
-once per seed with ``examples/quickstart/sft.yaml`` in ``--out`` and kept, or one folder for all is given by ``--weights``.
-Writes ``quickstart.json`` and prints a table. Run: ``python bench/quickstart.py [--seeds 0 1 2] [--steps 150]``.
+Both start from the same exported SFT weights, with the same settings and seed, one thread, in turn. SFT weights are
+made once per seed with ``examples/quickstart/sft.yaml`` and kept in ``--out``, or ``--weights`` names one folder for
+all. Writes ``quickstart.json`` and prints a table. Run: ``python bench/quickstart.py [--seeds 0 1 2] [--steps 150]``.
 """
 
 from __future__ import annotations
