@@ -27,7 +27,7 @@ def actor(
     groups=st.integers(1, 3),
     n=st.integers(1, 3),
     epochs=st.integers(1, 3),
-    seed=st.integers(),
+    seed=st.integers(0, 2**31),
 )
 def test_every_pass_trains_each_group_once_and_whole(
     mini_batches: int, groups: int, n: int, epochs: int, seed: int
@@ -45,7 +45,7 @@ def test_every_pass_trains_each_group_once_and_whole(
             assert len({group for group, _ in mini}) == groups
             assert mini == sorted(mini)  # canonical inside a mini-batch
     assert engine.denominators == [groups * n] * len(engine.trained)
-    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed % 2**32))
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
     actor(again, groups, epochs, seed=seed).step(Loss(batch.reorder(order), OBJECTIVE))
     assert [sorted(mini) for mini in again.trained] == [sorted(mini) for mini in engine.trained]
 

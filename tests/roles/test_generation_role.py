@@ -28,8 +28,7 @@ def test_ignoring_the_end_keeps_only_the_stops_that_were_written() -> None:
 
 def test_prompts_come_as_text_ids_messages_or_drawn() -> None:
     tokenizer = character_tokenizer("0123456789>: usr", eos=">")
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-    tokenizer.chat_template = tokenizer.chat_template.replace("m['role']", "'u'")
+    tokenizer.chat_template = "{% for turn in messages %}u:{{ turn['content'] }}{% endfor %}>"
     ids = tokenizer("12", add_special_tokens=False)["input_ids"]
     drawn = Prompt("uid", tuple(ids), "12")
     prompts = as_prompts(["12", ids, torch.tensor(ids), drawn, [{"role": "user", "content": "12"}]], tokenizer)
