@@ -153,7 +153,7 @@ def python(interpreter: str | Path, *words: object) -> dict[str, Any]:
 
 def seconds(runs: Sequence[dict[str, Any]]) -> float:
     """Processor seconds per step, the median over runs."""
-    return median(run["cpu_per_step"] for run in runs)
+    return float(median(run["cpu_per_step"] for run in runs))
 
 
 def as_table(runs: dict[str, list[dict[str, Any]]]) -> str:
