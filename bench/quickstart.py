@@ -18,6 +18,7 @@ from typing import Any
 
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
+CONFIG = "examples/quickstart/grpo.yaml"
 WINDOW = 10
 """Steps whose mean reward is the first and the last point of a curve."""
 
@@ -62,7 +63,7 @@ def run_plain(weights: Path, seed: int, steps: int, out: Path) -> dict[str, Any]
 
 
 def run_tandem(weights: Path, seed: int, steps: int, out: Path) -> dict[str, Any]:
-    """Learning curve and cost of ``tandem train examples/quickstart/grpo.yaml``."""
+    """Learning curve and cost of ``tandem train``."""
     words = [
         f"actor_rollout_ref.model.path={weights}",
         f"trainer.seed={seed}",
@@ -70,7 +71,7 @@ def run_tandem(weights: Path, seed: int, steps: int, out: Path) -> dict[str, Any
         f"trainer.output_dir={out}",
         f"evaluation.interval={steps}",
     ]
-    run = json.loads(python(BENCH / "measured_run.py", "examples/quickstart/grpo.yaml", *words).splitlines()[-1])
+    run = json.loads(python(BENCH / "measured_run.py", CONFIG, *words).splitlines()[-1])
     result = curve(run["rewards"], run["evals"][-1], run["cpu_per_step"])
     return {**result, "parts": run["parts"], "children": run["children"]}
 
