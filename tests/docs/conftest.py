@@ -77,7 +77,8 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder, made once; tests get copies."""
     place = tmp_path_factory.mktemp("reader")
     save_tiny_model(place / "model")
-    shutil.copytree(place / "model", place / "runs" / "quickstart" / "sft" / "final")
+    for run in ("sft", "grpo"):
+        shutil.copytree(place / "model", place / "runs" / "quickstart" / run / "final")
     digits = [{"prompt": f"{d}>", "answer": str(d) * 4, "question": f"{d}?", "topic": "digits"} for d in range(10)]
     write_rows(place / "train.jsonl", digits * 4)
     write_rows(place / "val.jsonl", [{**row, "prompt": f"{row['answer'][0]}->"} for row in digits])

@@ -2,8 +2,8 @@
 
 The words behind the language say what a block is:
 
-- ``yaml``: a whole config, planned without a problem (``later``: it may name what can't run yet). ``part``: laid over
-  the folder's ``run.yaml`` first.
+- ``yaml``: a whole config, planned without a problem (``later``: it names what can't run yet), and run with ``run``.
+  ``part``: laid over the folder's ``run.yaml`` first.
 - ``python``: executed. ``file=NAME`` (any language): written to that file instead, for the blocks that follow.
 - ``bash``: every command is tried; ``train``, ``sft`` and ``eval`` are planned, and run only with ``run``. ``refused``:
   the command must be refused with the very lines of the ``text`` block that follows.

@@ -6,6 +6,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from typer.testing import CliRunner, Result
 from tandem.cli.app import app
 from tandem.config.load import load_words
 from tandem.config.schema import Config
-from tandem.topology.plan import compile_plan
+from tandem.roles.reward import RewardManager
+from tandem.topology.plan import Plan, compile_plan
 from tandem.topology.plan_sft import compile_sft_plan
 from tests.docs.snippets import Snippet, commands, read_snippets
 
@@ -29,7 +31,7 @@ TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULT
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_every_block_of_the_page_works(page: Path, reader: Path) -> None:
     snippets = read_snippets(page, page.name)
-    for snippet, following in zip(snippets, [*snippets[1:], None], strict=True):
+    for snippet, following in zip_longest(snippets, snippets[1:]):
         if snippet.file is not None:
             path = reader / snippet.file
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,8 +48,11 @@ def try_yaml(snippet: Snippet, following: Snippet | None) -> None:
     config = load_words(["snippet.yaml"])
     plan = compile_plan(config) if isinstance(config, Config) else compile_sft_plan(config)
     assert not plan.problems, (snippet.where, list(map(str, plan.problems)))
-    later = plan.later if hasattr(plan, "later") else ()
+    later = plan.later if isinstance(plan, Plan) else ()
     assert bool(later) == ("later" in snippet.words), (snippet.where, list(map(str, later)))
+    if "run" in snippet.words:
+        result = tandem(["train" if isinstance(plan, Plan) else "sft", "snippet.yaml"], run=True)
+        assert result.exit_code == 0, (snippet.where, result.output, result.exception)
 
 
 def laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +69,11 @@ def laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 def try_python(snippet: Snippet, following: Snippet | None) -> None:
     code = compile(snippet.text, snippet.where, "exec")
     if snippet.file is None:
-        exec(code, {"__name__": "__main__"})
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(code, names)
+        for made in names.values():
+            if isinstance(made, RewardManager):
+                made.close()  # a script's own end does that
 
 
 def try_bash(snippet: Snippet, following: Snippet | None) -> None:
