@@ -1,4 +1,4 @@
-"""What must not change a run: a second try, its company in flight, evaluation, where scoring runs, how rows are read."""
+"""What must not change a run: a second try, company in flight, evaluation, where scoring runs, how rows are read."""
 
 from __future__ import annotations
 
