@@ -46,20 +46,20 @@ def build_session(config: Config, plan: Plan) -> Session:
         raise DataError(
             "an evaluation is asked for, and there are no held-out prompts: name data.val_files, or turn it off"
         )
-    steps = source.total_steps(config.data.train_batch_size, config.trainer.total_steps)
+    progress = Progress(0, source.total_steps(config.data.train_batch_size, config.trainer.total_steps))
+    if resumed is not None:
+        _continue(progress, source, resumed)
     rewards = build_reward_manager(
         config.reward_manager, tokenizer=tokenizer, plugins=config.plugins, inline=config.runtime.threads
     )
     try:
-        composite = build_composite(config, plan, tokenizer, steps * plan.batch.optimizer_steps)
-        first = 0 if resumed is None else resumed.step
-        session = _connect(config, plan, composite, source, held_out, rewards, Progress(first, steps))
+        composite = build_composite(config, plan, tokenizer, progress.last * plan.batch.optimizer_steps)
         if resumed is not None:
-            _restore(session, resumed)
+            _restore(composite, resumed)
+        return _connect(config, plan, composite, source, held_out, rewards, progress)
     except BaseException:
         rewards.close()
         raise
-    return session
 
 
 def _connect(
@@ -93,6 +93,7 @@ def _connect(
         deadline_s,
     )
     rollout = Rollout(_ENGINE, composite.engine, source, rewards, plane, gate, filling, composite.tokenizer)
+    checkpoint.set_aside(output_dir / CHECKPOINTS, progress.step)
     resumed_step = progress.step if progress.step else None
     info = RunInfo(output_dir, progress.last, resumed_step, config.model_dump(mode="json", by_alias=True))
     return Session(
@@ -138,17 +139,22 @@ def find_checkpoint(config: Config) -> Checkpoint | None:
     return checkpoint.open_checkpoint(Path(resume))
 
 
-def _restore(session: Session, saved: Checkpoint) -> None:
-    """Put model, optimizer, tags, data position and controllers where ``saved`` has them."""
-    facts, actor = saved.read(), session.composite.actor
-    if saved.step > session.progress.last:
-        reason = f"the checkpoint is of step {saved.step}, the run ends at step {session.progress.last}"
+def _continue(progress: Progress, source: PromptSource, saved: Checkpoint) -> None:
+    """Put the run and its data where ``saved`` has them."""
+    if saved.step > progress.last:
+        reason = f"the checkpoint is of step {saved.step}, the run ends at step {progress.last}"
         raise ConfigError([Problem("trainer.resume", str(saved.path), reason, "Raise trainer.total_steps")])
+    progress.step = saved.step
+    source.load_state_dict(saved.read()["data"])
+
+
+def _restore(composite: ActorRolloutRef, saved: Checkpoint) -> None:
+    """Put model, optimizer, tags and controllers where ``saved`` has them."""
+    facts, actor = saved.read(), composite.actor
     tensors = {"actor": actor.engine.state_dict(), "tags": actor.weights.state_dict()}
     saved.load_tensors(tensors)
     actor.engine.load_state_dict(tensors["actor"])
     actor.weights.load_state_dict(tensors["tags"])
     actor.steps, actor.updates = facts["actor"]["steps"], facts["actor"]["updates"]
-    session.source.load_state_dict(facts["data"])
-    session.composite.advantages.load_state_dict(facts["kl"])
+    composite.advantages.load_state_dict(facts["kl"])
     saved.restore_random_state()
