@@ -23,7 +23,7 @@ from tandem import (
     load_config,
     load_model,
 )
-from tandem.base.errors import ConfigError, ContractError, DataError
+from tandem.base.errors import ConfigError, ContractError, DataError, TandemError
 from tandem.config.load import load_words
 from tandem.config.schema import Config, SftConfig
 from tandem.models.tokenizer import load_tokenizer
@@ -210,6 +210,17 @@ def test_a_loss_that_is_not_finite_changes_no_weight(task: Path, tmp_path: Path,
     rows = read_rows(tmp_path / METRICS_FILE)
     assert [row["updates"] for row in rows] == [1, 1, 2]
     assert all(bool(tensor.isfinite().all()) for tensor in trainer.model.state_dict().values())
+
+
+def test_a_run_that_changed_no_weight_is_no_success(task: Path, tmp_path: Path) -> None:
+    class Broken(OwnTrainer):
+        def compute_loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return super().compute_loss(batch) * float("nan")
+
+    config = sft_config(task, tmp_path, trainer={"total_steps": 2})
+    trainer = Broken(config, load_model(config.model.path), load_tokenizer(config.model.path))
+    with pytest.raises(TandemError, match="not one optimizer step was applied in 2 steps"):
+        trainer.fit(Rows())
 
 
 def test_weight_decay_leaves_norms_alone(task: Path, tmp_path: Path) -> None:
