@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.base.errors import ContractError, TandemError
@@ -32,7 +33,7 @@ class BaseTrainer:
     follow the config.
     """
 
-    model: PreTrainedModel
+    model: PreTrainedModel | PeftModel
     tokenizer: PreTrainedTokenizerBase
 
     def __init__(self, config: SftConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ class Loop:
         self.made.engine.calls = self.trainer.calls = self.events
         actor = Actor(self.trainer, Batching(4, 1, 0), keep_reference=True)
         advantages = AdvantageStage.of(config.algorithm)
-        runs = {"ref": actor.ref_logprobs, "advantages": advantages}
+        runs: dict[str, Callable[[DataProto], DataProto]] = {"ref": actor.ref_logprobs, "advantages": advantages}
         planned = [stage for stage in self.plan.stages if stage.name in runs]
         stages = tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name]) for stage in planned)
         composite: Any = FakeComposite(actor, self.made.engine, advantages, stages)

@@ -41,7 +41,7 @@ def test_a_loop_of_ten_lines_learns(task: Path) -> None:
     assert isinstance(config, Config)
     actor_rollout_ref = build_actor_rollout_ref(config.actor_rollout_ref)
     reward_manager = build_reward_manager(config.reward_manager, inline=True)
-    critic = build_critic(config.critic) if config.critic.enable else None
+    critic = build_critic(config.critic) if config.critic.enable else None  # type: ignore[func-returns-value]
     dataloader = build_dataloader(config)
     curve = []
     for _ in range(20):
