@@ -21,6 +21,7 @@ from tandem.observe.metrics import METRICS_FILE
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.roles.examples import padded_batch
+from tandem.topology.plan_sft import refuse_ignored
 from tandem.topology.sft_session import SftSession
 from tandem.train.updater import Updater
 
@@ -48,6 +49,7 @@ class BaseTrainer:
         """Train on ``data_source`` and save; the folder of the tuned model, adapters included where there are any."""
         if not (hasattr(self, "model") and hasattr(self, "tokenizer")):
             raise ContractError(f"{type(self).__name__}: set self.model and self.tokenizer before fit()")
+        refuse_ignored(self.config)
         data, trainer = self.config.data, self.config.trainer
         examples = self._examples(data_source)
         steps = examples.total_steps(data.train_batch_size, trainer.total_steps)

@@ -212,6 +212,16 @@ def test_a_loss_that_is_not_finite_changes_no_weight(task: Path, tmp_path: Path,
     assert all(bool(tensor.isfinite().all()) for tensor in trainer.model.state_dict().values())
 
 
+@pytest.mark.parametrize(("key", "value"), [("resume", "auto"), ("save_interval", 5)])
+def test_settings_that_a_trainer_of_ones_own_would_ignore_are_refused(
+    task: Path, tmp_path: Path, key: str, value: Any
+) -> None:
+    config = sft_config(task, tmp_path, trainer={key: value})
+    trainer = OwnTrainer(config, load_model(config.model.path), load_tokenizer(config.model.path))
+    with pytest.raises(ConfigError, match=rf"trainer\.{key} = {value!r}: a trainer of your own runs from start to end"):
+        trainer.fit(Rows())
+
+
 def test_a_run_that_changed_no_weight_is_no_success(task: Path, tmp_path: Path) -> None:
     class Broken(OwnTrainer):
         def compute_loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
