@@ -63,7 +63,7 @@ def test_the_models_that_examples_name_are_what_their_first_commands_make() -> N
 def varied(config: str) -> str:
     """The reward of ``config`` with ``VARIED`` added."""
     own = load_words([config, "actor_rollout_ref.model.path=any"], Config).reward_manager
-    reward = {"type": "weighted_sum", "parts": [{"type": own.type, **own.parameters}, VARIED]}
+    reward = {"type": "weighted_sum", "parts": [own.model_dump(include={"type", "file"}) | own.parameters, VARIED]}
     return f"reward_manager={json.dumps(reward)}"
 
 

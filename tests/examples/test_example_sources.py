@@ -9,6 +9,7 @@ import pytest
 from tandem.base.user_code import load_class
 from tandem.config.load import load_words
 from tandem.config.schema import Config
+from tandem.reward.resolve import import_file
 from tandem.reward.scorers import exact
 
 
@@ -51,3 +52,13 @@ def test_the_answer_ends_with_its_line(response: str, score: float) -> None:
     reward = load_words(["examples/smollm2/addition.yaml"], Config).reward_manager
     assert reward.type == "exact"
     assert exact(response, 7, **reward.parameters) == score
+
+
+@pytest.mark.parametrize(
+    ("response", "score"),
+    [("12", 1.0), ("5 + 7 equals 12.", 1.0), ("12 is 5 + 7", 0.0), ("112", 0.0), ("twelve", 0.0), ("", 0.0)],
+)
+def test_the_last_number_counts(response: str, score: float) -> None:
+    reward = load_words(["examples/smollm2/addition_chat.yaml"], Config).reward_manager
+    assert reward.file is not None
+    assert import_file(reward.file).last_number(response, 12) == score
