@@ -133,6 +133,13 @@ class Gate:
         self._out[ticket] = (engine, now)
         return ticket
 
+    def closed(self, engine: str) -> Closed | None:
+        """Why ``engine`` would be given no ticket now; None if it would."""
+        own, ticket = self._version(engine), self._next()
+        if ticket is None:
+            return Closed("every ticket is given out", exhausted=True)
+        return self._closed(engine, own, ticket.partition)
+
     def done(self, ticket: Ticket) -> None:
         """The ticket's group is stored. Harmless if it was done before: an engine given up may still deliver."""
         self._out.pop(ticket, None)

@@ -183,6 +183,16 @@ def test_a_whole_group_replaces_the_rows_of_a_half_written_one() -> None:
     check_rows(plane.get([ticket], COLUMNS), (ticket,))
 
 
+def test_what_arrives_for_a_dropped_draw_leaves_its_successor_alone() -> None:
+    plane, late, current = store(1), Ticket(0, 0), Ticket(0, 0, 1)
+    plane.put([late], group(late), timeout=0)
+    plane.drop(late, "filtered")
+    plane.put([current], group(current), timeout=0)
+    assert plane.put([late], group(late), timeout=0) == [Outcome.STALE]
+    assert plane.drop(late, "filtered") is Outcome.STALE
+    check_rows(plane.get([current], COLUMNS), (current,))
+
+
 def test_a_take_wakes_up_when_its_last_group_arrives() -> None:
     plane, got = store(3), []
     with in_thread(lambda: got.append(take(plane, 3, timeout=20, order="canonical"))):
