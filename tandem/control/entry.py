@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel
@@ -12,15 +13,15 @@ from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import ContractError, TandemError
 from tandem.config.schema import Config, SftConfig
-from tandem.control import colocate
+from tandem.control import colocate, hybrid
 from tandem.control.sft import tune
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.topology.local import build_session
 from tandem.topology.plan import Plan
-from tandem.topology.session import FINAL_FOLDER, Session
+from tandem.topology.session import FINAL_FOLDER
 from tandem.topology.sft_session import build_sft_session
 
-LOOPS: dict[str, Callable[[Session], None]] = {"colocate": colocate.train}
+LOOPS: dict[str, Callable[[Any], None]] = {"colocate": colocate.train, "hybrid": hybrid.train}
 CONFIG_FILE = "config.yaml"
 _WINDOW = 10
 

@@ -116,7 +116,7 @@ def batch_stages(config: Config, plan: Plan, actor: Actor, advantages: Advantage
         "correction": lambda batch: with_importance_weights(batch, cap),
     }
     planned = [stage for stage in plan.stages if stage.name in runs]
-    return tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name]) for stage in planned)
+    return tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name], stage.per) for stage in planned)
 
 
 def rollout_as_old(batch: DataProto) -> DataProto:

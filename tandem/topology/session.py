@@ -12,7 +12,6 @@ from typing import Any
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
 from tandem.dataflow.draws import Draws
-from tandem.dataflow.gate import Gate
 from tandem.dataflow.source import Prompt
 from tandem.dataflow.store import DataPlane
 from tandem.models.loading import save_pretrained_atomic
@@ -37,13 +36,15 @@ CHECKPOINTS = "checkpoints"
 class Progress:
     """How far the run is: ``step`` is the next one and equals the weights version.
 
-    ``seconds`` and ``trained`` (batch, metrics of the update) are of the step before it; ``executed`` are its stages.
+    ``seconds`` and ``trained`` (batch, metrics of the update) are of the step before it; ``executed`` are its stages,
+    ``push`` the seconds of the publication before it by phase.
     """
 
     step: int
     last: int
     seconds: float = 0.0
     executed: list[str] = field(default_factory=list)
+    push: dict[str, float] = field(default_factory=dict)
     trained: tuple[DataProto, dict[str, float]] | None = None
 
 
@@ -58,7 +59,6 @@ class Session:
     rewards: RewardManager
     evaluator: Evaluator | None
     plane: DataPlane
-    gate: Gate
     source: Draws[Prompt]
     log: RunLog
     progress: Progress
@@ -95,13 +95,17 @@ class Session:
         self.composite.engine.sleep()
         self.composite.actor.engine.wake()
 
+    def group_columns(self) -> list[str]:
+        """The columns that a group has once it is generated and scored."""
+        filled = [stage for stage in self.plan.stages if stage.per == "group"]
+        return list(dict.fromkeys([*self.plan.source_columns, *(name for stage in filled for name in stage.gives)]))
+
     def take(self, partition: int) -> DataProto:
         """The sealed partition in canonical order, without the samples that count in nothing.
 
         Raises ``ContractError`` where a sample is staler than the run admits.
         """
-        filled = [stage for stage in self.plan.stages if stage.per == "group"]
-        names = list(dict.fromkeys([*self.plan.source_columns, *(name for stage in filled for name in stage.gives)]))
+        names = self.group_columns()
         lease = self.plane.take(
             "train",
             names,
@@ -126,7 +130,7 @@ class Session:
         """Let the rollout engine go on under weights ``version``; the gate hears of it."""
         self.composite.actor.weights.require_actor("publish weights")
         self.composite.engine.load(None, version)
-        self.gate.acknowledge(self.rollout.name, version)
+        self.rollout.acknowledge(version)
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
         """Refresh the reference if it is due, free the partition, count the step as done."""
@@ -188,9 +192,13 @@ class Session:
         return {
             "step": self.progress.step,
             "actor": {"steps": self.composite.actor.steps, "updates": self.composite.actor.updates},
-            "data": self.source.state_dict(),
+            "data": self.source.state_dict(rewind=self.source.drawn - self._trained_prompts()),
             "kl": self.composite.advantages.state_dict(),
         }
+
+    def _trained_prompts(self) -> int:
+        """Draws of finished steps; what was drawn beyond them is generated again after a resume, and so never lost."""
+        return self.progress.step * self.config.data.train_batch_size
 
     def export(self, folder: Path) -> None:
         """Write the actor as a Hugging Face folder."""

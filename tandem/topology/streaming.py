@@ -1,0 +1,166 @@
+"""The live handles of the modes in which generation goes on while the actor trains."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.base.errors import DeadlineError
+from tandem.columns.proto import DataProto
+from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.dataflow.partition import Order
+from tandem.dataflow.tickets import Lease
+from tandem.roles.batch_metrics import check_lag
+from tandem.roles.loss import without_samples
+from tandem.roles.rollout_stream import OnWeightUpdate, StreamingRollout, cause_of_stall
+from tandem.roles.stages import BatchStage
+from tandem.roles.update import UPDATES, Update
+from tandem.topology.session import Session
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.5  # between looks at the loops while waiting for data
+_JOIN_S = 10.0  # for a loop that is told to end
+
+
+class Publisher(Protocol):
+    """Brings the actor's weights to everyone who generates or scores with them."""
+
+    def push(self, version: int) -> dict[str, float]:
+        """Send the weights of this moment as ``version``; seconds by phase. May return before they have arrived."""
+
+    def check(self) -> None:
+        """Raise what went wrong with an earlier push."""
+
+    def close(self) -> None:
+        """Wait for a push under way, then end."""
+
+
+@dataclass(frozen=True)
+class StreamingSession(Session):
+    """A session whose rollout engines work in loops of their own.
+
+    ``keeper`` is the gate behind its lock. ``streams`` are the loops. ``closers`` end what was started for them.
+    """
+
+    keeper: GateKeeper
+    streams: tuple[StreamingRollout, ...]
+    publisher: Publisher
+    on_weight_update: OnWeightUpdate
+    sub_batches: int
+    closers: tuple[Callable[[], None], ...]
+
+    @property
+    def forwards(self) -> tuple[BatchStage, ...]:
+        """The planned stages that a sub-batch goes through as it arrives."""
+        return tuple(stage for stage in self.stages if stage.per == "sub_batch")
+
+    @property
+    def merged(self) -> tuple[BatchStage, ...]:
+        """The planned stages that see the whole partition."""
+        return tuple(stage for stage in self.stages if stage.per == "partition")
+
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """Around the loop: generation starts with it and ends with it."""
+        try:
+            for stream in self.streams:
+                stream.start()
+            yield
+            self.publisher.close()
+        finally:
+            for stream in self.streams:
+                stream.stop(_JOIN_S)
+            for close in self.closers:
+                close()
+
+    def arriving(self, partition: int, order: Order = "arrival") -> Iterator[DataProto]:
+        """The sub-batches of ``partition``, each once its groups are scored; samples that count in nothing are masked."""
+        names = self.group_columns()
+        for index in range(self.sub_batches):
+            with self.log.timed("wait"):
+                lease = self._next(partition, index, names, order)
+            batch = self.plane.get(lease.tickets, names)
+            check_lag(batch, partition, self.max_staleness)
+            batch.tokenizer = self.composite.tokenizer
+            yield without_samples(batch, ~batch.dense("reward_valid"))
+            self.plane.acknowledge(lease)
+
+    def begin_update(self) -> Update:
+        """An empty update of the planned kind."""
+        kind = UPDATES[self.pipelining]
+        return kind(self.composite.actor, self.composite.objective, self.merged, self.run)
+
+    def publish(self, version: int) -> None:
+        """Bring weights ``version`` to the engines as ``on_weight_update`` says."""
+        self.composite.actor.weights.require_actor("publish weights")
+        self.publisher.check()
+        if self.on_weight_update == "wait":
+            for stream in self.streams:
+                self.keeper.pause(stream.name, f"it finishes what it has before weights version {version}")
+            for stream in self.streams:
+                self._drain(stream)
+        self.progress.push = self.publisher.push(version)
+        for stream in self.streams:
+            self.keeper.resume(stream.name)
+
+    def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
+        """See ``Session.end_step``; the scorers' reports are gathered too."""
+        self.plane.seal(step, timeout=0.0)
+        for stream in self.streams:
+            stream.check()
+        self.rollout.report = self.streams[0].take_report()
+        super().end_step(step, batch, {**update, **{f"time/push_{k}": v for k, v in self.progress.push.items()}})
+
+    def _next(self, partition: int, index: int, names: list[str], order: Order) -> Lease:
+        """Wait for a sub-batch. Warns with the cause after ``stall_warning_s``; gives up after ``deadline_s``."""
+        execution, started, warned = self.config.execution, time.monotonic(), 0.0
+        count = self.config.data.train_batch_size // self.sub_batches
+        while True:
+            for stream in self.streams:
+                stream.check()
+            self.publisher.check()
+            try:
+                lease = self.plane.take(
+                    "train", names, count, timeout=_TICK_S, partition=partition, order=order, consumer="actor"
+                )
+            except DeadlineError:
+                waited = time.monotonic() - started
+                if waited - warned < execution.stall_warning_s and waited < execution.deadline_s:
+                    continue
+                cause = cause_of_stall(self.plane, self.keeper, list(self.streams), partition)
+                place = f"{self.loop_name}(rollout_id={partition}) batch_index={index}"
+                told = f"{place} stalled for {waited:.0f} seconds: {cause}"
+                if waited >= execution.deadline_s:
+                    raise DeadlineError(told) from None
+                logger.warning(told)
+                warned = waited
+                continue
+            assert lease is not None  # a partition is consumed once
+            return lease
+
+    def _drain(self, stream: StreamingRollout) -> None:
+        deadline_s = self.config.execution.deadline_s
+        if not stream.drain(deadline_s):
+            raise DeadlineError(f"waited {deadline_s:g} s for {stream.name} to finish its samples before new weights")
+        stream.check()
+
+    @property
+    def order(self) -> Order:
+        """Slices that are optimizer steps are fixed by ticket: else short samples would always come first."""
+        return "canonical" if self.pipelining == "step" else "arrival"
+
+    @property
+    def loop_name(self) -> str:
+        """What the stall warning calls the loop."""
+        return f"train_{self.plan.mode}"
+
+    @property
+    def pipelining(self) -> str:
+        """``execution.train_pipelining``, off in modes without it."""
+        execution = self.config.execution
+        return execution.train_pipelining if execution.mode == "hybrid" else "off"
