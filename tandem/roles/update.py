@@ -87,26 +87,15 @@ class AccumulatedUpdate(Update):
 class SteppedUpdate(Update):
     """One optimizer step per sub-batch; only the weights after the last one are published."""
 
-    def __init__(self, actor: Actor, objective: Objective, stages: Sequence[BatchStage], run: Around) -> None:
-        super().__init__(actor, objective, stages, run)
-        self._metrics: list[dict[str, float]] = []
-
     def add(self, sub_batch: DataProto) -> None:
         batch = self._complete(sub_batch)
         with self._run("train"):
-            self._metrics.append(self._actor.step_slice(Loss(batch, self._objective)))
+            self._actor.step_slice(Loss(batch, self._objective))
         self._parts.append(batch)
 
     def finish(self) -> Trained:
-        self._actor.end_slices()
-        names = {name for metrics in self._metrics for name in metrics}
-        means = {name: _mean([m[name] for m in self._metrics if name in m]) for name in sorted(names)}
-        return in_canonical_order(self._parts), means
+        return in_canonical_order(self._parts), self._actor.end_slices()
 
 
 UPDATES: dict[str, type[Update]] = {"off": MergedUpdate, "accumulate": AccumulatedUpdate, "step": SteppedUpdate}
 """By ``execution.train_pipelining``."""
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

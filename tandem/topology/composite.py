@@ -21,11 +21,13 @@ from tandem.roles.advantages import AdvantageStage
 from tandem.roles.generation import end_tokens, training_sampling
 from tandem.roles.loss import policy_objective
 from tandem.roles.stages import BatchStage
+from tandem.roles.train_group import TrainGroup
 from tandem.rollout.registry import find_engine
 from tandem.topology.plan import Plan, compile_plan
 from tandem.train.engine import FsdpEngine
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedTokenizerBase
 
 _NOT_FOR_A_LOOP = ("data", "trainer", "reward_manager", "evaluation")
@@ -73,17 +75,11 @@ def build_composite(
     """The composite node of ``plan``; ``total_updates`` is where a falling learning rate ends."""
     section, trainer = config.actor_rollout_ref, config.trainer
     model = load_trainable(section.model, tokenizer)
-    engine = FsdpEngine(
-        model,
-        optim=section.actor.optim,
-        total_updates=total_updates,
-        max_tokens_per_micro_batch=section.actor.ppo_max_token_len_per_gpu,
-        temperature=section.rollout.temperature,
-        exact=trainer.exact,
-        gradient_checkpointing=section.model.gradient_checkpointing,
+    ranks = TrainGroup.in_process(
+        build_train_engine(config, model, total_updates), deadline_s=config.execution.deadline_s
     )
     batching = Batching(plan.batch.mini_batch_prompts, section.actor.ppo_epochs, trainer.seed)
-    actor = Actor(engine, batching, keep_reference="ref" in plan.tags)
+    actor = Actor(ranks, batching, keep_reference="ref" in plan.tags)
     advantages = AdvantageStage.of(config.algorithm)
     return ActorRolloutRef(
         model=model,
@@ -103,6 +99,23 @@ def build_composite(
         stages=batch_stages(config, plan, actor, advantages),
         objective=policy_objective(config),
         seed=trainer.seed,
+    )
+
+
+def build_train_engine(
+    config: Config, model: CausalLM, total_updates: int, mesh: DeviceMesh | None = None
+) -> FsdpEngine:
+    """The engine that trains ``model`` as the config says; with a ``mesh``, as one of its ranks."""
+    section = config.actor_rollout_ref
+    return FsdpEngine(
+        model,
+        optim=section.actor.optim,
+        total_updates=total_updates,
+        max_tokens_per_micro_batch=section.actor.ppo_max_token_len_per_gpu,
+        temperature=section.rollout.temperature,
+        exact=config.trainer.exact,
+        gradient_checkpointing=section.model.gradient_checkpointing,
+        mesh=mesh,
     )
 
 

@@ -12,6 +12,7 @@ from tandem.config.schema import Config
 from tandem.roles.reward import build_reward_manager
 from tandem.roles.rollout import Rollout
 from tandem.topology.composite import build_composite, model_tokenizer
+from tandem.topology.local_async import connect_async
 from tandem.topology.local_streaming import connect_streaming
 from tandem.topology.parts import ENGINE, Parts
 from tandem.topology.plan import Plan
@@ -68,6 +69,7 @@ def _connect_colocate(parts: Parts) -> Session:
 CONNECTORS: dict[str, Callable[[Parts], Session]] = {
     "colocate": _connect_colocate,
     "hybrid": connect_streaming,
+    "fully_async": connect_async,
 }
 """Mode -> what connects its roles."""
 
@@ -85,15 +87,11 @@ def find_checkpoint(config: Config) -> Checkpoint | None:
 
 def _restore(session: Session, saved: Checkpoint) -> None:
     """Put model, optimizer, tags, data position and controllers where ``saved`` has them."""
-    facts, actor = saved.read(), session.composite.actor
+    facts = saved.read()
     if saved.step > session.progress.last:
         reason = f"the checkpoint is of step {saved.step}, the run ends at step {session.progress.last}"
         raise ConfigError([Problem("trainer.resume", str(saved.path), reason, "Raise trainer.total_steps")])
-    tensors = {"actor": actor.engine.state_dict(), "tags": actor.weights.state_dict()}
-    saved.load_tensors(tensors)
-    actor.engine.load_state_dict(tensors["actor"])
-    actor.weights.load_state_dict(tensors["tags"])
-    actor.steps, actor.updates = facts["actor"]["steps"], facts["actor"]["updates"]
+    session.composite.actor.load(saved)
     session.source.load_state_dict(facts["data"])
     session.composite.advantages.load_state_dict(facts["kl"])
     saved.restore_random_state()

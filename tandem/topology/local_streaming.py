@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from tandem.config.schema import Config
 from tandem.dataflow.gatekeeper import GateKeeper
-from tandem.models.fingerprint import fingerprint
 from tandem.models.loading import load_causal_lm
 from tandem.roles.actor import Actor
 from tandem.roles.rollout_stream import StreamingRollout
+from tandem.roles.serving import ForwardModel
 from tandem.rollout.hf import HfEngine
 from tandem.rollout.protocol import RolloutEngine
 from tandem.topology.parts import ENGINE, Parts
@@ -19,8 +19,8 @@ from tandem.topology.session import Session
 from tandem.topology.streaming import StreamingSession
 
 
-def connect_streaming(parts: Parts) -> StreamingSession:
-    """Engine, loop and publisher around the parts that all modes share."""
+def connect_streaming(parts: Parts, followers: Sequence[ForwardModel] = ()) -> StreamingSession:
+    """Engine, loop and publisher around the parts that all modes share; ``followers`` get every version too."""
     config, execution = parts.config, parts.config.execution
     assert execution.mode != "colocate"
     engine, close = _engine(config)
@@ -34,7 +34,7 @@ def connect_streaming(parts: Parts) -> StreamingSession:
         **_fields(shared),
         keeper=keeper,
         streams=(stream,),
-        publisher=DirectPublisher(parts.composite.actor, engine, keeper),
+        publisher=DirectPublisher(parts.composite.actor, engine, keeper, followers),
         on_weight_update=config.actor_rollout_ref.rollout.on_weight_update,
         sub_batches=parts.plan.batch.sub_batches,
         closers=(close,),
@@ -54,11 +54,15 @@ def _engine(config: Config) -> tuple[RolloutEngine, Callable[[], None]]:
 
 
 class DirectPublisher:
-    def __init__(self, actor: Actor, engine: RolloutEngine, keeper: GateKeeper) -> None:
-        self._actor, self._engine, self._keeper = actor, engine, keeper
+    def __init__(
+        self, actor: Actor, engine: RolloutEngine, keeper: GateKeeper, followers: Sequence[ForwardModel]
+    ) -> None:
+        self._actor, self._engine, self._keeper, self._followers = actor, engine, keeper, followers
 
     def push(self, version: int) -> dict[str, float]:
-        self._engine.load(self._actor.engine.export(), version)
+        self._engine.load(self._actor.export(), version)
+        for follower in self._followers:
+            follower.load(self._actor.export(), version)
         self._keeper.acknowledge(ENGINE, version)
         return {}
 

@@ -25,7 +25,6 @@ from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import Rollout
 from tandem.roles.stages import BatchStage
 from tandem.topology.plan import Plan
-from tandem.train import checkpoint
 
 MODEL_FOLDER = "model"
 FINAL_FOLDER = "final"
@@ -89,11 +88,11 @@ class Session:
     @contextmanager
     def generating(self) -> Iterator[None]:
         """The rollout engine's turn on the devices."""
-        self.composite.actor.engine.sleep()
+        self.composite.actor.sleep()
         self.composite.engine.wake()
         yield
         self.composite.engine.sleep()
-        self.composite.actor.engine.wake()
+        self.composite.actor.wake()
 
     def group_columns(self) -> list[str]:
         """The columns that a group has once it is generated and scored."""
@@ -128,7 +127,7 @@ class Session:
 
     def publish(self, version: int) -> None:
         """Let the rollout engine go on under weights ``version``; the gate hears of it."""
-        self.composite.actor.weights.require_actor("publish weights")
+        self.composite.actor.require_actor("publish weights")
         self.composite.engine.load(None, version)
         self.rollout.acknowledge(version)
 
@@ -177,21 +176,14 @@ class Session:
     def save(self, step: int) -> None:
         """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
         with self.log.timed("save"):
-            actor = self.composite.actor
-            saved = checkpoint.save(
-                self.output_dir / CHECKPOINTS,
-                step,
-                tensors={"actor": actor.engine.state_dict(), "tags": actor.weights.state_dict()},
-                facts=self.facts(),
-                keep=self.config.trainer.keep_checkpoints,
-            )
+            root, keep = self.output_dir / CHECKPOINTS, self.config.trainer.keep_checkpoints
+            saved = self.composite.actor.save(root, step, facts=self.facts(), keep=keep)
             self.export(saved.path / MODEL_FOLDER)
 
     def facts(self) -> dict[str, Any]:
-        """What a resumed run must know beside tensors."""
+        """What a resumed run must know beside the actor."""
         return {
             "step": self.progress.step,
-            "actor": {"steps": self.composite.actor.steps, "updates": self.composite.actor.updates},
             "data": self.source.state_dict(rewind=self.source.drawn - self._trained_prompts()),
             "kl": self.composite.advantages.state_dict(),
         }
@@ -202,8 +194,8 @@ class Session:
 
     def export(self, folder: Path) -> None:
         """Write the actor as a Hugging Face folder."""
-        engine, tokenizer = self.composite.actor.engine, self.composite.tokenizer
-        save_pretrained_atomic(self.composite.model, tokenizer, folder, weights=dict(engine.export()))
+        actor, tokenizer = self.composite.actor, self.composite.tokenizer
+        save_pretrained_atomic(self.composite.model, tokenizer, folder, weights=dict(actor.export()))
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -80,10 +80,10 @@ class StreamingSession(Session):
 
     def arriving(self, partition: int, order: Order = "arrival") -> Iterator[DataProto]:
         """The sub-batches of ``partition``, each once its groups are scored; samples that count in nothing are masked."""
-        names = self.group_columns()
+        names, count = self.group_columns(), self.config.data.train_batch_size // self.sub_batches
         for index in range(self.sub_batches):
             with self.log.timed("wait"):
-                lease = self._next(partition, index, names, order)
+                lease = self.next_groups(partition, index, names, order, count)
             batch = self.plane.get(lease.tickets, names)
             check_lag(batch, partition, self.max_staleness)
             batch.tokenizer = self.composite.tokenizer
@@ -97,7 +97,7 @@ class StreamingSession(Session):
 
     def publish(self, version: int) -> None:
         """Bring weights ``version`` to the engines as ``on_weight_update`` says."""
-        self.composite.actor.weights.require_actor("publish weights")
+        self.composite.actor.require_actor("publish weights")
         self.publisher.check()
         if self.on_weight_update == "wait":
             for stream in self.streams:
@@ -111,19 +111,20 @@ class StreamingSession(Session):
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
         """See ``Session.end_step``; the scorers' reports are gathered too."""
         self.plane.seal(step, timeout=0.0)
-        for stream in self.streams:
-            stream.check()
         self.rollout.report = self.streams[0].take_report()
         super().end_step(step, batch, {**update, **{f"time/push_{k}": v for k, v in self.progress.push.items()}})
 
-    def _next(self, partition: int, index: int, names: list[str], order: Order) -> Lease:
-        """Wait for a sub-batch. Warns with the cause after ``stall_warning_s``; gives up after ``deadline_s``."""
+    def check(self) -> None:
+        """Raise what ended a loop or a push, if anything did."""
+        for stream in self.streams:
+            stream.check()
+        self.publisher.check()
+
+    def next_groups(self, partition: int, index: int, names: list[str], order: Order, count: int) -> Lease:
+        """Wait for ``count`` groups. Warns with the cause after ``stall_warning_s``; gives up after ``deadline_s``."""
         execution, started, warned = self.config.execution, time.monotonic(), 0.0
-        count = self.config.data.train_batch_size // self.sub_batches
         while True:
-            for stream in self.streams:
-                stream.check()
-            self.publisher.check()
+            self.check()
             try:
                 lease = self.plane.take(
                     "train", names, count, timeout=_TICK_S, partition=partition, order=order, consumer="actor"
