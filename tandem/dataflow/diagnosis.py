@@ -1,8 +1,16 @@
-"""Who keeps whom waiting, in words, from the ledger. Pure."""
+"""The state of the data plane, and who keeps whom waiting, from the ledger. Pure."""
 
 from __future__ import annotations
 
 from tandem.dataflow.ledger import Ledger
+from tandem.dataflow.progress import PlaneStatus
+
+
+def plane_status(ledger: Ledger, now: float) -> PlaneStatus:
+    """Everything that the ledger knows, overdue leases given back."""
+    ledger.expire(now)
+    partitions = {number: ledger.status(number, now) for number in ledger.live_partitions()}
+    return PlaneStatus(ledger.held, ledger.capacity, partitions, ledger.accounts())
 
 
 def who_blocks(ledger: Ledger, partition: int | None, task: str | None, now: float) -> str:

@@ -8,28 +8,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from tandem.base.deadline import Deadline
 from tandem.columns.proto import DataProto
-from tandem.dataflow.diagnosis import what_fills, who_blocks
+from tandem.dataflow.diagnosis import plane_status, what_fills, who_blocks
 from tandem.dataflow.ledger import TRAINED, Ledger
 from tandem.dataflow.partition import Order
-from tandem.dataflow.progress import Accounts, Outcome, PartitionStatus
+from tandem.dataflow.progress import Outcome, PlaneStatus
 from tandem.dataflow.shelf import Shelf, Slabs, as_batch, as_slabs, join, without_identity
 from tandem.dataflow.tickets import Lease, Ticket
-
-
-@dataclass(frozen=True)
-class PlaneStatus:
-    """The whole data plane at one moment: ``held`` of ``capacity`` groups, every live partition, every sample."""
-
-    held: int
-    capacity: int
-    partitions: dict[int, PartitionStatus]
-    accounts: Accounts
 
 
 class DataPlane(Protocol):
@@ -178,10 +167,7 @@ class LocalStore(DataPlane):
     def status(self) -> PlaneStatus:
         """See ``DataPlane``."""
         with self._changed:
-            now, ledger = time.monotonic(), self._ledger
-            ledger.expire(now)
-            partitions = {number: ledger.status(number, now) for number in ledger.live_partitions()}
-            return PlaneStatus(ledger.held, ledger.capacity, partitions, ledger.accounts())
+            return plane_status(self._ledger, time.monotonic())
 
     def drop(
         self, target: Ticket | int, reason: str = TRAINED, *, sample: int | None = None, retry: bool = False

@@ -1,0 +1,88 @@
+"""Calls of Ray actors that end: with an answer, with the actor's own error, or with one that names who is gone."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.base.errors import DeadlineError, DiedError, TandemError
+
+REPLY_SECONDS = 60.0
+"""A living actor answers within this time beyond what it was asked to wait: longer means that it is stuck."""
+
+
+def import_ray() -> Any:
+    """The package ray, which is an extra. Raises ``TandemError`` where it is missing."""
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise TandemError(
+            "this run needs the package ray (runtime.name: ray): pip install 'tandem-rl[ray]', or write "
+            "runtime.name: local and give each role one device"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to a call under way. ``awaited`` and ``who`` are for messages."""
+
+    ref: Any
+    awaited: str
+    who: str
+    died: type[DiedError]
+
+    def result(self, timeout: float) -> Any:
+        """Wait for the answer at most ``timeout`` seconds.
+
+        Raises what the actor raised, ``DiedError`` (or the actor's kind of it) as soon as it is gone, ``DeadlineError``
+        where it doesn't answer.
+        """
+        ray = import_ray()
+        errors = ray.exceptions
+        try:
+            return ray.get(self.ref, timeout=timeout)
+        except errors.GetTimeoutError as error:
+            raise DeadlineError(
+                f"waited {timeout:g} s for {self.awaited}; blocked by {self.who}, which does not answer"
+            ) from error
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, TandemError):
+                raise error.cause from error
+            if isinstance(error.cause, errors.RayActorError | errors.ObjectLostError):
+                gone = f"a process that {self.who} needs died. {_reason(error.cause)}"
+                raise DiedError(f"{self.awaited}: {gone}") from error
+            raise TandemError(f"{self.awaited}: {self.who} failed: {error}") from error
+        except (errors.RayActorError, errors.ObjectLostError, errors.RaySystemError) as error:
+            raise self.died(f"{self.who} died while it was needed for {self.awaited}. {_reason(error)}") from error
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A Ray actor under a ``name`` for messages; ``died`` is the error that says that it is gone."""
+
+    handle: Any
+    name: str
+    died: type[DiedError] = field(default=DiedError)
+
+    def submit(self, method: str, *args: Any, awaited: str = "", **kwargs: Any) -> Reply:
+        """Start a call; calls of one caller start in this order."""
+        ref = getattr(self.handle, method).remote(*args, **kwargs)
+        return Reply(ref, awaited or f"the answer to {method}()", self.name, self.died)
+
+    def ask(self, method: str, *args: Any, waits: float = 0.0, awaited: str = "", **kwargs: Any) -> Any:
+        """Call and wait. ``waits`` are the seconds that the actor may take by agreement."""
+        return self.submit(method, *args, awaited=awaited, **kwargs).result(waits + REPLY_SECONDS)
+
+    def kill(self) -> None:
+        """End the actor's process now; harmless if it is gone."""
+        import_ray().kill(self.handle)
+
+
+def _reason(error: Exception) -> str:
+    """What Ray knows of a death, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if "exit" in line.lower() or "died" in line.lower()]
+    return (causes or lines or [type(error).__name__])[0]
