@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import ContractError, TandemError
 from tandem.config.schema import Config, SftConfig
-from tandem.control import colocate, hybrid
+from tandem.control import colocate, fully_async, hybrid
 from tandem.control.sft import tune
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.topology.local import build_session
@@ -21,7 +21,11 @@ from tandem.topology.plan import Plan
 from tandem.topology.session import FINAL_FOLDER
 from tandem.topology.sft_session import build_sft_session
 
-LOOPS: dict[str, Callable[[Any], None]] = {"colocate": colocate.train, "hybrid": hybrid.train}
+LOOPS: dict[str, Callable[[Any], None]] = {
+    "colocate": colocate.train,
+    "hybrid": hybrid.train,
+    "fully_async": fully_async.train,
+}
 CONFIG_FILE = "config.yaml"
 _WINDOW = 10
 

@@ -142,7 +142,7 @@ def with_importance_weights(batch: DataProto, cap: float) -> DataProto:
     old, rollout = batch.padded("old_logprobs"), batch.padded("rollout_logprobs")
     mask = batch.padded("response_mask", False).bool()
     found = tis_weights(old, rollout, mask, cap=cap)
-    responses = batch.ragged("responses")
-    result = batch.union(DataProto({"tis_weights": responses.like(found.weights[responses.mask()])}))
+    layout = batch.ragged("response_mask")
+    result = batch.union(DataProto({"tis_weights": layout.like(found.weights[layout.mask()])}))
     result.meta_info["mismatch"] = found.metrics
     return result
