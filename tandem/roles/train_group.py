@@ -165,7 +165,7 @@ class TrainGroup:
             yield from bucket
 
     def fingerprint(self) -> str:
-        """Of the weights in place; what a plain model holding them has."""
+        """Of all pairs of an export; an engine that took them over answers the same."""
         found: str = self._first("fingerprint")
         return found
 

@@ -104,13 +104,12 @@ class TrainRank:
         return bucket
 
     def fingerprint(self) -> str | None:
-        """Of the exported weights, a tied one once under its first name: what a plain model holding them has.
+        """Of all pairs of an export; an engine that took them over answers the same.
 
         Ranks after the first only take part in the gathering and give None.
         """
         self.require_actor("take a fingerprint")
-        own = {name.replace(".base_layer.", ".") for name, _ in self.engine.model.model.named_parameters()}
-        exported = ((name, tensor) for name, tensor in self.engine.export() if name in own)
+        exported = self.engine.export()
         if self._rank == 0:
             return fingerprint(exported)
         for _ in exported:
