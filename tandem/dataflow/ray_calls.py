@@ -34,20 +34,16 @@ class Reply:
     who: str
     died: type[DiedError]
 
-    def result(self, timeout: float) -> Any:
-        """Wait for the answer at most ``timeout`` seconds.
+    def result(self, timeout: float | None = None) -> Any:
+        """The answer, or what the actor raised.
 
-        Raises what the actor raised, ``DiedError`` (or the actor's kind of it) as soon as it is gone, ``DeadlineError``
-        where it doesn't answer.
+        Raises ``DiedError`` (or the actor's kind of it) as soon as the actor is gone, ``TimeoutError`` where there is
+        no answer after ``timeout`` seconds.
         """
         ray = import_ray()
         errors = ray.exceptions
         try:
             return ray.get(self.ref, timeout=timeout)
-        except errors.GetTimeoutError as error:
-            raise DeadlineError(
-                f"waited {timeout:g} s for {self.awaited}; blocked by {self.who}, which does not answer"
-            ) from error
         except errors.RayTaskError as error:
             if isinstance(error.cause, TandemError):
                 raise error.cause from error
@@ -57,6 +53,15 @@ class Reply:
             raise TandemError(f"{self.awaited}: {self.who} failed: {error}") from error
         except (errors.RayActorError, errors.ObjectLostError, errors.RaySystemError) as error:
             raise self.died(f"{self.who} died while it was needed for {self.awaited}. {_reason(error)}") from error
+
+    def within(self, seconds: float) -> Any:
+        """``result``, with a ``DeadlineError`` that names the actor where it takes longer."""
+        try:
+            return self.result(seconds)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"waited {seconds:g} s for {self.awaited}; blocked by {self.who}, which does not answer"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Remote:
 
     def ask(self, method: str, *args: Any, waits: float = 0.0, awaited: str = "", **kwargs: Any) -> Any:
         """Call and wait. ``waits`` are the seconds that the actor may take by agreement."""
-        return self.submit(method, *args, awaited=awaited, **kwargs).result(waits + REPLY_SECONDS)
+        return self.submit(method, *args, awaited=awaited, **kwargs).within(waits + REPLY_SECONDS)
 
     def kill(self) -> None:
         """End the actor's process now; harmless if it is gone."""

@@ -65,5 +65,5 @@ class _Pickler(pickle.Pickler):
 
 
 def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    flat = torch.from_numpy(np.asarray(data))
-    return flat.view(dtype).view(shape)
+    flat = np.asarray(data)  # of no elements, it has no stride that could be read as another dtype
+    return torch.from_numpy(flat).view(dtype).view(shape) if flat.size else torch.empty(shape, dtype=dtype)

@@ -72,7 +72,7 @@ class RayStore(DataPlane):
             )
         outcomes: dict[int, Outcome] = {}
         for places, reply in replies:
-            outcomes.update(zip(places, reply.result(timeout + REPLY_SECONDS), strict=True))
+            outcomes.update(zip(places, reply.within(timeout + REPLY_SECONDS), strict=True))
         return [outcomes[i] for i in range(len(tickets))]
 
     def take(
@@ -114,7 +114,7 @@ class RayStore(DataPlane):
         for home, places in self._shares(tickets).items():
             mine = [tickets[i] for i in places]
             replies.append((places, mine, self._units[home].submit("get", mine, names, awaited=awaited)))
-        parts = [as_batch(mine, self._samples, unpack(reply.result(REPLY_SECONDS))) for _, mine, reply in replies]
+        parts = [as_batch(mine, self._samples, unpack(reply.within(REPLY_SECONDS))) for _, mine, reply in replies]
         if len(parts) == 1:
             return parts[0]
         arrived = torch.tensor([i for places, _, _ in replies for i in places])
@@ -142,7 +142,7 @@ class RayStore(DataPlane):
         if isinstance(target, int):
             self._controller.ask("retire", target, reason)
             for reply in [unit.submit("drop_partition", target) for unit in self._units]:
-                reply.result(REPLY_SECONDS)
+                reply.within(REPLY_SECONDS)
             return Outcome.DROPPED
         outcome: Outcome = self._units[self._home(target)].ask("drop", target, reason, sample, retry)
         return outcome
@@ -151,7 +151,7 @@ class RayStore(DataPlane):
         """The process of each actor, by its name."""
         actors = (self._controller, *self._units)
         replies = [actor.submit("pid", awaited="its start") for actor in actors]
-        return {actor.name: reply.result(REPLY_SECONDS) for actor, reply in zip(actors, replies, strict=True)}
+        return {actor.name: reply.within(REPLY_SECONDS) for actor, reply in zip(actors, replies, strict=True)}
 
     def close(self) -> None:
         """End the actors; the data is gone."""
