@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tandem.base.errors import ContractError, DeadlineError, DiedError
 from tandem.columns.proto import DataProto
-from tandem.roles.train_group import RankError, TrainGroup
+from tandem.roles.train_group import Done, RankError, TrainGroup
 from tandem.train import checkpoint
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import PolicyObjective
@@ -24,7 +25,7 @@ from tests.roles.rank_processes import group_of, rank_processes
 from tests.train.conftest import GPT2, build_batch, build_engine
 
 OBJECTIVE = PolicyObjective(aggregation="seq-mean-token-mean", kl_coef=0.1, entropy_coef=0.01)
-WANT: list[Wanted] = ["logprobs", "entropies"]
+WANT: Sequence[Wanted] = ["logprobs", "entropies"]
 
 
 def build(mesh: DeviceMesh | None, **options: Any) -> FsdpEngine:
@@ -62,7 +63,7 @@ def test_b64_two_ranks_train_as_one(tmp_path: Path, lengths: list[int]) -> None:
     with group_of(0, double, tmp_path) as one, group_of(2, double, tmp_path / "two", balance=True) as two:
         for _ in range(2):
             expected, found = (group.forward(batch, WANT) for group in (one, two))
-            for name in WANT:
+            for name in expected:
                 assert torch.equal(found[name].offsets, batch.ragged("responses").offsets)
                 torch.testing.assert_close(found[name].values, expected[name].values, atol=1e-6, rtol=1e-6)
             assert train(two, batch) == [pytest.approx(step, rel=1e-6) for step in train(one, batch)]
@@ -149,8 +150,7 @@ def test_ranks_are_processes_and_export_what_they_hold(tmp_path: Path) -> None:
         assert same_bits(weights(two), weights(one))
 
 
-def test_calls_of_two_threads_reach_all_ranks_in_one_order(tmp_path: Path) -> None:
-    """An export goes on in the background while forwards run."""
+def test_an_export_goes_on_in_the_background_while_forwards_run(tmp_path: Path) -> None:
     batch = build_batch([4, 6, 3])
     with group_of(2, build, tmp_path, deadline_s=40) as group:
         expected, exports = weights(group), list[dict[str, torch.Tensor]]()
@@ -194,6 +194,32 @@ def test_a_rank_that_refuses_ends_the_call_with_its_reason(tmp_path: Path) -> No
             group.forward(build_batch([4, 60], group_size=1), ["logprobs"])
         with pytest.raises(RankError, match="can't go on"):
             group.status()
+
+
+class _Recording:
+    """A rank that notes what arrives, and takes its time over ``sleep``."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.seen, self.arrived = name, list[str](), threading.Event()
+
+    def submit(self, method: str, *args: Any) -> Done:
+        self.seen.append(method)
+        if method == "sleep":
+            self.arrived.set()
+            time.sleep(0.2)
+        return Done(None)
+
+
+def test_calls_of_two_threads_reach_all_ranks_in_one_order() -> None:
+    """Or each would wait at another meeting."""
+    ranks = [_Recording("rank 0"), _Recording("rank 1")]
+    group = TrainGroup(ranks, deadline_s=5)
+    thread = threading.Thread(target=group.sleep)
+    thread.start()
+    ranks[0].arrived.wait(5)
+    group.wake()
+    thread.join(5)
+    assert [rank.seen for rank in ranks] == [["sleep", "wake"]] * 2
 
 
 class _Failing:
