@@ -11,7 +11,8 @@ from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
 from tandem.config.load import load_config
 from tandem.config.schema import Config
-from tandem.control.entry import CONFIG_FILE, quiet
+from tandem.control.entry import quiet
+from tandem.observe.metrics import CONFIG_FILE
 from tandem.roles.reward import build_reward_manager
 from tandem.topology.composite import build_composite, model_tokenizer
 from tandem.topology.parts import build_evaluator

@@ -15,7 +15,7 @@ from tandem.base.errors import ContractError, TandemError
 from tandem.config.schema import Config, SftConfig
 from tandem.control import colocate, fully_async, hybrid
 from tandem.control.sft import tune
-from tandem.observe.metrics import METRICS_FILE, read_rows
+from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, read_rows
 from tandem.topology.local import build_session
 from tandem.topology.plan import Plan
 from tandem.topology.session import FINAL_FOLDER
@@ -26,7 +26,6 @@ LOOPS: dict[str, Callable[[Any], None]] = {
     "hybrid": hybrid.train,
     "fully_async": fully_async.train,
 }
-CONFIG_FILE = "config.yaml"
 _WINDOW = 10
 
 
