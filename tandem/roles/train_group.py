@@ -13,12 +13,13 @@ from tandem.base.deadline import Deadline
 from tandem.base.errors import TandemError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
-from tandem.roles.train_rank import ACTOR, RankStatus, TrainRank
+from tandem.roles.train_rank import RankStatus, TrainRank
 from tandem.train.checkpoint import Checkpoint
 from tandem.train.dealing import deal_batch, forward_columns, objective_columns
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import StepResult, Wanted
+from tandem.weights.store import ACTOR
 
 BUCKET_BYTES = 2**26
 """What one bucket of an export holds, unless a single tensor is larger."""

@@ -19,7 +19,7 @@ from tandem.train.engine import FsdpEngine
 from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import StepResult, Wanted
 from tandem.train.sharding import local_shard
-from tandem.weights.store import ACTOR, WeightStore
+from tandem.weights.store import WeightStore
 
 REF = "ref"
 OLD_ACTOR = "old_actor"
@@ -152,6 +152,3 @@ class TrainRank:
         """An answer shows that the rank lives. No meeting."""
         tags, in_place = tuple(self.weights.tags), self.weights.in_place
         return RankStatus(self._rank, os.getpid(), self.engine.updates, self.engine.skipped, tags, in_place)
-
-
-__all__ = ["ACTOR", "OLD_ACTOR", "REF", "Bucket", "RankStatus", "TrainRank"]
