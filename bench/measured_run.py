@@ -2,19 +2,19 @@
 
 Takes the words of ``tandem train``, runs the built-in loop, prints one JSON object as its last line:
 
-``cpu_per_step``  everything that this process does from the first step on (logging included, evaluation not), and all
-                  that its scoring processes do in their whole life, over the steps; ``--skip N`` leaves the first N
-                  steps out of the former
-``parts``         processor seconds per step of rollout, train, ...
-``children``      processor seconds of the scoring processes, their start included
+``cpu_per_step``  all that this process and its scoring processes do from one step to the next, logging included,
+                  evaluation not; ``--skip=N`` as the first word leaves the first N steps out
+``parts``         processor seconds per step of this process for rollout, train, ...
+``children``      processor seconds per step of the scoring processes
 ``rewards, lengths``  mean reward and mean length of each step;  ``evals``  the held-out rewards, first to last
+
+Needs ``psutil``, which comes with ``peft``.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import psutil
 
 from tandem.config.load import load_words
 from tandem.config.schema import Config
@@ -32,29 +34,42 @@ from tandem.topology.plan import compile_plan
 
 
 def measured_run(words: Sequence[str], skip: int = 0) -> dict[str, Any]:
-    """Train as ``tandem train WORDS`` does; steps after the first ``skip`` are what is reported."""
+    """Train as ``tandem train WORDS`` does; steps after the first ``skip`` are what is measured."""
     config = load_words(words, Config)
     session = build_session(config, compile_plan(config))
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    last = session.progress.last
     with session.running():
-        started = time.process_time()
+        if skip:
+            session.progress.last = skip
+            colocate.train(session)
+            session.progress.last = last
+        own, scoring = time.process_time(), children_seconds()
         colocate.train(session)
-        seconds = time.process_time() - started
+        own, scoring = time.process_time() - own, children_seconds() - scoring
     rows = read_rows(Path(config.trainer.output_dir) / METRICS_FILE)
-    steps, evals = [row for row in rows if "reward/mean" in row], list(numbers(rows, "eval/reward"))
-    seconds -= sum(numbers(rows, "cpu/evaluation")) + sum(numbers(steps[:skip], "cpu/step"))
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    scoring = ended.ru_utime + ended.ru_stime - children.ru_utime - children.ru_stime
-    counted = steps[skip:]
-    parts = [key for key in counted[0] if key.startswith("cpu/") and key != "cpu/step"]
+    steps = [row for row in rows if "reward/mean" in row]
+    counted = [row for row in rows if int(str(row["step"])) > skip]
+    own -= sum(numbers(counted if skip else rows, "cpu/evaluation"))
+    count = last - skip
+    parts = dict.fromkeys(key for row in counted for key in row if key.startswith("cpu/"))
     return {
-        "cpu_per_step": (seconds + scoring) / len(counted),
-        "children": scoring,
-        "parts": {key.removeprefix("cpu/"): sum(numbers(counted, key)) / len(counted) for key in parts},
+        "cpu_per_step": (own + scoring) / count,
+        "children": scoring / count,
+        "parts": {
+            key.removeprefix("cpu/"): sum(numbers(counted, key)) / count
+            for key in parts
+            if key not in ("cpu/step", "cpu/evaluation")
+        },
         "rewards": list(numbers(steps, "reward/mean")),
         "lengths": list(numbers(steps, "length/mean")),
-        "evals": evals,
+        "evals": list(numbers(rows, "eval/reward")),
     }
+
+
+def children_seconds() -> float:
+    """Processor seconds so far of all processes that this one has started and that run."""
+    times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+    return float(sum(each.user + each.system for each in times))
 
 
 def numbers(rows: Sequence[dict[str, object]], key: str) -> Iterator[float]:
@@ -64,11 +79,7 @@ def numbers(rows: Sequence[dict[str, object]], key: str) -> Iterator[float]:
 
 def main() -> None:
     words = sys.argv[1:]
-    skip = 0
-    if "--skip" in words:
-        place = words.index("--skip")
-        skip = int(words[place + 1])
-        del words[place : place + 2]
+    skip = int(words.pop(0).removeprefix("--skip=")) if words[0].startswith("--skip=") else 0
     print(json.dumps(measured_run(words, skip)))
 
 

@@ -56,7 +56,7 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         hidden = D * 8 // 3 // 8 * 8
-        self.norm1, self.norm2 = nn.RMSNorm(D), nn.RMSNorm(D)
+        self.norm1, self.norm2 = nn.RMSNorm(D, eps=1e-6), nn.RMSNorm(D, eps=1e-6)
         self.qkv, self.out = nn.Linear(D, 3 * D, bias=False), nn.Linear(D, D, bias=False)
         self.gate, self.up = nn.Linear(D, hidden, bias=False), nn.Linear(D, hidden, bias=False)
         self.down = nn.Linear(hidden, D, bias=False)
@@ -81,7 +81,7 @@ class Model(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(len(VOCAB), D)
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm, self.head = nn.RMSNorm(D), nn.Linear(D, len(VOCAB), bias=False)
+        self.norm, self.head = nn.RMSNorm(D, eps=1e-6), nn.Linear(D, len(VOCAB), bias=False)
         nn.init.normal_(self.embed.weight, std=0.02)
 
     def forward(self, ids, caches=None):
@@ -112,7 +112,7 @@ def generate(model, prompts, greedy=False):
 
 def accuracy(model, problems):
     ids, _ = generate(model, torch.tensor([encode(p) for p, _ in problems]), greedy=True)
-    return sum(decode(row) == a for row, (_, a) in zip(ids.tolist(), problems)) / len(problems)
+    return sum(decode(row) == a for row, (_, a) in zip(ids.tolist(), problems, strict=True)) / len(problems)
 
 
 def load(model, folder):
@@ -140,7 +140,7 @@ def grpo_step(model, optimizer, rng, prompts, epochs, group=8, clip=0.2):
     prompt = torch.tensor([encode(p) for p, _ in rows]).repeat_interleave(group, 0)
     answers = [a for _, a in rows for _ in range(group)]
     ids, old = generate(model, prompt)
-    reward = torch.tensor([float(decode(row) == a) for row, a in zip(ids.tolist(), answers)])
+    reward = torch.tensor([float(decode(row) == a) for row, a in zip(ids.tolist(), answers, strict=True)])
     grouped = reward.view(prompts, group)
     advantage = grouped - grouped.mean(1, keepdim=True)  # not divided by the group's std: steadier on this task
     end = ids == EOS

@@ -1,8 +1,8 @@
 """The quickstart's training against the hand-written program ``plain_grpo.py``: what it learns and what it costs.
 
-Both start from the same exported SFT weights, with the same settings and seed, one thread, in turn. SFT weights are made
-once per seed with ``examples/quickstart/sft.yaml`` in ``--out`` and kept, or one folder for all is given by ``--weights``.
-Writes ``quickstart.json`` and prints a table. Run: ``python bench/quickstart.py [--seeds 0 1 2] [--steps 150]``.
+Both start from the same exported SFT weights, with the same settings and seed, one thread, in turn. SFT weights are
+made once per seed with ``examples/quickstart/sft.yaml`` and kept in ``--out``, or ``--weights`` names one folder for
+all. Writes ``quickstart.json`` and prints a table. Run: ``python bench/quickstart.py [--seeds 0 1 2] [--steps 150]``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
+CONFIG = "examples/quickstart/grpo.yaml"
 WINDOW = 10
 """Steps whose mean reward is the first and the last point of a curve."""
 
@@ -62,7 +63,7 @@ def run_plain(weights: Path, seed: int, steps: int, out: Path) -> dict[str, Any]
 
 
 def run_tandem(weights: Path, seed: int, steps: int, out: Path) -> dict[str, Any]:
-    """Learning curve and cost of ``tandem train examples/quickstart/grpo.yaml``."""
+    """Learning curve and cost of ``tandem train``."""
     words = [
         f"actor_rollout_ref.model.path={weights}",
         f"trainer.seed={seed}",
@@ -70,7 +71,7 @@ def run_tandem(weights: Path, seed: int, steps: int, out: Path) -> dict[str, Any
         f"trainer.output_dir={out}",
         f"evaluation.interval={steps}",
     ]
-    run = json.loads(python(BENCH / "measured_run.py", "examples/quickstart/grpo.yaml", *words).splitlines()[-1])
+    run = json.loads(python(BENCH / "measured_run.py", CONFIG, *words).splitlines()[-1])
     result = curve(run["rewards"], run["evals"][-1], run["cpu_per_step"])
     return {**result, "parts": run["parts"], "children": run["children"]}
 

@@ -90,7 +90,8 @@ class _Reader:
             elif on:
                 self.found.modes.add(key)
         else:
-            value = self._take_value(given)
+            bare = path in BARE_VALUES and given is None and self._assignment_follows()
+            value = None if bare else self._take_value(given)
             if value is None and path in BARE_VALUES:
                 value = BARE_VALUES[path]
             if value is None:
@@ -98,6 +99,11 @@ class _Reader:
                 self.found.problems.append(Problem(f"--{name}", None, "the flag needs a value", remedy))
             else:
                 self.found.assignments.append(Assignment(path, value))
+
+    def _assignment_follows(self) -> bool:
+        """Whether the next word is ``key=value`` of this document, and so no flag's value."""
+        match = ASSIGNMENT.fullmatch(self.words[0]) if self.words else None
+        return match is not None and self._is_known(match[2])
 
     def _is_known(self, key: str) -> bool:
         parts = key.split(".")

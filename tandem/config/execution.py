@@ -95,5 +95,7 @@ class RuntimeConfig(Node):
     """``local`` needs no Ray; ``auto`` takes it where one train rank and one rollout engine suffice."""
     threads: bool = False
     """Keep all roles in one process (for a debugger)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where models compute; ``auto`` takes a CUDA device where there is one. CUDA has never been tried."""
     torch_threads: PositiveInt | None = None
     """Threads per process; default: PyTorch's own choice."""

@@ -24,6 +24,12 @@ class ModelConfig(Node):
     """A local Hugging Face folder or a hub id."""
     tokenizer_path: str | None = None
     """Folder of the tokenizer; default: the model's."""
+
+    @property
+    def tokenizer(self) -> str:
+        """Where the tokenizer is."""
+        return self.path if self.tokenizer_path is None else self.tokenizer_path
+
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type of the forward; master weights stay float32."""
     trust_remote_code: bool = False

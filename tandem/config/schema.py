@@ -253,6 +253,8 @@ class SftDataConfig(Node):
     """Column of chat messages; else prompt_key and response_key are used."""
     prompt_key: str = "prompt"
     response_key: str = "response"
+    chat: bool = False
+    """Wrap prompt and response in the tokenizer's chat template."""
     add_eos: bool = True
     """End a response with the tokenizer's end token (prompt and response only)."""
     max_length: PositiveInt = 1024

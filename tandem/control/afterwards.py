@@ -24,12 +24,13 @@ from tandem.topology.sources import held_out_prompts
 def run_eval(source: Path, words: Sequence[str]) -> int:
     """Score a model on the held-out prompts of its config; ``source`` is a run's folder or a config file."""
     quiet()
-    if source.is_dir():
-        words = [f"actor_rollout_ref.model.path={source / FINAL_FOLDER}", *words]
-        source = source / CONFIG_FILE
-    config = load_config(source, words)
+    file = source / CONFIG_FILE if source.is_dir() else source
+    config = load_config(file, [] if source.is_dir() else words)
     if not isinstance(config, Config):
         raise DataError(f"{source}: is an SFT run; write a training config with data.val_files to evaluate its model")
+    if source.is_dir():
+        trained = f"actor_rollout_ref.model.path={source / FINAL_FOLDER}"
+        config = load_config(file, [trained, *words], kind=Config)
     plan = compile_plan(config)
     plan.require_runnable()
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)

@@ -111,8 +111,9 @@ def encode_pair(
     The prompt gets the very ids that it has when a model is asked to continue it. Raises ``DataError`` if the tokenizer
     can't write the response after them, or lacks an end token.
     """
-    head = leading_ids(tokenizer) + encode_text(tokenizer, prompt)
-    whole = leading_ids(tokenizer) + encode_text(tokenizer, prompt + response)
+    leading = leading_ids(tokenizer)
+    head = leading + encode_text(tokenizer, prompt)
+    whole = leading + encode_text(tokenizer, prompt + response)
     if whole[: len(head)] == head:
         tail = whole[len(head) :]
     else:

@@ -88,10 +88,12 @@ class KVCache:
     """Rows of samples: ``answers`` holds what is each one's own, ``prompts`` what the samples of a group share.
 
     A prompt with a single sample is not shared: it stands in the sample's own row. ``group`` (rows of ``answers``,)
-    int64 says which row of ``prompts`` a sample continues, where ``prompts`` is in use.
+    int64 says which row of ``prompts`` a sample continues, where ``prompts`` is in use. Lengths and rows are kept on
+    the CPU, keys and values on ``device``.
     """
 
-    def __init__(self, rows: int = 1, capacity: int = _BLOCK) -> None:
+    def __init__(self, device: torch.device, rows: int = 1, capacity: int = _BLOCK) -> None:
+        self.device = device
         self.answers = KVStore(rows, capacity)
         self.prompts = KVStore(1, _BLOCK)
         self.group = torch.zeros(0, dtype=torch.int64)
@@ -108,11 +110,11 @@ class KVCache:
         """
         width = int(lengths.max())
         if copies == 1:
-            return PromptLayout(self.answers, self.answers.append(lengths, width), lengths)
+            return PromptLayout(self.answers, self.answers.append(lengths, width), lengths, self.device)
         rows = self.prompts.append(lengths, width)
         self.group = torch.cat([self.group, torch.arange(rows.start, rows.stop).repeat_interleave(copies)])
         self.answers.append(torch.zeros(len(lengths) * copies, dtype=torch.int64), 1)
-        return PromptLayout(self.prompts, rows, lengths)
+        return PromptLayout(self.prompts, rows, lengths, self.device)
 
     def extend(self) -> DecodeLayout:
         """Make room for one more token in every row; the forward of the returned layout writes it."""
@@ -145,16 +147,17 @@ class KVCache:
 class PromptLayout:
     """Packed prompts that see only themselves and leave their keys and values in ``rows`` of a store."""
 
-    def __init__(self, store: KVStore, rows: slice, lengths: torch.Tensor) -> None:
+    def __init__(self, store: KVStore, rows: slice, lengths: torch.Tensor, device: torch.device) -> None:
         self._store, self._rows = store, rows
-        self._packed = PackedLayout.of_lengths(lengths)
+        self._packed = PackedLayout.of_lengths(lengths, device)
         self._width = int(lengths.max())
         ends = lengths.cumsum(0)
         starts = ends - lengths
         self.last = ends - 1  # (P,): where each prompt's last token stands in the packed row
         self.positions = torch.arange(int(ends[-1])) - starts.repeat_interleave(lengths)
         columns = torch.arange(self._width)[None].minimum(lengths[:, None] - 1)
-        self._index = (starts[:, None] + columns).flatten()  # (P · width,), padded with the last token
+        index = (starts[:, None] + columns).flatten()  # (P · width,), padded with the last token
+        self._index = index.to(device)
 
     def attend(
         self,
@@ -166,9 +169,8 @@ class PromptLayout:
         window: int | None,
     ) -> torch.Tensor:
         """See ``AttentionLayout.attend``: (1, H, T, D) and (1, K, T, D) to (1, T, H, D)."""
-        index = self._index.to(key.device)
         for store, new in zip(self._store.layer(layer, value), (key, value), strict=True):
-            padded = new[0].index_select(1, index).unflatten(1, (-1, self._width))  # (K, P, width, D)
+            padded = new[0].index_select(1, self._index).unflatten(1, (-1, self._width))  # (K, P, width, D)
             store[self._rows, :, : self._width] = padded.transpose(0, 1)
         return self._packed.attend(layer, query, key, value, scale, window)
 
@@ -181,9 +183,9 @@ class DecodeLayout:
 
     def __init__(self, cache: KVCache, columns: torch.Tensor) -> None:
         self._answers, self._columns = cache.answers, columns
-        self._rows = torch.arange(len(columns))
         self._width = int(columns.max()) + 1
-        self._shared = _SharedPrompts(cache.prompts, cache.group) if cache.prompts.count else None
+        self._at = (torch.arange(len(columns)).to(cache.device), slice(None), columns.to(cache.device))
+        self._shared = _SharedPrompts(cache.prompts, cache.group, cache.device) if cache.prompts.count else None
         self.positions = columns if self._shared is None else columns + self._shared.lengths
         self._masks: dict[int | None, torch.Tensor | None] = {}
 
@@ -198,11 +200,11 @@ class DecodeLayout:
     ) -> torch.Tensor:
         """See ``AttentionLayout.attend``, T = R: (1, H, R, D) and (1, K, R, D) to (1, R, H, D)."""
         heads, count, size = query.shape[1:]
-        if count != len(self._rows):
-            raise ContractError(f"{count} tokens came to a cache of {len(self._rows)} rows: one token per row")
+        if count != len(self.positions):
+            raise ContractError(f"{count} tokens came to a cache of {len(self.positions)} rows: one token per row")
         keys, values = self._answers.layer(layer, value)
-        keys[self._rows, :, self._columns] = key[0].transpose(0, 1).to(keys.dtype)
-        values[self._rows, :, self._columns] = value[0].transpose(0, 1)
+        keys[self._at] = key[0].transpose(0, 1).to(keys.dtype)
+        values[self._at] = value[0].transpose(0, 1)
         # The queries that share a key head stand as its sequence, so grouped heads need no expanded copy of the cache.
         queries = (query[0] * scale).transpose(0, 1).to(keys.dtype).reshape(count, keys.shape[1], -1, size)
         scores = _product(queries, keys[:count, :, : self._width].transpose(2, 3))  # (R, K, H / K, width)
@@ -235,7 +237,7 @@ class DecodeLayout:
 class _SharedPrompts:
     """The shared part of a step's attention: the m rows at most of each of G groups side by side, padded by others."""
 
-    def __init__(self, store: KVStore, group: torch.Tensor) -> None:
+    def __init__(self, store: KVStore, group: torch.Tensor, device: torch.device) -> None:
         self._store, self._groups = store, store.count
         self.width = store.width
         self.lengths = store.lengths[group]  # (R,)
@@ -243,10 +245,11 @@ class _SharedPrompts:
         self._members = int(sizes.max())
         order = group.argsort(stable=True)
         rank = torch.arange(len(group)) - (sizes.cumsum(0) - sizes)[group[order]]
-        self._place = torch.empty_like(group)  # (R,): where in (G · m,) a row stands
-        self._place[order] = group[order] * self._members + rank
-        self._row = torch.zeros(self._groups * self._members, dtype=torch.int64)  # (G · m,): the row that stands there
-        self._row[self._place] = torch.arange(len(group))
+        place = torch.empty_like(group)  # (R,): where in (G · m,) a row stands
+        place[order] = group[order] * self._members + rank
+        row = torch.zeros(self._groups * self._members, dtype=torch.int64)  # (G · m,): the row that stands there
+        row[place] = torch.arange(len(group))
+        self._place, self._row = place.to(device), row.to(device)
 
     def scores(self, layer: int, queries: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """(R, K, H / K, D) -> (R, K, H / K, width): each query times its prompt's keys."""
@@ -261,10 +264,10 @@ class _SharedPrompts:
     def _product(self, rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
         """Rows (R, K, H / K, a) times the matrices of their groups (G, K, a, b) -> (R, K, H / K, b)."""
         heads, each = rows.shape[1:3]
-        grouped = rows[self._row.to(rows.device)].unflatten(0, (self._groups, self._members))
+        grouped = rows[self._row].unflatten(0, (self._groups, self._members))
         product = _product(grouped.transpose(1, 2).flatten(2, 3), matrices)  # (G, K, m · H / K, b)
         apart = product.unflatten(2, (self._members, each)).transpose(1, 2)  # (G, m, K, H / K, b)
-        ungrouped: torch.Tensor = apart.reshape(-1, heads, each, product.shape[-1])[self._place.to(rows.device)]
+        ungrouped: torch.Tensor = apart.reshape(-1, heads, each, product.shape[-1])[self._place]
         return ungrouped
 
 

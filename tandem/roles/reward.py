@@ -88,8 +88,7 @@ def build_reward_manager(
         importlib.import_module(name)
     spec = resolve(config.type, config.file, config.parameters, modules)
     if tokenizer is None and spec.call.is_batch and root is not None:
-        model = root.actor_rollout_ref.model
-        tokenizer = load_tokenizer(model.path if model.tokenizer_path is None else model.tokenizer_path)
+        tokenizer = load_tokenizer(root.actor_rollout_ref.model.tokenizer)
     scoring: Scoring = (
         InlineScoring(bind(spec))
         if inline

@@ -132,7 +132,7 @@ class Flight:
             return
         for request in requests:
             n = self._sampling.n
-            cache = KVCache(n, len(request.prompt_ids) + self._sampling.max_tokens)
+            cache = KVCache(self._model.model.device, n, len(request.prompt_ids) + self._sampling.max_tokens)
             block = Block(self._model, self._sampling, cache, n)
             block.admit([request], version)
             self._blocks.append(block)

@@ -34,7 +34,7 @@ class Block:
 
     def __init__(self, model: CausalLM, sampling: Sampling, cache: KVCache, limit: int) -> None:
         self._model, self._sampling, self._cache = model, sampling, cache
-        self._device = next(model.parameters()).device
+        self._device = cache.device
         self._stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64)
         self._seeds = torch.zeros(limit, dtype=torch.int64)
         self._drawn = torch.zeros(limit, dtype=torch.int64)

@@ -87,7 +87,7 @@ class HfEngine:
         return self._generate(requests, sampling)
 
     def _generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
-        cache = None if self._exact else self._spare or KVCache()
+        cache = None if self._exact else self._spare or KVCache(self._model.model.device)
         self._spare = None
         waiting = Admission(requests, sampling, self._max_num_seqs // sampling.n, self._context)
         flight = Flight(self._model, sampling, self._max_num_seqs, cache)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from tandem.base.errors import Problem
-from tandem.base.registry import Scope
+from tandem.base.registry import Entry, Scope
 from tandem.config.schema import Config
 from tandem.topology.checks_parameters import check_parameters
+from tandem.topology.plan_batch import longest_sequence, mini_batch_prompts
 from tandem.topology.plan_entries import Entries, advantage_name
 from tandem.topology.plan_placement import uses_reference
 from tandem.topology.plan_stages import COMPUTED_IN_TRAINING, Stage, columns_known, old_logprobs_from, plan_stages
@@ -43,10 +45,21 @@ def _check_loss(config: Config, entries: Entries) -> Iterator[Problem]:
         ratio = loss.parameters.get(name)
         if isinstance(ratio, int | float) and ratio < 0:
             yield Problem(f"{LOSS}.{name}", ratio, "a clip range can't be negative", "Write a number such as 0.2")
+    yield from _check_whole_mini_batch(config, entries.policy_loss)
     if config.algorithm.loss_scale_factor is not None and config.algorithm.loss_agg_mode != "seq-mean-token-sum-norm":
         reason = f"it divides the loss of seq-mean-token-sum-norm, and the mode is {config.algorithm.loss_agg_mode}"
         remedy = "Remove it, or write loss_agg_mode: seq-mean-token-sum-norm"
         yield Problem("algorithm.loss_scale_factor", config.algorithm.loss_scale_factor, reason, remedy)
+
+
+def _check_whole_mini_batch(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
+    """A loss with statistics over the mini-batch would change with its cut into micro-batches."""
+    budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+    needed = mini_batch_prompts(config) * config.actor_rollout_ref.rollout.n * longest_sequence(config)
+    if loss.traits.get("whole_mini_batch") and budget < needed:
+        reason = f"{loss.name} looks at a whole mini-batch at once, which can have {needed} tokens"
+        remedy = f"Write at least {needed}, a smaller mini-batch, or a loss such as ppo_clip"
+        yield Problem("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", budget, reason, remedy)
 
 
 def _check_estimator(config: Config, entries: Entries) -> Iterator[Problem]:
@@ -168,5 +181,5 @@ def _orphan(config: Config, stage: Stage, column: str) -> Problem:
     if column == "old_logprobs":
         reason = f"it needs old_logprobs, and algorithm.old_logprobs is {old_logprobs_from(config)}"
         return Problem(key, value, reason, "Write algorithm.old_logprobs: recompute")
-    remedy = "A parameter written in YAML stands behind a '*' in the signature"
+    remedy = "Use another one. If it is yours: a column is positional, a parameter written in YAML stands behind a '*'"
     return Problem(key, value, f"it needs the column {column!r}, which no stage gives", remedy)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
+
 from tandem.algorithms.correction import tis_weights
 from tandem.base.errors import ConfigError, Problem
 from tandem.columns.proto import DataProto
+from tandem.config.execution import RuntimeConfig
 from tandem.config.model import ActorRolloutRef as Section
 from tandem.config.model import CriticConfig, ModelConfig
 from tandem.config.schema import Config
@@ -58,7 +61,14 @@ def build_critic(section: CriticConfig) -> None:
 
 def model_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of the model, or the one named in its place."""
-    return load_tokenizer(model.path if model.tokenizer_path is None else model.tokenizer_path)
+    return load_tokenizer(model.tokenizer)
+
+
+def run_device(runtime: RuntimeConfig) -> torch.device:
+    """Where this process computes: ``auto`` is the first CUDA device if there is one, else the CPU."""
+    if runtime.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(runtime.device)
 
 
 def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
@@ -116,6 +126,7 @@ def build_train_engine(
         exact=config.trainer.exact,
         gradient_checkpointing=section.model.gradient_checkpointing,
         mesh=mesh,
+        device=run_device(config.runtime),
     )
 
 

@@ -26,8 +26,8 @@ from tandem.roles.accuracy import greedy_accuracy
 from tandem.roles.examples import as_samples
 from tandem.roles.generation import end_tokens
 from tandem.rollout.hf import HfEngine
-from tandem.topology.composite import load_trainable, model_tokenizer
-from tandem.topology.session import CHECKPOINTS, FINAL_FOLDER
+from tandem.topology.composite import load_trainable, model_tokenizer, run_device
+from tandem.topology.session import CHECKPOINTS, FINAL_FOLDER, MODEL_FOLDER
 from tandem.topology.sources import example_source, user_source
 from tandem.train import checkpoint
 from tandem.train.engine import FsdpEngine
@@ -86,13 +86,14 @@ class SftSession:
             reached = goal is not None and update["eval/accuracy"] >= goal
         self.log.log(step, update)
         if save and (step % save == 0 or step == self.last or reached):
-            checkpoint.save(
+            saved = checkpoint.save(
                 Path(self.config.trainer.output_dir) / CHECKPOINTS,
                 step,
                 tensors={"model": self.engine.state_dict()},
                 facts={"data": self.source.state_dict()},
                 keep=self.config.trainer.keep_checkpoints,
             )
+            self._export(saved.path / MODEL_FOLDER)
         return reached
 
     def accuracy(self) -> float:
@@ -113,8 +114,12 @@ class SftSession:
         final = Path(self.config.trainer.output_dir) / FINAL_FOLDER
         with self.log:
             yield
-            save_pretrained_atomic(self.model, self.tokenizer, final, weights=dict(self.engine.export()))
+            self._export(final)
             self.log.summarize(model=str(final))
+
+    def _export(self, folder: Path) -> None:
+        """Write the model as a Hugging Face folder."""
+        save_pretrained_atomic(self.model, self.tokenizer, folder, weights=dict(self.engine.export()))
 
 
 def build_sft_session(config: SftConfig) -> SftSession:
@@ -134,6 +139,7 @@ def build_sft_session(config: SftConfig) -> SftSession:
         max_tokens_per_micro_batch=config.data.max_token_len_per_gpu,
         temperature=1.0,
         gradient_checkpointing=config.model.gradient_checkpointing,
+        device=run_device(config.runtime),
     )
     first = _resume(config, engine, source)
     output_dir = Path(config.trainer.output_dir)

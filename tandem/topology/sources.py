@@ -87,8 +87,7 @@ class PromptLoader:
 
 def build_dataloader(config: Config) -> PromptLoader:
     """The training prompts of ``config.data``, encoded by the model's tokenizer."""
-    section = config.actor_rollout_ref.model
-    tokenizer = load_tokenizer(section.path if section.tokenizer_path is None else section.tokenizer_path)
+    tokenizer = load_tokenizer(config.actor_rollout_ref.model.tokenizer)
     return PromptLoader(prompt_source(config, tokenizer, endless=True), config.data.train_batch_size)
 
 
@@ -165,7 +164,7 @@ def example_source(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Con
     return ConversationSource(
         tables,
         tokenizer=tokenizer,
-        columns=ExampleColumns(data.messages_key, data.prompt_key, data.response_key, add_eos=data.add_eos),
+        columns=ExampleColumns(data.messages_key, data.prompt_key, data.response_key, data.chat, data.add_eos),
         max_length=data.max_length,
         on_overlong=Overlong(data.on_overlong),
         on_bad_row=OnBadRow(data.on_bad_row),

@@ -143,7 +143,12 @@ class FsdpEngine:
 
     def state_dict(self) -> dict[str, Any]:
         """See ``TrainEngine.state_dict``."""
+        moments = self._updater.optimizer.state
+        unused = not moments
         model, optimizer = dcp_state.get_state_dict(self.model, self._updater.optimizer)
+        if unused:  # torch made the moments by a step of its own, without gradient or learning rate, and counted it
+            for state in moments.values():
+                state["step"].zero_()
         return {"model": model, "optimizer": optimizer, "updates": self.updates, "skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -133,7 +133,7 @@ def mismatch(
     delta = log_ratio(old_logprobs.detach(), rollout_logprobs, response_mask)
     return {
         "mismatch/kl": Metric.over(-delta, response_mask),
-        "mismatch/k3": Metric.over(delta.exp() - delta - 1, response_mask),
+        "mismatch/k3": Metric.over(delta.expm1() - delta, response_mask),
         "mismatch/abs": Metric.over(delta.abs(), response_mask),
     }
 

@@ -40,10 +40,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def entry(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """A stand-in for what does the work: records how it is called and answers 0."""
     calls: list[tuple[Any, ...]] = []
-    module: Any = ModuleType("tandem.control.entry")
-    for name in ("run_train", "run_sft", "run_eval", "run_export"):
-        setattr(module, name, lambda *arguments, name=name: calls.append((name, *arguments)) or 0)
-    monkeypatch.setitem(sys.modules, "tandem.control.entry", module)
+    for home, names in {"entry": ("run_train", "run_sft"), "afterwards": ("run_eval", "run_export")}.items():
+        module: Any = ModuleType(f"tandem.control.{home}")
+        for name in names:
+            setattr(module, name, lambda *arguments, name=name: calls.append((name, *arguments)) or 0)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     return calls
 
 

@@ -113,6 +113,9 @@ def test_resume_without_a_value_is_auto(tmp_path: Path) -> None:
     assert train("--resume").trainer.resume == "auto"
     assert train("--resume", "--use-tis").trainer.resume == "auto"
     assert train("--resume", "runs/a/step-3").trainer.resume == "runs/a/step-3"
+    followed = train("--resume", "trainer.seed=4")
+    assert (followed.trainer.resume, followed.trainer.seed) == ("auto", 4)
+    assert train("--resume", "runs/lr=3/step-3").trainer.resume == "runs/lr=3/step-3"
     file = written(tmp_path, "actor_rollout_ref: {model: {path: m}}")
     assert load_words(["--resume", file], Config).trainer.resume == "auto"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -51,7 +52,8 @@ def test_no_part_may_grow_and_the_step_shrink(parts: Parts, setting: Setting, na
 def test_more_devices_sub_batches_or_staleness_never_make_a_step_longer(
     parts: Parts, setting: Setting, name: str, more: int
 ) -> None:
-    raised = replace(setting, **{name: getattr(setting, name) + more})
+    changed: dict[str, Any] = {name: getattr(setting, name) + more}
+    raised = replace(setting, **changed)
     assert best_step(parts, raised).seconds <= best_step(parts, setting).seconds / LESS
 
 
@@ -65,8 +67,10 @@ def test_the_binding_term_is_the_largest_and_adds_up(parts: Parts, setting: Sett
 
 @given(PARTS, SETTINGS)
 def test_pipelining_and_letting_generations_run_on_never_cost(parts: Parts, setting: Setting) -> None:
-    for flag, better in (("pipelined", True), ("drains", False)):
-        good, bad = replace(setting, **{flag: better}), replace(setting, **{flag: not better})
+    for good, bad in (
+        (replace(setting, pipelined=True), replace(setting, pipelined=False)),
+        (replace(setting, drains=False), replace(setting, drains=True)),
+    ):
         assert best_step(parts, good).seconds <= best_step(parts, bad).seconds / LESS
 
 
@@ -132,7 +136,7 @@ def test_a_shared_chain_is_told_with_its_steps() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"rollout": 0}, {"actor": 0}, {"sub_batches": 0}, {"staleness": -1}])
-def test_a_setting_without_devices_is_refused(wrong: dict[str, int]) -> None:
+def test_a_setting_without_devices_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ContractError, match="positive"):
         replace(HYBRID, **wrong)
 

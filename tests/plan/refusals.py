@@ -109,6 +109,12 @@ REFUSALS = [
     (f"{ROLLOUT}.n=1", f"{ROLLOUT}.n", "every advantage is 0", "2 or more"),
     ("algorithm.adv_estimator=gae", "algorithm.adv_estimator", "'values'", "critic.enable: true"),
     ("critic.enable=true", "critic.enable", "nothing reads its values", "gae"),
+    (
+        f"{LOSS}.type=clip_cov {ACTOR}.ppo_max_token_len_per_gpu=1600",
+        f"{ACTOR}.ppo_max_token_len_per_gpu",
+        "whole",
+        "ppo_clip",
+    ),
     ("algorithm.kl={in: reward, controller: adaptive, horizon: 0}", "algorithm.kl.horizon", "samples", "10000"),
     ("algorithm.kl={in: reward, controller: adaptive, horizon: -5}", "algorithm.kl.horizon", "samples", "10000"),
     ("algorithm.kl={in: loss, controller: adaptive}", "algorithm.kl.controller", "KL in the reward", "fixed"),

@@ -33,7 +33,7 @@ class Renewed(RayStore):
     def renew(self, tickets: int, samples: int, lease_seconds: float, **options: Any) -> None:
         fresh = ledger(tickets, samples, **options)
         controller, units = self._controller.handle, [unit.handle for unit in self._units]
-        self._samples = samples
+        self._tickets, self._samples = tickets, samples
         ray.get(controller.__ray_call__.remote(lambda actor: actor.__init__(fresh, lease_seconds)))
         ray.get([unit.__ray_call__.remote(lambda a: a.__init__(controller, samples, "responses")) for unit in units])
 
@@ -76,9 +76,9 @@ def test_b83_a_dead_storage_unit_is_named_and_the_other_goes_on(doomed: RayStore
     with pytest.raises(DiedError, match="storage unit 1 of the data plane died"):
         doomed.get([Ticket(0, place) for place in range(4)], COLUMNS)
     with pytest.raises(DiedError, match="storage unit 1"):
-        doomed.put([Ticket(1, 1)], group(Ticket(1, 1)), timeout=20)
+        doomed.put([Ticket(1, 3)], group(Ticket(1, 3)), timeout=20)
     assert time.monotonic() - started < 10
-    check_rows(doomed.get([Ticket(0, 2)], COLUMNS), (Ticket(0, 2),))
+    check_rows(doomed.get([Ticket(0, 1)], COLUMNS), (Ticket(0, 1),))
 
 
 def test_b83_a_dead_controller_ends_every_wait(doomed: RayStore) -> None:

@@ -1,0 +1,37 @@
+"""The page of algorithms says what the registries say."""
+
+from __future__ import annotations
+
+from tandem.algorithms import ADVANTAGES, KL_TYPES, POLICY_LOSSES
+from tandem.base.registry import Scope
+from tandem.reward.registry import REWARDS
+from tools.algorithms_page import TARGET, missing_columns, page
+
+
+def test_the_page_in_the_repository_is_current() -> None:
+    assert TARGET.read_text("utf-8") == page(), "run `python tools/algorithms_page.py`"
+
+
+def test_every_entry_is_on_the_page() -> None:
+    text = page()
+    for registry in (ADVANTAGES, POLICY_LOSSES, KL_TYPES, REWARDS):
+        for name in registry:
+            if registry[name].target.__module__.startswith("tandem."):
+                assert f"| `{name}` | " in text, name
+
+
+def test_what_a_plugin_registered_is_not_on_the_page() -> None:
+    def surprising(token_rewards: object) -> None:
+        """Not Tandem's."""
+
+    ADVANTAGES.register("surprising", scope=Scope.TOKEN)(surprising)  # type: ignore[arg-type]
+    try:
+        assert "surprising" not in page()
+    finally:
+        del ADVANTAGES._entries["surprising"]
+
+
+def test_missing_columns_are_those_that_no_stage_gives() -> None:
+    assert missing_columns("gae") == {"values"}
+    assert missing_columns("remax") == {"reward_baselines"}
+    assert missing_columns("grpo") == set()

@@ -1,0 +1,199 @@
+"""A run that was killed goes on as if it hadn't been: same weights, same lines, no prompt lost or trained twice."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.base.errors import ConfigError, DataError
+from tandem.control import colocate
+from tandem.models.fingerprint import fingerprint
+from tandem.topology.session import Session
+from tests.e2e.seven import Run, equal, prepare, started, train, training_engine, training_rank, write_rows
+
+TIMES = ("time/", "cpu/", "throughput/")
+
+
+class Killed(BaseException):
+    """What ends the process, as far as the run is concerned."""
+
+
+@pytest.fixture(scope="module")
+def words(task: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """8 rows, batch 4, 2 epochs: 4 steps; a checkpoint after step 2 falls on the boundary of the epochs."""
+    rows = [{"prompt": f"{d}>", "answer": str(d) * 4} for d in range(8)]
+    return (
+        str(task),
+        f"data.train_files=[{write_rows(tmp_path_factory.mktemp('rows') / 'rows.jsonl', rows)}]",
+        "data.train_batch_size=4",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.actor.optim.schedule=linear",
+        "actor_rollout_ref.ref.update_interval=3",
+        "algorithm.kl.in=reward",
+        "algorithm.kl.coef=0.05",
+        "algorithm.kl.controller=adaptive",
+        "algorithm.kl.horizon=100",
+        "trainer.total_steps=null",
+        "trainer.total_epochs=2",
+        "trainer.save_interval=1",
+        "trainer.keep_checkpoints=9",
+        "trainer.rollouts_per_step=4",
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(words: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Never interrupted."""
+    return train(*words, f"trainer.output_dir={tmp_path_factory.mktemp('whole')}")
+
+
+def killed_in(part: str, step: int, *words: str) -> None:
+    """Run until the ``part`` of ``step`` (from 1), and no further."""
+    with started(*words) as session:
+        owner, name = {
+            "rollout": (session.composite.engine, "generate"),
+            "training": (training_engine(session), "optim_step"),
+            "publishing": (session.composite.engine, "load"),
+        }[part]
+        inner = getattr(owner, name)
+
+        def until(*arguments: Any) -> Any:
+            if session.progress.step == step - 1 and (part != "publishing" or arguments[1] == step):
+                raise Killed
+            return inner(*arguments)
+
+        setattr(owner, name, until)
+        with pytest.raises(Killed):
+            colocate.train(session)
+        assert session.progress.step == step - 1
+
+
+def lines(run: Run) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in run.rows]
+
+
+def assert_same(run: Run, whole: Run) -> None:
+    assert [row["step"] for row in run.rows] == [1, 2, 3, 4]
+    assert lines(run) == lines(whole)
+    assert Counter(prompt for step in run.prompts for prompt in step) == {f"{d}>": 2 for d in range(8)}
+    assert run.prompts == whole.prompts
+    assert equal(run.weights, whole.weights)
+
+
+@pytest.mark.parametrize(
+    ("part", "step"), [("training", 1), ("rollout", 3), ("training", 3), ("publishing", 3), ("rollout", 4)]
+)
+def test_b68_a_killed_run_goes_on_as_if_nothing_had_been(
+    words: tuple[str, ...], whole: Run, tmp_path: Path, part: str, step: int
+) -> None:
+    words = (*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto")
+    killed_in(part, step, *words)
+    assert_same(train(*words), whole)
+
+
+def test_b67_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(
+    words: tuple[str, ...], whole: Run, tmp_path: Path
+) -> None:
+    words = (*words, f"trainer.output_dir={tmp_path}", "trainer.save_interval=2", "trainer.resume=auto")
+    killed_in("training", 4, *words)  # step 3 is lost and done again
+    assert whole.rows[0]["updates"] == 0  # saved before the first update there, not here: saving changes nothing
+    session = prepare(*words)
+    assert (session.progress.step, session.progress.last) == (2, 4)
+    session.rewards.close()
+    assert_same(train(*words), whole)
+
+
+def test_b70_restored_weights_are_published_before_the_loop(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
+    shutil.copytree(whole.output, tmp_path, dirs_exist_ok=True)
+    for late in ("step_00000003", "step_00000004"):
+        shutil.rmtree(tmp_path / "checkpoints" / late)
+    seen: list[tuple[int, int | None]] = []
+    with started(*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto") as session:
+        fill = session.rollout.fill
+
+        def filled(partition: int) -> None:
+            seen.append((session.composite.engine.version, session.rollout._gate.published))
+            fill(partition)
+
+        session.rollout.fill = filled  # type: ignore[method-assign]
+        colocate.train(session)
+    assert seen == [(2, 2), (3, 3)]
+
+
+def test_b37_after_a_resume_the_engine_generates_with_the_actor_and_not_the_reference(
+    words: tuple[str, ...], whole: Run, tmp_path: Path
+) -> None:
+    shutil.copytree(whole.output, tmp_path, dirs_exist_ok=True)
+    for late in ("step_00000003", "step_00000004"):
+        shutil.rmtree(tmp_path / "checkpoints" / late)
+
+    def prints(session: Session) -> str:
+        return fingerprint(session.composite.model.model.named_parameters())
+
+    with started(*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto") as session:
+        restored = prints(session)
+        with training_rank(session).weights.using("ref"):
+            assert prints(session) != restored
+            with pytest.raises(Exception, match="'ref' is in place"):
+                session.publish(3)
+        assert prints(session) == restored
+    assert "mismatch/abs" in whole.rows[3]
+    assert max(whole.column("mismatch/abs")) < 1e-4
+
+
+@pytest.mark.parametrize("damage", ["state.json", "tensors", "half a state.json"])
+def test_b72_a_half_written_newest_checkpoint_is_passed_over(
+    words: tuple[str, ...], whole: Run, tmp_path: Path, damage: str
+) -> None:
+    shutil.copytree(whole.output, tmp_path, dirs_exist_ok=True)
+    root = tmp_path / "checkpoints"
+    shutil.rmtree(root / "step_00000004")
+    newest = root / "step_00000003"
+    if damage == "state.json":
+        (newest / "state.json").unlink()
+    elif damage == "tensors":  # killed while writing: the folder still has its hidden name
+        newest.rename(root / ".step_00000003.partial")
+    else:
+        content = (newest / "state.json").read_bytes()
+        (newest / "state.json").write_bytes(content[: len(content) // 2])
+    words = (*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto")
+    session = prepare(*words)
+    assert session.progress.step == 2
+    session.rewards.close()
+
+
+def test_a_named_checkpoint_may_start_another_folder(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
+    saved = whole.output / "checkpoints" / "step_00000002"
+    run = train(*words, f"trainer.output_dir={tmp_path}", f"trainer.resume={saved}")
+    assert [row["step"] for row in run.rows] == [3, 4]
+    assert lines(run) == lines(whole)[2:]
+    assert equal(run.weights, whole.weights)
+
+
+def test_a_run_that_is_done_has_nothing_left_to_do(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
+    shutil.copytree(whole.output, tmp_path, dirs_exist_ok=True)
+    assert_same(train(*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto"), whole)
+
+
+def test_more_epochs_go_on_from_there(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
+    shutil.copytree(whole.output, tmp_path, dirs_exist_ok=True)
+    run = train(*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto", "trainer.total_epochs=3")
+    assert [row["step"] for row in run.rows] == [1, 2, 3, 4, 5, 6]
+    assert Counter(prompt for step in run.prompts for prompt in step) == {f"{d}>": 3 for d in range(8)}
+
+
+def test_what_does_not_fit_the_checkpoint_is_refused(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
+    saved = f"trainer.resume={whole.output / 'checkpoints' / 'step_00000004'}"
+    out = f"trainer.output_dir={tmp_path / 'out'}"
+    with pytest.raises(ConfigError, match="step 4, the run ends at step 2"):
+        prepare(*words, out, saved, "trainer.total_steps=2")
+    rows = write_rows(tmp_path / "other.jsonl", [{"prompt": f"{d}>", "answer": "1"} for d in (1, 1, 2, 3, 4, 5, 6, 7)])
+    with pytest.raises(DataError, match="not those of the saved run"):
+        prepare(*words, out, saved, f"data.train_files=[{rows}]")
+    with pytest.raises(DataError, match="is not a finished checkpoint"):
+        prepare(*words, out, f"trainer.resume={whole.output / 'final'}")

@@ -1,0 +1,105 @@
+"""The configs of the examples: each plans as it stands, and each runs, shortened and on a tiny random model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem.cli.app import app
+from tandem.config.load import load_words
+from tandem.config.schema import Config
+from tandem.observe.metrics import METRICS_FILE, Row, read_rows
+from tandem.topology.plan import Plan, compile_plan
+
+SMOLLM2 = ["addition", "addition_chat", "reasoning_gym"]
+VARIED = {"type": "vowels", "file": str(Path(__file__).with_name("vowels.py"))}
+"""A part of the reward that differs between a random model's answers: without any signal a run ends with an error."""
+
+Run = Callable[..., list[Row]]
+
+
+def smollm2(name: str) -> str:
+    return f"examples/smollm2/{name}.yaml"
+
+
+def plan_of(*words: str) -> Plan:
+    return compile_plan(load_words(words, Config))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A command of ``tandem`` on a config, with outputs in a folder of the test; the metrics that it wrote."""
+
+    def call(command: str, config: str, out: str, *words: str) -> list[Row]:
+        result: Any = CliRunner().invoke(app, [command, config, f"trainer.output_dir={tmp_path / out}", *words])
+        assert result.exit_code == 0, result.output
+        return read_rows(tmp_path / out / METRICS_FILE)
+
+    return call
+
+
+def values(rows: list[Row], key: str) -> list[float]:
+    return [float(str(row[key])) for row in rows if key in row]
+
+
+@pytest.mark.parametrize("config", [*map(smollm2, SMOLLM2), "examples/quickstart/grpo.yaml"])
+def test_only_the_model_must_be_made_first(config: str) -> None:
+    plan = plan_of(config, "actor_rollout_ref.model.path=nowhere/at/all")
+    assert [problem.key for problem in plan.problems] == ["actor_rollout_ref.model.path"]
+
+
+def test_the_models_that_examples_name_are_what_their_first_commands_make() -> None:
+    made = {load_words([smollm2(name)], Config).actor_rollout_ref.model.path for name in SMOLLM2}
+    assert made == {"models/smollm2-135m"}
+    warmed_up = load_words(["examples/quickstart/sft.yaml"]).trainer.output_dir + "/final"
+    assert load_words(["examples/quickstart/grpo.yaml"], Config).actor_rollout_ref.model.path == warmed_up
+
+
+def varied(config: str) -> str:
+    """The reward of ``config`` with ``VARIED`` added."""
+    own = load_words([config, "actor_rollout_ref.model.path=any"], Config).reward_manager
+    reward = {"type": "weighted_sum", "parts": [{"type": own.type, **own.parameters}, VARIED]}
+    return f"reward_manager={json.dumps(reward)}"
+
+
+@pytest.mark.parametrize("name", SMOLLM2)
+def test_a_smollm2_example_runs_shortened(name: str, tiny_model: Path, run: Run) -> None:
+    rows = run(
+        "train",
+        smollm2(name),
+        "run",
+        f"actor_rollout_ref.model.path={tiny_model}",
+        varied(smollm2(name)),
+        "trainer.total_steps=2",
+        "evaluation.interval=2",
+        "evaluation.max_prompts=4",
+        "data.train_batch_size=2",
+        "data.max_prompt_length=256",  # a token is a character here
+    )
+    assert len(values(rows, "reward/mean")) == len(values(rows, "eval/reward")) == 2
+    assert max(values(rows, "updates")) == 2
+    assert not any(values(rows, "reward/failed"))
+
+
+def test_the_chat_example_keeps_to_the_reference(tiny_model: Path) -> None:
+    plan = plan_of(smollm2("addition_chat"), f"actor_rollout_ref.model.path={tiny_model}", "data.max_prompt_length=256")
+    assert not plan.problems
+    assert "ref" in plan.tags
+
+
+def test_the_quickstart_runs_shortened(tmp_path: Path, run: Run) -> None:
+    small = ["data.train_batch_size=8", "trainer.total_steps=2"]
+    poor = "data.source={file: examples/quickstart/sums.py, type: SumsWithErrors, rows: 100}"
+    warm_up = run("sft", "examples/quickstart/sft.yaml", "sft", *small, poor, "evaluation.interval=2")
+    assert len(values(warm_up, "loss/sft")) == 2
+    assert len(values(warm_up, "eval/accuracy")) == 1
+    start = f"actor_rollout_ref.model.path={tmp_path / 'sft' / 'final'}"
+    words = [start, "evaluation.interval=2", "evaluation.max_prompts=16"]
+    rows = run("train", config := "examples/quickstart/grpo.yaml", "grpo", *small, *words, varied(config))
+    assert len(values(rows, "reward/mean")) == len(values(rows, "eval/reward")) == 2
+    assert max(values(rows, "updates")) == 2

@@ -1,0 +1,171 @@
+"""The page ``docs/algorithms.md``, written from the registries: ``python tools/algorithms_page.py [FILE]``.
+
+A test compares the page with what this module writes, so that it can't fall behind the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tandem.algorithms import ADVANTAGES, KL_CONTROLLERS, KL_TYPES, POLICY_LOSSES, Aggregation
+from tandem.base.registry import Entry, Parameter, Registry
+from tandem.config.load import config_from_tree
+from tandem.config.schema import Config
+from tandem.reward import resolve as _built_in  # noqa: F401  (registers the built-in scorers)
+from tandem.reward.registry import REWARDS
+from tandem.topology.checks_parameters import spelled
+from tandem.topology.plan import compile_plan
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "algorithms.md"
+HEAD = """\
+# Algorithms
+
+Generated from the registries by `python tools/algorithms_page.py`; do not edit.
+
+*Columns* are what the function reads; those in brackets are used where they exist. *Parameters* are written in YAML
+beside `type` (`policy_loss: {type: ppo_clip, clip_ratio: 0.2}`). *Scope* is the widest set of samples that it must see
+at once: `token`, `sequence`, `group` or `partition`. How to add one of your own: [extend.md](extend.md).
+"""
+ESTIMATORS = """\
+## Advantage estimators
+
+`algorithm.adv_estimator: NAME`, or `{type: NAME, ...parameters}`. *Group*: needs `rollout.n` of 2 or more, since it
+compares the samples of one prompt. An estimator with something under *missing* is implemented and tested as a function;
+no stage of the built-in loops gives that column yet, and the plan refuses it.
+"""
+LOSSES = """\
+## Policy losses
+
+`algorithm.policy_loss: {type: NAME, ...parameters}`. A loss gives one term per token; `algorithm.loss_agg_mode` says
+how they become one number. `logprobs` come from the training forward. Those marked *mini-batch* compare tokens of the
+whole mini-batch with each other: give them a token budget (`actor.ppo_max_token_len_per_gpu`) that holds it in one
+piece.
+"""
+KL = """\
+## KL estimators
+
+`algorithm.kl: {in: loss, type: NAME, coef: 0.001}` or `in: reward`. Arguments are log-probs of the sampled tokens under
+the policy (`pi`) and the reference (`ref`). A name with `+` has the value of the estimator and the gradient of `k2`.
+"""
+CONTROLLERS = """\
+## KL controllers
+
+`algorithm.kl.controller`; `coef`, `target` and `horizon` are keys of `algorithm.kl`.
+"""
+AGGREGATION = "## Loss aggregation\n\n`algorithm.loss_agg_mode`. Sums and counts are those of the whole mini-batch.\n"
+SCORERS = """\
+## Rewards
+
+`reward_manager: {type: NAME, ...parameters}`. *Reads* are fields of a sample. See [rewards.md](rewards.md).
+"""
+NEEDS_PEERS, WHOLE = "group_baseline", "whole_mini_batch"
+
+
+def page() -> str:
+    """The whole page."""
+    estimators = ("name", "what it is", "columns", "scope", "group", "missing", "parameters")
+    losses = ("name", "what it is", "columns", "scope", "mini-batch", "parameters")
+    parts = [
+        HEAD,
+        ESTIMATORS,
+        table(estimators, (_estimator(entry) for entry in own(ADVANTAGES))),
+        LOSSES,
+        table(losses, (_loss(entry) for entry in own(POLICY_LOSSES))),
+        KL,
+        table(("name", "what it is"), ((code(entry.name), text(entry.summary)) for entry in own(KL_TYPES))),
+        CONTROLLERS,
+        table(("name", "what it is"), ((code(entry.name), text(entry.summary)) for entry in own(KL_CONTROLLERS))),
+        AGGREGATION,
+        "\n".join(text(line) for line in _modes()) + "\n",
+        SCORERS,
+        table(("name", "what it is", "reads", "parameters"), (_scorer(entry) for entry in own(REWARDS))),
+    ]
+    return "\n".join(parts)
+
+
+def own(registry: Registry[Any]) -> Iterator[Entry[Any]]:
+    """Tandem's entries by name; what a plugin registered in this process is not on the page."""
+    for name in registry.names():
+        if registry[name].target.__module__.startswith("tandem."):
+            yield registry[name]
+
+
+def table(names: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = (names, tuple("---" for _ in names), *rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def text(summary: str) -> str:
+    """A docstring's paragraph on one line, as Markdown that fits into a cell."""
+    return " ".join(summary.split()).replace("``", "`").replace("|", "\\|")
+
+
+def code(name: str) -> str:
+    """A name as code."""
+    return f"`{name}`"
+
+
+def _estimator(entry: Entry[Any]) -> tuple[str, ...]:
+    peers = "yes" if entry.traits.get(NEEDS_PEERS) else ""
+    absent = ", ".join(code(name) for name in entry.signature.columns if name in missing_columns(entry.name))
+    what = (code(entry.name), text(entry.summary), _columns(entry), entry.scope.name.lower())
+    return (*what, peers, absent, _parameters(entry))
+
+
+def _loss(entry: Entry[Any]) -> tuple[str, ...]:
+    whole = "yes" if entry.traits.get(WHOLE) else ""
+    return (code(entry.name), text(entry.summary), _columns(entry), entry.scope.name.lower(), whole, _parameters(entry))
+
+
+def _scorer(entry: Entry[Any]) -> tuple[str, ...]:
+    if inspect.isclass(entry.target):  # the sum, whose parts are its parameters
+        return code(entry.name), text(entry.summary), "what its parts read", "`parts`"
+    return code(entry.name), text(entry.summary), _columns(entry), _parameters(entry)
+
+
+def missing_columns(estimator: str) -> set[str]:
+    """Columns of the estimator that no stage of a run gives, by the plan's own judgement."""
+    tree = {
+        "actor_rollout_ref": {"model": {"path": "owner/model"}},
+        "algorithm": {"adv_estimator": estimator, "old_logprobs": "recompute"},
+    }
+    problems = compile_plan(config_from_tree(tree, Config)).problems
+    named = [problem.reason for problem in problems if problem.key.startswith("algorithm.adv_estimator")]
+    return {name for name in ADVANTAGES[estimator].signature.columns if any(repr(name) in reason for reason in named)}
+
+
+def _columns(entry: Entry[Any]) -> str:
+    optional = [f"[{code(name)}]" for name in entry.signature.optional_columns]
+    return ", ".join([*(code(name) for name in entry.signature.columns), *optional])
+
+
+def _parameters(entry: Entry[Any]) -> str:
+    return ", ".join(code(_parameter(parameter)) for parameter in entry.signature.parameters.values())
+
+
+def _parameter(parameter: Parameter) -> str:
+    kind = "" if parameter.annotation is None else f": {spelled(parameter.annotation)}".replace("|", "\\|")
+    return f"{parameter.name}{kind}" + ("" if parameter.required else f" = {_yaml(parameter.default)}")
+
+
+def _yaml(value: object) -> str:
+    """A default as YAML writes it."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value)
+
+
+def _modes() -> Iterator[str]:
+    """The list in the docstring of ``Aggregation``, an item a line."""
+    items = (inspect.getdoc(Aggregation) or "").split("\n- ")[1:]
+    yield from (f"- {item}" for item in items)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET
+    target.write_text(page(), "utf-8")
