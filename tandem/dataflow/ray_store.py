@@ -28,14 +28,15 @@ _LONGEST_CALL = 5.0
 class RayStore(DataPlane):
     """A ``DataPlane`` for any number of processes: a handle, to be sent to whoever puts or takes.
 
-    A group lives in the unit that its place falls to. Data travels between the caller and the units only, as flat
-    values; what arrives is read only. A unit or controller that dies ends every call that needs it with a
+    A group lives in the unit that its place falls to, neighbours together. Data travels between the caller and the units
+    only, as flat values; what arrives is read only. A unit or controller that dies ends every call that needs it with a
     ``DiedError``: its data is lost, and so is the run's place, until it resumes from a checkpoint.
     """
 
-    def __init__(self, controller: Remote, units: Sequence[Remote], samples: int) -> None:
+    def __init__(self, controller: Remote, units: Sequence[Remote], tickets: int, samples: int) -> None:
         self._controller = controller
         self._units = tuple(units)
+        self._tickets = tickets
         self._samples = samples
 
     @classmethod
@@ -48,7 +49,7 @@ class RayStore(DataPlane):
         names = [f"storage unit {i} of the data plane" for i in range(units)]
         handles = [storage.remote(controller, ledger.samples, ledger.produced_by) for _ in names]
         remotes = [Remote(handle, name) for handle, name in zip(handles, names, strict=True)]
-        store = cls(Remote(controller, "the controller of the data plane"), remotes, ledger.samples)
+        store = cls(Remote(controller, "the controller of the data plane"), remotes, ledger.tickets, ledger.samples)
         store.pids()  # a store that can't start fails here
         return store
 
@@ -117,8 +118,10 @@ class RayStore(DataPlane):
         parts = [as_batch(mine, self._samples, unpack(reply.within(REPLY_SECONDS))) for _, mine, reply in replies]
         if len(parts) == 1:
             return parts[0]
-        arrived = torch.tensor([i for places, _, _ in replies for i in places])
-        return DataProto.concat(parts)[_rows_of(arrived.argsort(), self._samples)]
+        arrived, joined = [i for places, _, _ in replies for i in places], DataProto.concat(parts)
+        if arrived == list(range(len(tickets))):
+            return joined
+        return joined[_rows_of(torch.tensor(arrived).argsort(), self._samples)]
 
     def seal(self, partition: int, *, timeout: float) -> None:
         """See ``DataPlane``."""
@@ -159,8 +162,8 @@ class RayStore(DataPlane):
             actor.kill()
 
     def _home(self, ticket: Ticket) -> int:
-        """The unit of a group: fixed, so that one unit sees everything that happens to it."""
-        return ticket.place % len(self._units)
+        """The unit of a group: fixed, so that one unit sees everything that happens to it. Neighbours share one."""
+        return ticket.place * len(self._units) // self._tickets
 
     def _shares(self, tickets: Sequence[Ticket]) -> dict[int, list[int]]:
         """Which of the tickets, by index, live in which unit."""
@@ -171,15 +174,18 @@ class RayStore(DataPlane):
 
 
 def _choose(slabs: Slabs, groups: Sequence[int], rows: int) -> Slabs:
-    """The rows of some groups of ``rows`` rows each."""
+    """The rows of some groups of ``rows`` rows each; views where the groups are neighbours."""
+    first, last = groups[0], groups[-1]
+    if list(groups) == list(range(first, last + 1)):
+        return {name: slab[first * rows : (last + 1) * rows] for name, slab in slabs.items()}
     chosen = _rows_of(torch.tensor(groups), rows)
     return {name: _choose_rows(slab, chosen) for name, slab in slabs.items()}
 
 
 def _choose_rows(slab: Slab, rows: torch.Tensor) -> Slab:
-    if isinstance(slab, Ragged):
-        return slab[rows]
-    return [slab[i] for i in rows.tolist()] if isinstance(slab, list) else slab[rows.to(slab.device)]
+    if isinstance(slab, list):
+        return [slab[i] for i in rows.tolist()]
+    return slab[rows] if isinstance(slab, Ragged) else slab[rows.to(slab.device)]
 
 
 def _rows_of(groups: torch.Tensor, rows: int) -> torch.Tensor:
