@@ -22,7 +22,7 @@ from tandem.topology.limits import Parts, Setting, best_step, perfect_step
 
 DEVICES = 16
 HYBRID = Setting("hybrid", rollout=8, actor=8)
-FULLY_ASYNC = Setting("fully_async", rollout=8, actor=4, reference=2, actor_fwd=2, sub_batches=8)
+FULLY_ASYNC = Setting("fully_async", rollout=8, actor=4, reference=2, actor_fwd=2, sub_batches=8, overlap=True)
 WARM_UP = 8
 
 

@@ -16,6 +16,7 @@ from tandem.dataflow.source import Prompt
 from tandem.dataflow.store import DataPlane
 from tandem.dataflow.tickets import Ticket
 from tandem.reward.outcome import Scores
+from tandem.roles.occupancy import Occupancy
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import Filling, Pending, Rollout
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine
@@ -46,6 +47,7 @@ class StreamingRollout(Rollout):
     ) -> None:
         super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer)
         self.error: BaseException | None = None
+        self.occupancy = Occupancy()
         self._keeper = gate
         self._pending: dict[Ticket, Pending] = {}
         self._by_key: dict[int | str, Ticket] = {}
@@ -93,6 +95,7 @@ class StreamingRollout(Rollout):
 
     def _keep(self, output: GroupOutput) -> None:
         ticket = self._by_key.pop(output.request.key)
+        self.occupancy.end(ticket)
         if self._generating == 0:
             self._keeper.wake()
         self._store(ticket, self._pending, output)
@@ -104,6 +107,7 @@ class StreamingRollout(Rollout):
             ticket = self._gate.admit(self.name, time.monotonic())
             if isinstance(ticket, Ticket):
                 self._generating += 1
+                self.occupancy.begin(ticket)
                 yield self._ask(ticket, self._pending, self._by_key)
             elif self._generating:
                 yield None

@@ -17,7 +17,7 @@ after R/m, and the forwards of all follow it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
@@ -183,6 +183,11 @@ def _push(parts: Parts, setting: Setting) -> dict[str, float]:
     return {"push": parts.push}
 
 
+def _standing(setting: Setting) -> tuple[str, str]:
+    """The part of a push for which the actor stands, and for which the engines do."""
+    return ("snapshot", "swap") if setting.overlap else ("push", "push")
+
+
 def _colocate(parts: Parts, setting: Setting) -> Limit:
     n = setting.rollout
     addends = {
@@ -221,11 +226,11 @@ def _hybrid(parts: Parts, setting: Setting) -> Limit:
     if setting.pipelined:
         streamed["train / m"] = train["train"] / m
         train = {}
-    on_actor, on_rollout = ("snapshot", "swap") if setting.overlap else ("push", "push")
+    on_actor, on_engines = _standing(setting)
     chain = {**_generation(parts, setting), **streamed, "advantages": parts.advantages, **train, **push}
     terms = [
         Term(Bound.TRAIN, {**actor, on_actor: push[on_actor]}),
-        Term(Bound.ROLLOUT, {"rollout": _throughput(parts, setting), on_rollout: push[on_rollout]}),
+        Term(Bound.ROLLOUT, {"rollout": _throughput(parts, setting), on_engines: push[on_engines]}),
         Term(Bound.LATENCY, chain, setting.staleness + 1),
     ]
     if setting.overlap:  # one push at a time: the next begins when all engines have acknowledged
@@ -246,8 +251,8 @@ def _generation(parts: Parts, setting: Setting) -> dict[str, float]:
 
 
 def _fully_async(parts: Parts, setting: Setting) -> Limit:
-    """Each role works for itself, the reference and the actor's forward side by side; pushes are overlapped."""
-    m, setting = setting.sub_batches, replace(setting, overlap=True)
+    """Each role works for itself, the reference and the actor's forward side by side."""
+    m = setting.sub_batches
     reference = parts.reference / max(1, setting.reference)
     old, train = parts.old / setting.actor_fwd, parts.train / setting.actor
     forward = {"reference": reference} if reference > old else {"actor_fwd": old}
@@ -258,9 +263,10 @@ def _fully_async(parts: Parts, setting: Setting) -> Limit:
     if setting.staleness == 0:
         early = {"rollout / m": parts.rollout / setting.rollout / m}
         return Limit((*terms, Term(Bound.FORWARD, {**early, **forward, **after})))
+    on_actor, on_engines = _standing(setting)
     terms += [
-        Term(Bound.TRAIN, {"train": train, "snapshot": parts.snapshot}),
-        Term(Bound.ROLLOUT, {"rollout": _throughput(parts, setting), "swap": parts.swap}),
+        Term(Bound.TRAIN, {"train": train, on_actor: push[on_actor]}),
+        Term(Bound.ROLLOUT, {"rollout": _throughput(parts, setting), on_engines: push[on_engines]}),
         Term(Bound.FORWARD, forward),
         Term(Bound.PUSH, push),
     ]

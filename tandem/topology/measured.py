@@ -71,16 +71,17 @@ def read_measured(run: Path) -> Measured:
     """
     rows = [row for row in read_rows(run / METRICS_FILE) if STEP in row]
     config = _config(run)
-    counted = rows[WARM_UP:]
+    setting = setting_of(config)
+    left_out = WARM_UP + setting.staleness  # in the last steps of a run there is less and less to generate
+    counted = rows[WARM_UP : len(rows) - setting.staleness]
     if len(counted) < ENOUGH:
         raise DataError(
-            f"{run / METRICS_FILE} has {len(rows)} timed steps; the first {WARM_UP} are left out and {ENOUGH} more "
-            f"make a mean: run at least {WARM_UP + ENOUGH} (trainer.total_steps)"
+            f"{run / METRICS_FILE} has {len(rows)} timed steps; the first {WARM_UP} and the last max_staleness are "
+            f"left out and {ENOUGH} more make a mean: run at least {left_out + ENOUGH} (trainer.total_steps)"
         )
     for key in (ROLLOUT, TRAIN):
         if not any(key in row for row in counted):
             raise DataError(f"{run / METRICS_FILE}: no step has {key!r}; was it written by a training run?")
-    setting = setting_of(config)
     return Measured(run, setting, _parts(counted, setting), len(counted), _mean(counted, (STEP,)))
 
 

@@ -112,7 +112,14 @@ class StreamingSession(Session):
         """See ``Session.end_step``; the scorers' reports are gathered too."""
         self.plane.seal(step, timeout=0.0)
         self.rollout.report = self.streams[0].take_report()
-        super().end_step(step, batch, {**update, **{f"time/push_{k}": v for k, v in self.progress.push.items()}})
+        pushed = {f"time/push_{phase}": seconds for phase, seconds in self.progress.push.items()}
+        super().end_step(step, batch, {**update, **self._generated(), **pushed})
+
+    def _generated(self) -> dict[str, float]:
+        """Seconds since the last step in which an engine generated, on average, and of the longest group."""
+        taken = [stream.occupancy.take() for stream in self.streams]
+        busy, longest = zip(*taken, strict=True)
+        return {"time/rollout": sum(busy) / len(busy), "rollout/longest_s": max(longest)}
 
     def check(self) -> None:
         """Raise what ended a loop or a push, if anything did."""

@@ -92,17 +92,19 @@ HYBRID = Setting("hybrid", rollout=8, actor=8, sub_batches=2)
         (replace(HYBRID, staleness=1, overlap=True), 8 + 0.125, Bound.ROLLOUT),
         (replace(HYBRID, staleness=1, overlap=True, rollout=32), 1.5 + 0.5 + 3 + 0.25, Bound.TRAIN),
         (
-            Setting("fully_async", rollout=16, actor=8, reference=1, actor_fwd=2, sub_batches=4, staleness=3),
+            Setting(
+                "fully_async", rollout=16, actor=8, reference=1, actor_fwd=2, sub_batches=4, staleness=3, overlap=True
+            ),
             8,
             Bound.FORWARD,
         ),
         (
-            Setting("fully_async", rollout=16, actor=8, reference=2, actor_fwd=1, sub_batches=4),
+            Setting("fully_async", rollout=16, actor=8, reference=2, actor_fwd=1, sub_batches=4, overlap=True),
             4 + 4 / 4 + 0.5 + 3 + 3.375,
             Bound.LATENCY,
         ),
         (
-            Setting("fully_async", rollout=64, actor=8, reference=1, actor_fwd=1, sub_batches=4),
+            Setting("fully_async", rollout=64, actor=8, reference=1, actor_fwd=1, sub_batches=4, overlap=True),
             1 / 4 + 8 + 0.5 + 3 + 3.375,
             Bound.FORWARD,
         ),

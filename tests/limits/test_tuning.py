@@ -16,7 +16,7 @@ from tandem.cli.app import app
 from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.topology.limits import Bound
-from tandem.topology.measured import read_measured
+from tandem.topology.measured import read_measured, setting_of
 from tandem.topology.tuning import Advice, advise, resource_of
 
 HALF = 'execution.resource={"actor":[1,4],"rollout":[1,4]}'
@@ -49,16 +49,18 @@ def config(*words: str) -> Config:
 
 @pytest.fixture
 def run(place: Path) -> Run:
-    """Writes the folder of a run: two steps that don't count, then ``steps`` alike."""
+    """Writes the folder of a run: ``steps`` alike between those at its ends, which don't count."""
 
     def written(*words: str, steps: int = 10, **times: float) -> Path:
         folder = place / "measured"
         folder.mkdir(exist_ok=True)
-        document = config(*words).model_dump(mode="json", by_alias=True)
+        chosen = config(*words)
+        document = chosen.model_dump(mode="json", by_alias=True)
         (folder / "config.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
         row = {key if "/" in key else f"time/{key}": value for key, value in times.items()}
         slow = {key: 50 * value for key, value in row.items()}
-        rows = [{"step": 0, "eval/reward": 0.5}, *[slow] * 2, *[row] * steps]
+        ends = setting_of(chosen).staleness  # steps with nothing left to generate
+        rows = [{"step": 0, "eval/reward": 0.5}, *[slow] * 2, *[row] * steps, *[{**row, "time/rollout": 0.0}] * ends]
         lines = (json.dumps({"step": number, **line}) for number, line in enumerate(rows))
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         return folder
@@ -158,7 +160,7 @@ def test_a_folder_without_a_run_is_refused(place: Path) -> None:
 
 
 def test_a_run_that_is_too_short_is_refused(run: Run) -> None:
-    with pytest.raises(DataError, match="has 4 timed steps; the first 2 are left out and 3 more make a mean"):
+    with pytest.raises(DataError, match=r"has 5 timed steps; .* are left out and 3 more make a mean: run at least 6"):
         read_measured(run(steps=2, rollout=1.0, train=1.0, step=2.0))
 
 
