@@ -23,8 +23,11 @@ class ResumptionLayout:
         rows = cache.prompts.append(lengths, int(lengths.max()))
         cache.group = torch.cat([cache.group, prompt + rows.start])
         answers = cache.answers.append(begun, max(int(begun.max()), 1))
-        self._parts = [_Part(cache.prompts, rows, starts, lengths), _Part(cache.answers, answers, own, begun)]
-        self._packed = PackedLayout(Documents(starts[prompt], lengths[prompt], own, begun))
+        self._parts = [
+            _Part(cache.prompts, rows, starts, lengths, cache.device),
+            _Part(cache.answers, answers, own, begun, cache.device),
+        ]
+        self._packed = PackedLayout(Documents(starts[prompt], lengths[prompt], own, begun), cache.device)
         behind = torch.cat(
             [torch.zeros_like(lengths), lengths[prompt]]
         )  # where each stretch of the row begins to count
@@ -51,18 +54,19 @@ class ResumptionLayout:
 class _Part:
     """Stretches of the packed row that go to the rows ``rows`` of a store."""
 
-    def __init__(self, store: KVStore, rows: slice, starts: torch.Tensor, lengths: torch.Tensor) -> None:
+    def __init__(
+        self, store: KVStore, rows: slice, starts: torch.Tensor, lengths: torch.Tensor, device: torch.device
+    ) -> None:
         self._store, self._rows = store, rows
         self._width = int(lengths.max())
         # A short stretch repeats its last token; an empty one takes whatever stands before it. Neither is ever seen.
         columns = torch.arange(self._width)[None].minimum(lengths[:, None] - 1)
-        self._index = (starts[:, None] + columns).flatten()
+        self._index = (starts[:, None] + columns).flatten().to(device)
 
     def keep(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store keys and values (1, K, T, D) of the stretches."""
         if self._width == 0:
             return
-        index = self._index.to(key.device)
         for store, new in zip(self._store.layer(layer, value), (key, value), strict=True):
-            padded = new[0].index_select(1, index).unflatten(1, (-1, self._width))  # (K, rows, width, D)
+            padded = new[0].index_select(1, self._index).unflatten(1, (-1, self._width))  # (K, rows, width, D)
             store[self._rows, :, : self._width] = padded.transpose(0, 1)

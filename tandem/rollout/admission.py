@@ -10,6 +10,11 @@ from tandem.models.causal_lm import CausalLM
 from tandem.rollout.block import Block
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 
+IDLE_SOURCE = (
+    "the request source gave None while nothing is in flight: it must wait (with a deadline) until it has a request, "
+    "or end"
+)
+
 
 class Admission:
     """Requests, checked and pulled as late as there is room; within a window the shortest prompt goes first.
@@ -36,10 +41,7 @@ class Admission:
                 break
             if request is None:
                 if idle and not self._waiting:
-                    raise ContractError(
-                        "the request source gave None while nothing is in flight: it must wait (with a deadline) "
-                        "until it has a request, or end"
-                    )
+                    raise ContractError(IDLE_SOURCE)
                 break
             self._check(request)
             self._waiting.append(request)
