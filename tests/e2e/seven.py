@@ -14,7 +14,7 @@ import yaml
 
 from tandem.config.load import load_words
 from tandem.config.schema import Config
-from tandem.control import colocate
+from tandem.control.entry import LOOPS
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer
 from tandem.observe.metrics import METRICS_FILE, ROLLOUTS_FILE, read_rows
@@ -131,7 +131,7 @@ def train(*words: str | Path) -> Run:
     """Run a config to its end."""
     session = prepare(*words)
     with session.running():
-        colocate.train(session)
+        LOOPS[session.plan.mode](session)
     return Run(session, session.output_dir)
 
 
