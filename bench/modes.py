@@ -82,7 +82,7 @@ def main() -> None:
 def train(words: Sequence[str]) -> None:
     """``tandem train WORDS`` in a process that ends well."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     command = [sys.executable, "-m", "tandem", "train", *words]
     subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
 

@@ -65,8 +65,16 @@ def advise(config: Config, measured: Measured) -> Advice:
     compared = [Setting("colocate", rollout=total)] if measured.setting.mode == "colocate" else []
     compared += [_best_of(parts, splits, staleness, config.data.train_batch_size) for staleness in STALENESS if splits]
     found = tuple(choice(setting) for setting in compared)
-    notes += _remarks(config, total)
-    return Advice(measured, choice(current), _freshest([choice(current), *found]), found, tuple(notes))
+    best = _freshest([choice(current), *found])
+    if total == 1:
+        notes.append("on one device actor and rollout can only take turns: give execution.resource at least two")
+    running_on = choice(replace(best.setting, drains=False))
+    if running_on.seconds < best.seconds * WORTH:
+        told = (
+            "the longest sample of every step holds up its push; with actor_rollout_ref.rollout.on_weight_update=keep"
+        )
+        notes.append(f"{told} a step of {running_on.seconds:.3g} s is predicted")
+    return Advice(measured, choice(current), best, found, tuple(notes))
 
 
 def _completed(measured: Measured, wanted: Setting, notes: list[str]) -> Parts:
@@ -152,10 +160,3 @@ def resource_of(setting: Setting, per_node: int) -> dict[str, Devices]:
 
 def _nodes(count: int, per_node: int) -> Devices:
     return (count // per_node, per_node) if count > per_node and count % per_node == 0 else (1, count)
-
-
-def _remarks(config: Config, total: int) -> Iterator[str]:
-    if total == 1:
-        yield "on one device actor and rollout can only take turns: give execution.resource at least two"
-    elif config.execution.mode != "colocate" and config.actor_rollout_ref.rollout.on_weight_update == "wait":
-        yield "on_weight_update: wait keeps the longest sample of every step in the way; keep lets it run on"

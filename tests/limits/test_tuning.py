@@ -111,6 +111,16 @@ def test_a_long_tail_is_hidden_by_staleness(run: Run) -> None:
     assert by_staleness == sorted(by_staleness, reverse=True)
 
 
+def test_draining_for_a_push_is_told_where_it_costs(run: Run) -> None:
+    """With ``wait`` no step is shorter than its longest sample."""
+    wait = "actor_rollout_ref.rollout.on_weight_update=wait"
+    times: dict[str, Any] = {"rollout": 4.0, "train": 4.0, "step": 24.0, "rollout/longest_s": 24.0}
+    found = advice(run(HALF, wait, **times), wait)
+    assert found.best.limit.seconds == pytest.approx(24.0)
+    assert any("on_weight_update=keep a step of 14 s is predicted" in note for note in found.notes)
+    assert not advice(run(HALF, wait, rollout=4.0, train=4.0, step=4.0), wait).notes
+
+
 def test_sub_batches_only_where_they_pay(run: Run) -> None:
     """At s = 0 forwards hide behind generation, in slices; without forwards there is nothing to slice."""
     fresh = "execution.max_staleness=0"
