@@ -32,7 +32,7 @@ class Reply:
     ref: Any
     awaited: str
     who: str
-    died: type[DiedError]
+    died: type[DiedError] = DiedError
 
     def result(self, timeout: float | None = None) -> Any:
         """The answer, or what the actor raised.
@@ -45,12 +45,10 @@ class Reply:
         try:
             return ray.get(self.ref, timeout=timeout)
         except errors.RayTaskError as error:
-            if isinstance(error.cause, TandemError):
-                raise error.cause from error
             if isinstance(error.cause, errors.RayActorError | errors.ObjectLostError):
                 gone = f"a process that {self.who} needs died. {_reason(error.cause)}"
                 raise DiedError(f"{self.awaited}: {gone}") from error
-            raise TandemError(f"{self.awaited}: {self.who} failed: {error}") from error
+            raise error.cause from error
         except (errors.RayActorError, errors.ObjectLostError, errors.RaySystemError) as error:
             raise self.died(f"{self.who} died while it was needed for {self.awaited}. {_reason(error)}") from error
 

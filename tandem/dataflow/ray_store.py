@@ -28,9 +28,9 @@ _LONGEST_CALL = 5.0
 class RayStore(DataPlane):
     """A ``DataPlane`` for any number of processes: a handle, to be sent to whoever puts or takes.
 
-    A group lives in the unit that its place falls to, neighbours together. Data travels between the caller and the units
-    only, as flat values; what arrives is read only. A unit or controller that dies ends every call that needs it with a
-    ``DiedError``: its data is lost, and so is the run's place, until it resumes from a checkpoint.
+    A group lives in the unit that its place falls to, neighbours together. Data travels only between the caller and the
+    units, as flat values; what arrives is read only. A unit or controller that dies ends every call that needs it with
+    a ``DiedError``: its data is lost, and so is the run's place, until it resumes from a checkpoint.
     """
 
     def __init__(self, controller: Remote, units: Sequence[Remote], tickets: int, samples: int) -> None:

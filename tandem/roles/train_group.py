@@ -109,7 +109,7 @@ class TrainGroup:
         """``TrainEngine.forward`` under the weights ``tag``, in the batch's order."""
         lean = _lean(batch, forward_columns(batch))
         if len(self) == 1:
-            only: dict[str, Ragged] = self._first("forward", lean, want, tag)
+            only: dict[str, Ragged] = self.call("forward", lean, want, tag)
             return only
         parts = self._deal(lean)
         found = self._each("forward", [(lean[rows], want, tag) for rows in parts])
@@ -120,7 +120,7 @@ class TrainGroup:
         """``TrainEngine.forward_backward`` over the rows of ``batch`` on all ranks."""
         lean = _lean(batch, [*forward_columns(batch), *objective_columns(objective, batch)])
         if len(self) == 1:
-            only: LossSum = self._first("forward_backward", lean, objective)
+            only: LossSum = self.call("forward_backward", lean, objective)
             return only
         parts = self._deal(lean)
         self._weigh(lean, parts)
@@ -129,7 +129,7 @@ class TrainGroup:
 
     def optim_step(self, denominator: float) -> StepResult:
         """``TrainEngine.optim_step``; refused unless the actor's own weights are in place."""
-        result: StepResult = self._first("optim_step", denominator)
+        result: StepResult = self.call("optim_step", denominator)
         return result
 
     def take_imbalance(self) -> float | None:
@@ -145,15 +145,15 @@ class TrainGroup:
 
     def save_tag(self, tag: str) -> None:
         """Copy the weights in place into ``tag``."""
-        self._first("save_tag", tag)
+        self.call("save_tag", tag)
 
     def copy_tag(self, source: str, target: str) -> None:
         """Make ``target`` equal to the saved tag ``source``."""
-        self._first("copy_tag", source, target)
+        self.call("copy_tag", source, target)
 
     def require_actor(self, purpose: str) -> None:
         """Refuse ``purpose`` unless the actor's own weights are in place."""
-        self._first("require_actor", purpose)
+        self.call("require_actor", purpose)
 
     def export(self, bucket_bytes: int = BUCKET_BYTES) -> Iterator[tuple[str, torch.Tensor]]:
         """(Hugging Face name, full tensor) of all weights, adapters merged; tied ones under both names.
@@ -161,35 +161,35 @@ class TrainGroup:
         Sharded ones are gathered bucket by bucket, no more than one at a time. Other calls may come between buckets;
         an optimizer step among them would mix two versions.
         """
-        self._first("open_export")
-        while bucket := self._first("next_bucket", bucket_bytes):
+        self.call("open_export")
+        while bucket := self.call("next_bucket", bucket_bytes):
             yield from bucket
 
     def fingerprint(self) -> str:
         """Of all pairs of an export; an engine that took them over answers the same."""
-        found: str = self._first("fingerprint")
+        found: str = self.call("fingerprint")
         return found
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, root: Path, step: int, facts: Mapping[str, Any], keep: int) -> Checkpoint:
         """``checkpoint.save`` of model, optimizer and tags; ``root`` is a folder that every rank sees."""
-        saved: Checkpoint = self._first("save_checkpoint", root, step, facts, keep)
+        saved: Checkpoint = self.call("save_checkpoint", root, step, facts, keep)
         return saved
 
     def load_checkpoint(self, path: Path) -> None:
         """Continue from the checkpoint in the folder ``path``, written by any number of ranks."""
-        self._first("load_checkpoint", path)
+        self.call("load_checkpoint", path)
 
     # --- turns and health --------------------------------------------------------------------------------------------
 
     def sleep(self) -> None:
         """Give up the memory that only training needs."""
-        self._first("sleep")
+        self.call("sleep")
 
     def wake(self) -> None:
         """Undo ``sleep``."""
-        self._first("wake")
+        self.call("wake")
 
     def status(self) -> list[RankStatus]:
         """Where each rank is. Raises ``RankError`` for one that is gone."""
@@ -197,8 +197,8 @@ class TrainGroup:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def _first(self, method: str, *args: Any) -> Any:
-        """Call all ranks with the same arguments; the answer of the first, which speaks for all."""
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of every rank, all with the same arguments; the answer of the first, which speaks for all."""
         return self._all(method, *args)[0]
 
     def _all(self, method: str, *args: Any) -> list[Any]:

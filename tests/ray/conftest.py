@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
-ray = pytest.importorskip("ray")
+pytest.importorskip("ray")
+
+from tandem.topology.ray_cluster import connect, disconnect
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,7 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    """Two real cores, eight device slots, as the program would start it here."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2**28)
+    """As a run starts it on this machine."""
+    os.environ.pop("RAY_ADDRESS", None)
+    assert connect()
     yield
-    ray.shutdown()
+    disconnect()
