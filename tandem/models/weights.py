@@ -12,13 +12,15 @@ from tandem.models.causal_lm import CausalLM
 
 
 @torch.no_grad()
-def copy_weights(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+def copy_weights(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     """Copy (Hugging Face name, tensor) pairs in, casting to the model's dtype; every parameter must come.
 
-    Raises ``ContractError`` naming a weight that the model lacks, one of another shape, or those that did not come.
+    Gives the names that came, each once. Raises ``ContractError`` naming a weight that the model lacks, one of another
+    shape, or those that did not come.
     """
     own = model.model.state_dict()
     missing = {parameter.data_ptr(): name for name, parameter in model.model.named_parameters()}
+    came: dict[str, None] = {}
     for name, tensor in weights:
         if name not in own:
             raise ContractError(f"load: the model has no weight {name!r}; {near(name, own)}")
@@ -28,7 +30,9 @@ def copy_weights(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -
                 "the weights are of another model"
             )
         own[name].copy_(tensor)
+        came[name] = None
         missing.pop(own[name].data_ptr(), None)
     if missing:
         names = sorted(missing.values())
         raise ContractError(f"load: {len(names)} weights did not come, {names[0]!r} among them: send all of them")
+    return list(came)

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import torch
 
 from tandem.base.errors import ContractError, TandemError
-from tandem.base.registry import near
 from tandem.models.cache import KVCache
 from tandem.models.causal_lm import CausalLM
 from tandem.models.fingerprint import fingerprint
+from tandem.models.weights import copy_weights
 from tandem.rollout.admission import Admission, Flight
 from tandem.rollout.boundary import TokenBoundary
 from tandem.rollout.protocol import GroupOutput, GroupRequest, KeepKV, Sampling
@@ -140,7 +140,7 @@ class HfEngine:
             started = time.perf_counter()
             if weights is not None:
                 self._whole = False
-                names = _copy_weights(self._model, weights)
+                names = copy_weights(self._model, weights)
                 self._whole = True
             self._version = version
             self._applied_s = time.perf_counter() - started
@@ -176,29 +176,3 @@ class HfEngine:
         finally:
             if training:
                 self._model.train()
-
-
-@torch.no_grad()
-def _copy_weights(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Copy (Hugging Face name, tensor) pairs in, casting to the engine's dtype; every parameter must come.
-
-    Gives the names that came, each once.
-    """
-    own = model.model.state_dict()
-    missing = {parameter.data_ptr(): name for name, parameter in model.model.named_parameters()}
-    came: dict[str, None] = {}
-    for name, tensor in weights:
-        if name not in own:
-            raise ContractError(f"load: the model has no weight {name!r}; {near(name, own)}")
-        if own[name].shape != tensor.shape:
-            raise ContractError(
-                f"load: weight {name!r} is {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}: "
-                "the weights are of another model"
-            )
-        own[name].copy_(tensor)
-        came[name] = None
-        missing.pop(own[name].data_ptr(), None)
-    if missing:
-        names = sorted(missing.values())
-        raise ContractError(f"load: {len(names)} weights did not come, {names[0]!r} among them: send all of them")
-    return list(came)
