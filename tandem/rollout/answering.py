@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tandem.base.errors import TandemError
 from tandem.rollout.protocol import GroupOutput, GroupRequest
-from tandem.rollout.wire import Channel, Message, pack_samples, unpack_request
+from tandem.rollout.wire import Line, Message, pack_samples, unpack_request
 
 
 class _CancelledError(Exception):
@@ -21,7 +21,7 @@ class Answering:
     So there wait no more of them here than an engine in the owner's own process would take ahead.
     """
 
-    def __init__(self, number: int, channel: Channel, window: int) -> None:
+    def __init__(self, number: int, channel: Line, window: int) -> None:
         self.thread = threading.Thread()  # replaced by the one that works
         self.cancelled = False
         self._number, self._channel, self._window = number, channel, window

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -22,14 +22,30 @@ from tandem.base.errors import (
     TandemError,
     UnknownNameError,
 )
-from tandem.rollout.child import HostProcess
-from tandem.rollout.spec import EngineSpec
-from tandem.rollout.wire import Message
+from tandem.rollout.wire import Line, Message
 
 T = TypeVar("T")
 
 _TICK_S = 0.5  # between looks at a process from which nothing comes
 _ERRORS = {e.__name__: e for e in (ContractError, DataError, DeadlineError, UnknownNameError, TandemError)}
+
+
+class EngineHost(Protocol):
+    """The process of an engine as its owner sees it, wherever it runs."""
+
+    @property
+    def channel(self) -> Line:
+        """Our end of the line to it."""
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+
+    def ending(self) -> str:
+        """How it ended, as the end of a sentence. Ends it, if it doesn't end by itself within a moment."""
+
+    def kill(self) -> object:
+        """End it at once, if it hasn't ended."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +58,13 @@ class Patience:
 
 
 class Connection:
-    """A host process and the messages that came from it. One thread listens; any thread may ask and wait.
+    """A host and the messages that came from it. One thread listens; any thread may ask and wait.
 
     Whoever waits gets ``EngineDiedError`` once the process has ended. One that has hung is ended, since nobody knows
     what it would do next, and its waiters get ``DeadlineError``.
     """
 
-    def __init__(self, name: str, spec: EngineSpec, patience: Patience) -> None:
+    def __init__(self, name: str, host: EngineHost, patience: Patience) -> None:
         self._name, self._patience = name, patience
         self._numbers = itertools.count()
         self._news = threading.Condition()  # guards what follows; notified of every message
@@ -57,7 +73,7 @@ class Connection:
         self._ready = self._paused = self._closing = False
         self._steps: int | None = None
         self._heard = self._stepped = time.monotonic()
-        self._host = HostProcess(spec)
+        self._host = host
         threading.Thread(target=self._listen, name=f"listen-to-{name}", daemon=True).start()
 
     @property

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from tandem.rollout.answering import Answering
 from tandem.rollout.protocol import Observed, RolloutEngine
 from tandem.rollout.registry import find_engine
 from tandem.rollout.spec import EngineSpec
-from tandem.rollout.wire import Channel, Message, unpack_sampling
+from tandem.rollout.wire import Channel, Line, Message, unpack_sampling
 
 _BEAT_S = 0.5
 
@@ -43,13 +43,17 @@ def main(fd: int, parent: int) -> None:
     setup = channel.receive()
     if setup is None:
         return
-    spec = EngineSpec.from_json(setup.fields)
+    host(EngineSpec.from_json(setup.fields), channel, Host)
+
+
+def host(spec: EngineSpec, line: Line, serving: type[Host]) -> None:
+    """Build the engine and serve it; an error that is raised on purpose travels to the owner."""
     try:
         engine = build_engine(spec)
     except TandemError as error:
-        channel.send("broken", error=type(error).__name__, text=str(error))
+        line.send("broken", error=type(error).__name__, text=str(error))
         return
-    Host(engine, spec, channel).serve()
+    serving(engine, spec, line).serve()
 
 
 def build_engine(spec: EngineSpec) -> RolloutEngine:
@@ -74,7 +78,7 @@ def build_engine(spec: EngineSpec) -> RolloutEngine:
 class Host:
     """Who does what: this thread listens; each ``generate`` has a thread; orders are followed in turn by another."""
 
-    def __init__(self, engine: RolloutEngine, spec: EngineSpec, channel: Channel) -> None:
+    def __init__(self, engine: RolloutEngine, spec: EngineSpec, channel: Line) -> None:
         self._engine, self._channel = engine, channel
         self._window = spec.max_num_seqs
         self._calls: dict[int, Answering] = {}
@@ -84,7 +88,7 @@ class Host:
         """Listen until the owner is gone or says ``close``."""
         self._channel.send("ready", version=self._engine.version)
         for work in (self._follow_orders, self._beat):
-            threading.Thread(target=_or_die, args=(work,), daemon=True).start()
+            threading.Thread(target=or_die, args=(work,), daemon=True).start()
         while (message := self._channel.receive()) is not None and message.kind != "close":
             self._hear(message)
 
@@ -112,7 +116,7 @@ class Host:
             return
         self._channel.send("answer", number=number)
         self._calls[number] = call
-        call.thread = threading.Thread(target=_or_die, args=(lambda: call.run(outputs),), daemon=True)
+        call.thread = threading.Thread(target=or_die, args=(lambda: call.run(outputs),), daemon=True)
         call.thread.start()
 
     def _follow_orders(self) -> None:
@@ -145,15 +149,17 @@ class Host:
         return {}
 
     def _load(self, message: Message) -> dict[str, Any]:
-        assert message.file is not None
-        places = [Place.from_json(fields) for fields in message.fields["places"]]
-        try:
-            weights = map_weights(message.file, places)
-        finally:
-            os.close(message.file)
-        fingerprint = self._engine.load(weights, message.fields["version"])
+        fingerprint = self._engine.load(self._weights(message), message.fields["version"])
         applied_s = self._engine.applied_s if isinstance(self._engine, Observed) else None
         return {"version": self._engine.version, "fingerprint": fingerprint, "applied_s": applied_s}
+
+    def _weights(self, message: Message) -> Iterable[tuple[str, torch.Tensor]]:
+        """What came with the order to load."""
+        assert message.file is not None
+        try:
+            return map_weights(message.file, [Place.from_json(fields) for fields in message.fields["places"]])
+        finally:
+            os.close(message.file)
 
     def _refuse(self, number: int, error: TandemError) -> None:
         self._channel.send("error", number=number, error=type(error).__name__, text=str(error))
@@ -165,7 +171,7 @@ class Host:
             time.sleep(_BEAT_S)
 
 
-def _or_die(work: Callable[[], None]) -> None:
+def or_die(work: Callable[[], None]) -> None:
     """End the process on an error, which nobody else would see."""
     try:
         work()
@@ -185,6 +191,6 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    _or_die(lambda: main(int(sys.argv[1]), int(sys.argv[2])))
+    or_die(lambda: main(int(sys.argv[1]), int(sys.argv[2])))
     sys.stderr.flush()
     os._exit(0)  # threads that still generate need not end first

@@ -6,52 +6,41 @@ import atexit
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any, Self
 
 import torch
 
 from tandem.base.errors import ContractError
 from tandem.models.shared_weights import SharedWeights
 from tandem.rollout.admission import IDLE_SOURCE
-from tandem.rollout.connection import Connection, Patience, as_error
+from tandem.rollout.child import HostProcess
+from tandem.rollout.connection import Connection, EngineHost, Patience, as_error
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Message, pack_request, pack_sampling, unpack_samples
 
+NO_WEIGHTS = "this engine has parameters of its own: call load(weights, version)"
 _ASK_AGAIN_S = 0.01  # between questions to a source that had nothing
 
 
-class ProcessEngine:
-    """A ``RolloutEngine`` over the one that ``spec`` describes, hosted by a child process. ``name`` is for messages.
+class HostedEngine:
+    """A ``RolloutEngine`` but for ``load``, over one that lives in the process ``host``. ``name`` is for messages.
 
-    The constructor returns while the process starts; whoever needs it first waits, at most ``start_s`` seconds.
-    ``deadline_s`` bounds every other wait: for an answer, and for a token while requests are unanswered. A process
-    from which nothing comes for ``silence_s`` seconds, not even its regular sign of life, has hung. ``bucket_bytes``:
-    see ``SharedWeights``. Methods may be called by any thread.
+    The constructor returns while the process starts; whoever needs it first waits. Methods may be called by any thread.
 
     Every method raises ``EngineDiedError`` within seconds once the process has ended, and ``DeadlineError`` once it was
     ended for hanging; errors that the engine raises on purpose come through as they are. Requests that are unanswered
     at the same time must have different keys.
     """
 
-    def __init__(
-        self,
-        name: str,
-        spec: EngineSpec,
-        *,
-        start_s: float = 300.0,
-        deadline_s: float = 600.0,
-        silence_s: float = 30.0,
-        bucket_bytes: int = 2**26,
-    ) -> None:
+    def __init__(self, name: str, host: EngineHost, version: int, patience: Patience) -> None:
         self.name = name
-        self._version = spec.version
+        self._version = version
         self._applied_s = 0.0
-        self._staged = SharedWeights(bucket_bytes)
-        self._loading = threading.Lock()  # held while what is staged is read
-        self._link = Connection(name, spec, Patience(start_s, deadline_s, silence_s))
+        self._link = Connection(name, host, patience)
         atexit.register(self.close)
 
-    def __enter__(self) -> ProcessEngine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -123,27 +112,6 @@ class ProcessEngine:
                 self._link.send("cancel", number=number)
             self._link.drop(number)
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
-        """See ``RolloutEngine.load``. Shared memory is handed over as it is; other weights are copied into some first.
-
-        A source that fails leaves the engine as it was.
-        """
-        if weights is None:
-            raise ContractError("this engine has parameters of its own: call load(weights, version)")
-        with self._loading:
-            shared = weights
-            if not isinstance(shared, SharedWeights):
-                self._staged.write(shared)
-                shared = self._staged
-            places = [place.to_json() for place in shared.places]
-            awaited = f"weights version {version} to be loaded"
-            answer = self._link.ask("load", awaited, file=shared.fd, version=version, places=places).fields
-        self._version = answer["version"]
-        if answer["applied_s"] is not None:
-            self._applied_s = answer["applied_s"]
-        fingerprint: str | None = answer["fingerprint"]
-        return fingerprint
-
     def pause(self, abort: bool = False) -> None:
         self._link.set_paused(True)
         self._link.ask("pause", "a pause", abort=abort)
@@ -162,6 +130,52 @@ class ProcessEngine:
         """End the process. Safe to call twice; everything else raises from then on."""
         atexit.unregister(self.close)
         self._link.close()
+
+    def _load(self, version: int, file: int | None = None, **fields: Any) -> str | None:
+        """Have weights loaded that lie where ``file`` and ``fields`` say; their fingerprint."""
+        answer = self._link.ask("load", f"weights version {version} to be loaded", file=file, version=version, **fields)
+        self._version = answer.fields["version"]
+        if answer.fields["applied_s"] is not None:
+            self._applied_s = answer.fields["applied_s"]
+        fingerprint: str | None = answer.fields["fingerprint"]
+        return fingerprint
+
+
+class ProcessEngine(HostedEngine):
+    """A ``RolloutEngine`` over the one that ``spec`` describes, hosted by a child process.
+
+    The process has ``start_s`` seconds to start. ``deadline_s`` bounds every other wait: for an answer, and for a token
+    while requests are unanswered. A process from which nothing comes for ``silence_s`` seconds, not even its regular
+    sign of life, has hung. ``bucket_bytes``: see ``SharedWeights``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: EngineSpec,
+        *,
+        start_s: float = 300.0,
+        deadline_s: float = 600.0,
+        silence_s: float = 30.0,
+        bucket_bytes: int = 2**26,
+    ) -> None:
+        self._staged = SharedWeights(bucket_bytes)
+        self._loading = threading.Lock()  # held while what is staged is read
+        super().__init__(name, HostProcess(spec), spec.version, Patience(start_s, deadline_s, silence_s))
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
+        """See ``RolloutEngine.load``. Shared memory is handed over as it is; other weights are copied into some first.
+
+        A source that fails leaves the engine as it was.
+        """
+        if weights is None:
+            raise ContractError(NO_WEIGHTS)
+        with self._loading:
+            shared = weights
+            if not isinstance(shared, SharedWeights):
+                self._staged.write(shared)
+                shared = self._staged
+            return self._load(version, shared.fd, places=[place.to_json() for place in shared.places])
 
 
 class _Feed:

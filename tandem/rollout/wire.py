@@ -10,7 +10,7 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load, save
@@ -31,8 +31,23 @@ class Message:
     file: int | None = None
 
 
+class Line(Protocol):
+    """One end of a line between an engine and its owner. Any thread may send, one receives."""
+
+    def send(
+        self, kind: str, tensors: Mapping[str, torch.Tensor] | None = None, file: int | None = None, **fields: Any
+    ) -> None:
+        """Send one message. Raises ``OSError`` where the other end is known to be gone."""
+
+    def receive(self) -> Message | None:
+        """The next message, or None once the other end is gone. Blocks."""
+
+    def close(self) -> None:
+        """No more messages, either way; one who waits in ``receive`` gets None."""
+
+
 class Channel:
-    """One end of a stream socket. Any thread may send, for at most ``send_s`` seconds; one thread receives."""
+    """A ``Line`` over a stream socket. A send takes at most ``send_s`` seconds."""
 
     def __init__(self, end: socket.socket, send_s: int | None = None) -> None:
         self._end = end
