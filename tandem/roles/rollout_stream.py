@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
-from tandem.base.errors import TandemError
+import torch
+
+from tandem.base.errors import DeadlineError, TandemError
 from tandem.dataflow.draws import Draws
 from tandem.dataflow.gate import Closed
 from tandem.dataflow.gatekeeper import GateKeeper
@@ -19,7 +22,7 @@ from tandem.reward.outcome import Scores
 from tandem.roles.occupancy import Occupancy
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import Filling, Pending, Rollout
-from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine
+from tandem.rollout.protocol import GroupOutput, GroupRequest, Observed, RolloutEngine
 
 _TICK_S = 0.05  # between looks at scorings while the engine has nothing to do
 
@@ -31,7 +34,8 @@ class StreamingRollout(Rollout):
 
     It consumes tickets that the gate admits and produces groups with their rewards in the data plane. It waits for the
     gate (unblocked by a publication), for the engine's next group, and for scorings; all of these end with ``stop``. An
-    error in it is kept and raised to whoever calls ``check``.
+    error in it is kept and raised to whoever calls ``check``. ``partial`` says what becomes of a group that the engine
+    aborts: it goes on from its tokens, or begins again with the same seeds.
     """
 
     def __init__(
@@ -44,8 +48,11 @@ class StreamingRollout(Rollout):
         gate: GateKeeper,
         filling: Filling,
         tokenizer: Any,
+        *,
+        partial: Literal["resume", "discard"] = "resume",
     ) -> None:
         super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer)
+        self._partial = partial
         self.error: BaseException | None = None
         self.occupancy = Occupancy()
         self._keeper = gate
@@ -53,6 +60,7 @@ class StreamingRollout(Rollout):
         self._by_key: dict[int | str, Ticket] = {}
         self._generating = 0
         self._scores: list[Scores] = []
+        self._again: deque[GroupRequest] = deque()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -86,7 +94,10 @@ class StreamingRollout(Rollout):
         try:
             for output in self.engine.generate(self._stream(), self._filling.sampling):
                 self._generating -= 1
-                self._keep(output)
+                if output.aborted:
+                    self._again.append(output.resumed() if self._partial == "resume" else output.restarted())
+                else:
+                    self._keep(output)
                 self._settle_done()
         except BaseException as error:  # handed to the thread that trains
             self.error = error
@@ -104,6 +115,10 @@ class StreamingRollout(Rollout):
         """Requests as tickets are admitted; None while there is nothing to ask and the engine is at work."""
         while not self._stopping.is_set():
             self._settle_done()
+            if self._again:
+                self._generating += 1
+                yield self._again.popleft()
+                continue
             ticket = self._gate.admit(self.name, time.monotonic())
             if isinstance(ticket, Ticket):
                 self._generating += 1
@@ -129,6 +144,44 @@ class StreamingRollout(Rollout):
         done = [t for t, group in self._pending.items() if group.handle is not None and group.handle.done]
         for ticket in sorted(done):
             self._settle(ticket, self._pending.pop(ticket), self._scores)
+
+
+class UpdatedStream:
+    """A stream as the receiver of new weights: what is being generated obeys ``on_update``.
+
+    ``wait``: it is finished first, under the old weights, and nothing is begun. ``abort``: it ends where it is and goes
+    on as the stream says. ``keep``: it goes on, and its tokens tell their versions.
+    """
+
+    def __init__(self, stream: StreamingRollout, gate: GateKeeper, on_update: OnWeightUpdate, drain_s: float) -> None:
+        self._stream, self._gate, self._on_update, self._drain_s = stream, gate, on_update, drain_s
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
+        """Hand ``weights`` to the engine. Raises ``DeadlineError`` where generation doesn't end in time."""
+        stream, engine = self._stream, self._stream.engine
+        if self._on_update == "wait":
+            self._gate.pause(stream.name, f"it finishes what it has before weights version {version}")
+            if not stream.drain(self._drain_s):
+                raise DeadlineError(f"waited {self._drain_s:g} s for {stream.name} to finish before new weights")
+        if self._on_update == "abort":
+            engine.pause(abort=True)
+        fingerprint = engine.load(weights, version)
+        if self._on_update == "abort":
+            engine.resume()
+        self._gate.resume(stream.name)
+        return fingerprint
+
+    def ping(self, deadline_s: float) -> int:
+        """The version that the engine has; raises what ended its loop, if anything did."""
+        self._stream.check()
+        engine = self._stream.engine
+        return engine.ping(deadline_s) if isinstance(engine, Observed) else engine.version
+
+    @property
+    def applied_s(self) -> float:
+        """Seconds for which the last ``load`` kept the engine from working."""
+        engine = self._stream.engine
+        return engine.applied_s if isinstance(engine, Observed) else 0.0
 
 
 def cause_of_stall(plane: DataPlane, gate: GateKeeper, rollouts: list[StreamingRollout], partition: int) -> str:

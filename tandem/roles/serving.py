@@ -48,9 +48,7 @@ class ForwardModel:
     ``every`` divides are taken (None: none is).
     """
 
-    def __init__(
-        self, name: str, model: CausalLM, engine: TrainEngine, *, version: int, every: int | None = 1
-    ) -> None:
+    def __init__(self, name: str, model: CausalLM, engine: TrainEngine, *, version: int, every: int | None = 1) -> None:
         self.name = name
         self._every = every
         self.version = version

@@ -31,8 +31,8 @@ WORK = {"reference": ("time/ref", "time/teacher"), "old": ("time/old",)}
 CLOCK = {
     "advantages": ("time/advantages", "time/correction"),
     "snapshot": ("time/push_snapshot",),
-    "broadcast": ("time/push_broadcast",),
-    "swap": ("time/push_swap",),
+    "broadcast": ("time/push_transfer",),
+    "swap": ("time/push_apply",),
 }
 PUBLISH = "time/publish"
 LONGEST = "rollout/longest_s"

@@ -5,7 +5,6 @@ Whoever drives the run passes references on; engines map the buckets, on other n
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -58,28 +57,3 @@ class RemoteWeights:
 def put_bucket(bucket: Sequence[tuple[str, torch.Tensor]]) -> BucketRefs:
     """One reference to the pairs, none for no pairs. This process owns them: they end with it."""
     return [import_ray().put(pack(list(bucket)))] if bucket else []
-
-
-class Courier:
-    """Puts the weights of a version once, however many ``engines`` are told to load them."""
-
-    def __init__(self, engines: int, bucket_bytes: int) -> None:
-        self._engines, self._bucket_bytes = engines, bucket_bytes
-        self._one = threading.Lock()
-        self._last: tuple[Weights, int] | None = None
-        self._put = RemoteWeights(())
-        self._awaited = 0
-
-    def deliver(self, weights: Weights, version: int) -> RemoteWeights:
-        """``weights`` in shared memory; those of the last version are let go once every engine has asked for them."""
-        if isinstance(weights, RemoteWeights):
-            return weights
-        with self._one:
-            if self._last is None or self._last[0] is not weights or self._last[1] != version:
-                self._put = RemoteWeights.put(weights, self._bucket_bytes)
-                self._last, self._awaited = (weights, version), self._engines
-            found = self._put
-            self._awaited -= 1
-            if self._awaited == 0:
-                self._last, self._put = None, RemoteWeights(())
-            return found

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from tandem.base.errors import DeadlineError
 from tandem.columns.proto import DataProto
@@ -16,28 +15,16 @@ from tandem.dataflow.partition import Order
 from tandem.dataflow.tickets import Lease
 from tandem.roles.batch_metrics import check_lag
 from tandem.roles.loss import without_samples
-from tandem.roles.rollout_stream import OnWeightUpdate, StreamingRollout, cause_of_stall
+from tandem.roles.rollout_stream import StreamingRollout, cause_of_stall
 from tandem.roles.stages import BatchStage
 from tandem.roles.update import UPDATES, Update
 from tandem.topology.session import Session
+from tandem.weights.sync import WeightSync
 
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.5  # between looks at the loops while waiting for data
 _JOIN_S = 10.0  # for a loop that is told to end
-
-
-class Publisher(Protocol):
-    """Brings the actor's weights to everyone who generates or scores with them."""
-
-    def push(self, version: int) -> dict[str, float]:
-        """Send the weights of this moment as ``version``; seconds by phase. May return before they have arrived."""
-
-    def check(self) -> None:
-        """Raise what went wrong with an earlier push."""
-
-    def close(self) -> None:
-        """Wait for a push under way, then end."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +36,7 @@ class StreamingSession(Session):
 
     keeper: GateKeeper
     streams: tuple[StreamingRollout, ...]
-    publisher: Publisher
-    on_weight_update: OnWeightUpdate
+    publisher: WeightSync
     sub_batches: int
     closers: tuple[Callable[[], None], ...]
 
@@ -79,7 +65,7 @@ class StreamingSession(Session):
                 close()
 
     def arriving(self, partition: int, order: Order = "arrival") -> Iterator[DataProto]:
-        """The sub-batches of ``partition``, each once its groups are scored; samples that count in nothing are masked."""
+        """The sub-batches of ``partition``, each once its groups are scored; what counts in nothing is masked."""
         names, count = self.group_columns(), self.config.data.train_batch_size // self.sub_batches
         for index in range(self.sub_batches):
             with self.log.timed("wait"):
@@ -96,17 +82,8 @@ class StreamingSession(Session):
         return kind(self.composite.actor, self.composite.objective, self.merged, self.run)
 
     def publish(self, version: int) -> None:
-        """Bring weights ``version`` to the engines as ``on_weight_update`` says."""
-        self.composite.actor.require_actor("publish weights")
-        self.publisher.check()
-        if self.on_weight_update == "wait":
-            for stream in self.streams:
-                self.keeper.pause(stream.name, f"it finishes what it has before weights version {version}")
-            for stream in self.streams:
-                self._drain(stream)
+        """Bring weights ``version`` to everyone who generates or scores with them."""
         self.progress.push = self.publisher.push(version)
-        for stream in self.streams:
-            self.keeper.resume(stream.name)
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
         """See ``Session.end_step``; the scorers' reports are gathered too."""
@@ -150,12 +127,6 @@ class StreamingSession(Session):
                 continue
             assert lease is not None  # a partition is consumed once
             return lease
-
-    def _drain(self, stream: StreamingRollout) -> None:
-        deadline_s = self.config.execution.deadline_s
-        if not stream.drain(deadline_s):
-            raise DeadlineError(f"waited {deadline_s:g} s for {stream.name} to finish its samples before new weights")
-        stream.check()
 
     @property
     def order(self) -> Order:
