@@ -29,8 +29,8 @@ def run_eval(source: Path, words: Sequence[str]) -> int:
     if not isinstance(config, Config):
         raise DataError(f"{source}: is an SFT run; write a training config with data.val_files to evaluate its model")
     if source.is_dir():
-        trained = f"actor_rollout_ref.model.path={source / FINAL_FOLDER}"
-        config = load_config(file, [trained, *words], kind=Config)
+        trained = (f"actor_rollout_ref.model.path={source / FINAL_FOLDER}", "trainer.resume=null")
+        config = load_config(file, [*trained, *words], kind=Config)
     plan = compile_plan(config)
     plan.require_runnable()
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)

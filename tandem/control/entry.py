@@ -11,10 +11,10 @@ import yaml
 from pydantic import BaseModel
 from transformers.utils import logging as transformers_logging
 
-from tandem.base.errors import ContractError, TandemError
+from tandem.base.errors import ContractError
 from tandem.config.schema import Config, SftConfig
 from tandem.control import colocate, fully_async, hybrid
-from tandem.control.sft import tune
+from tandem.control.sft import require_updates, tune
 from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, read_rows
 from tandem.topology.local import build_session
 from tandem.topology.plan import Plan
@@ -41,11 +41,7 @@ def run_train(config: Config, plan: Plan) -> int:
         LOOPS[plan.mode](session)
     if session.progress.step < session.progress.last:
         raise ContractError(f"the run ended after {session.progress.step} of {session.progress.last} steps")
-    if session.composite.actor.updates == 0:
-        raise TandemError(
-            f"nothing was learned: not one optimizer step was applied in {session.progress.last} steps. "
-            f"{METRICS_FILE} says why (reward/std, reward/excluded, grad/norm, optim/skipped_steps)"
-        )
+    require_updates(session.composite.actor.updates, session.progress.last)
     _summarize(Path(config.trainer.output_dir))
     return 0
 
@@ -57,6 +53,7 @@ def run_sft(config: SftConfig) -> int:
     _keep_config(config, Path(config.trainer.output_dir))
     with session.running():
         tune(session)
+    require_updates(session.engine.updates, session.last)
     _summarize(Path(config.trainer.output_dir))
     return 0
 

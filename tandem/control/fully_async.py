@@ -30,8 +30,8 @@ def serve(role: ServingRole, session: AsyncSession) -> None:
     """The loop of reference, actor_fwd or advantages, in a thread of its own.
 
     It consumes groups of partition k that have the columns it reads, ``role.groups`` at a time, and produces the
-    columns it gives. It waits for the role before it in the chain, and at the start of a partition for weights that are new
-    enough; the actor's publications unblock it. The end of the run ends it.
+    columns it gives. It waits for the role before it in the chain, and at the start of a partition for weights that
+    are new enough; the actor's publications unblock it. The end of the run ends it.
     """
     for k in session.partitions():
         role.begin(k)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tandem.base.errors import ContractError
+from tandem.base.errors import ContractError, TandemError
 from tandem.base.seeding import derive_seed
 from tandem.config.schema import SftConfig
 from tandem.dataflow.base_source import BaseDataSource, as_examples
@@ -16,9 +17,11 @@ from tandem.dataflow.draws import Draws
 from tandem.dataflow.examples import Example
 from tandem.dataflow.length import Overlong
 from tandem.models.loading import save_pretrained_atomic
+from tandem.observe.metrics import METRICS_FILE
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.roles.examples import padded_batch
+from tandem.topology.plan_sft import refuse_ignored
 from tandem.topology.sft_session import SftSession
 from tandem.train.updater import Updater
 
@@ -31,7 +34,7 @@ class BaseTrainer:
     follow the config.
     """
 
-    model: PreTrainedModel
+    model: PreTrainedModel | PeftModel
     tokenizer: PreTrainedTokenizerBase
 
     def __init__(self, config: SftConfig) -> None:
@@ -46,6 +49,7 @@ class BaseTrainer:
         """Train on ``data_source`` and save; the folder of the tuned model, adapters included where there are any."""
         if not (hasattr(self, "model") and hasattr(self, "tokenizer")):
             raise ContractError(f"{type(self).__name__}: set self.model and self.tokenizer before fit()")
+        refuse_ignored(self.config)
         data, trainer = self.config.data, self.config.trainer
         examples = self._examples(data_source)
         steps = examples.total_steps(data.train_batch_size, trainer.total_steps)
@@ -64,6 +68,7 @@ class BaseTrainer:
             self.model.eval()
             save_pretrained_atomic(self.model, self.tokenizer, final)
             log.summarize(model=str(final))
+        require_updates(updater.updates, steps)
         return final
 
     @property
@@ -81,6 +86,15 @@ class BaseTrainer:
         )
         epochs = 1 if trainer.total_epochs is None and trainer.total_steps is None else trainer.total_epochs
         return Draws(rows, seed=derive_seed(trainer.seed, "data"), shuffle=data.shuffle, epochs=epochs)
+
+
+def require_updates(updates: int, steps: int) -> None:
+    """Refuse to call a run done that changed no weight. Raises ``TandemError``."""
+    if updates == 0:
+        raise TandemError(
+            f"nothing was learned: not one optimizer step was applied in {steps} steps. {METRICS_FILE} says why "
+            "(grad/norm, optim/skipped_steps; in RL also reward/std and reward/excluded)"
+        )
 
 
 def tune(session: SftSession) -> None:

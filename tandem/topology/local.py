@@ -9,6 +9,8 @@ import torch
 
 from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.config.schema import Config
+from tandem.dataflow.source import PromptSource
+from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.reward import build_reward_manager
 from tandem.roles.rollout import Rollout
 from tandem.topology.composite import build_composite, model_tokenizer
@@ -39,21 +41,20 @@ def build_session(config: Config, plan: Plan) -> Session:
         raise DataError(
             "an evaluation is asked for, and there are no held-out prompts: name data.val_files, or turn it off"
         )
-    steps = source.total_steps(config.data.train_batch_size, config.trainer.total_steps)
+    progress = Progress(0, source.total_steps(config.data.train_batch_size, config.trainer.total_steps))
+    if resumed is not None:
+        _continue(progress, source, resumed)
     rewards = build_reward_manager(
         config.reward_manager, tokenizer=tokenizer, plugins=config.plugins, inline=config.runtime.threads
     )
     try:
-        composite = build_composite(config, plan, tokenizer, steps * plan.batch.optimizer_steps)
-        first = 0 if resumed is None else resumed.step
-        parts = Parts(config, plan, composite, source, held_out, rewards, Progress(first, steps))
-        session = CONNECTORS[plan.mode](parts)
+        composite = build_composite(config, plan, tokenizer, progress.last * plan.batch.optimizer_steps)
         if resumed is not None:
-            _restore(session, resumed)
+            _restore(composite, resumed)
+        return CONNECTORS[plan.mode](Parts(config, plan, composite, source, held_out, rewards, progress))
     except BaseException:
         rewards.close()
         raise
-    return session
 
 
 def _connect_colocate(parts: Parts) -> Session:
@@ -85,13 +86,16 @@ def find_checkpoint(config: Config) -> Checkpoint | None:
     return checkpoint.open_checkpoint(Path(resume))
 
 
-def _restore(session: Session, saved: Checkpoint) -> None:
-    """Put model, optimizer, tags, data position and controllers where ``saved`` has them."""
-    facts = saved.read()
-    if saved.step > session.progress.last:
-        reason = f"the checkpoint is of step {saved.step}, the run ends at step {session.progress.last}"
+def _continue(progress: Progress, source: PromptSource, saved: Checkpoint) -> None:
+    """Put the run and its data where ``saved`` has them."""
+    if saved.step > progress.last:
+        reason = f"the checkpoint is of step {saved.step}, the run ends at step {progress.last}"
         raise ConfigError([Problem("trainer.resume", str(saved.path), reason, "Raise trainer.total_steps")])
-    session.composite.actor.load(saved)
-    session.source.load_state_dict(facts["data"])
-    session.composite.advantages.load_state_dict(facts["kl"])
-    saved.restore_random_state()
+    progress.step = saved.step
+    source.load_state_dict(saved.read()["data"])
+
+
+def _restore(composite: ActorRolloutRef, saved: Checkpoint) -> None:
+    """Put model, optimizer, tags and controllers where ``saved`` has them."""
+    composite.actor.load(saved)
+    composite.advantages.load_state_dict(saved.read()["kl"])

@@ -18,7 +18,8 @@ from tandem.roles.generation import evaluation_sampling
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import Filling, Rollout
 from tandem.topology.plan import Plan
-from tandem.topology.session import Progress, Session
+from tandem.topology.session import CHECKPOINTS, Progress, Session
+from tandem.train import checkpoint
 
 ENGINE = "rollout-0"
 """The first rollout engine, in the gate and in messages."""
@@ -71,6 +72,7 @@ class Parts:
         """The handles that every loop needs."""
         config, progress = self.config, self.progress
         output_dir = Path(config.trainer.output_dir)
+        checkpoint.set_aside(output_dir / CHECKPOINTS, progress.step)
         resumed_step = progress.step if progress.step else None
         info = RunInfo(output_dir, progress.last, resumed_step, config.model_dump(mode="json", by_alias=True))
         return Session(

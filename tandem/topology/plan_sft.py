@@ -89,3 +89,16 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
     if config.evaluation.stop_at_accuracy is not None and config.evaluation.interval == 0:
         value = config.evaluation.stop_at_accuracy
         yield Problem("evaluation.stop_at_accuracy", value, "nothing is evaluated", "Write evaluation.interval: 50")
+
+
+def refuse_ignored(config: SftConfig) -> None:
+    """Raise ``ConfigError`` for settings that a trainer of one's own would ignore in silence."""
+    given = {
+        "trainer.resume": config.trainer.resume,
+        "trainer.save_interval": config.trainer.save_interval,
+        "evaluation.interval": config.evaluation.interval,
+    }
+    reason, remedy = "a trainer of your own runs from start to end", "Leave it out, or use `tandem sft`"
+    problems = [Problem(key, value, reason, remedy) for key, value in given.items() if value]
+    if problems:
+        raise ConfigError(problems)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tandem.base.errors import DataError
+from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.columns.proto import DataProto
 from tandem.config.schema import SftConfig, SftModelConfig
 from tandem.dataflow.base_source import as_rows
@@ -141,14 +141,15 @@ def build_sft_session(config: SftConfig) -> SftSession:
         gradient_checkpointing=config.model.gradient_checkpointing,
         device=run_device(config.runtime),
     )
-    first = _resume(config, engine, source)
+    first = _resume(config, engine, source, steps)
     output_dir = Path(config.trainer.output_dir)
+    checkpoint.set_aside(output_dir / CHECKPOINTS, first)
     info = RunInfo(output_dir, steps, first if first else None, config.model_dump(mode="json"))
     log = RunLog(info, config.trainer.logger, trace=config.trainer.trace)
     return SftSession(config, model, tokenizer, engine, source, held_out, log, first, steps)
 
 
-def _resume(config: SftConfig, engine: FsdpEngine, source: ConversationSource) -> int:
+def _resume(config: SftConfig, engine: FsdpEngine, source: ConversationSource, last: int) -> int:
     """Continue from the checkpoint that ``trainer.resume`` names; the steps already done."""
     resume, root = config.trainer.resume, Path(config.trainer.output_dir) / CHECKPOINTS
     if resume is None:
@@ -156,10 +157,13 @@ def _resume(config: SftConfig, engine: FsdpEngine, source: ConversationSource) -
     saved = checkpoint.latest(root) if resume == "auto" else checkpoint.open_checkpoint(Path(resume))
     if saved is None:
         return 0
+    if saved.step > last:
+        reason = f"the checkpoint is of step {saved.step}, the run ends at step {last}"
+        raise ConfigError([Problem("trainer.resume", str(saved.path), reason, "Raise trainer.total_steps")])
+    source.load_state_dict(saved.read()["data"])
     tensors = {"model": engine.state_dict()}
     saved.load_tensors(tensors)
     engine.load_state_dict(tensors["model"])
-    source.load_state_dict(saved.read()["data"])
     return saved.step
 
 

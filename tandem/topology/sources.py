@@ -70,10 +70,15 @@ class PromptBatch:
 class PromptLoader:
     """Batches of training prompts for a loop of your own; each iteration over it is one epoch, in an order of its own.
 
-    An epoch ends with its last whole batch; what is left begins the next one.
+    An epoch ends with its last whole batch; what is left begins the next one. Raises ``DataError`` where the rows make
+    no whole batch.
     """
 
     def __init__(self, source: PromptSource, batch_size: int) -> None:
+        if len(source) < batch_size:
+            raise DataError(
+                f"{len(source)} usable rows give no batch of {batch_size}: lower data.train_batch_size, or add rows"
+            )
         self._source, self._batch_size = source, batch_size
 
     def __len__(self) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
@@ -48,10 +49,18 @@ class Checkpoint:
     def load_tensors(self, tensors: dict[str, Any]) -> None:
         """Fill ``tensors``, built like those saved (say ``{"actor": engine.state_dict()}``), in place.
 
-        Numbers and strings in it are replaced; every rank calls this with its own shards.
+        Numbers and strings in it are replaced; every rank calls this with its own shards. Raises ``DataError`` where
+        the checkpoint lacks one of them, or has it in another shape.
         """
-        with _single_process_is_meant():
-            load_sharded(tensors, checkpoint_id=self.path / _TENSORS, no_dist=not _distributed())
+        try:
+            with _single_process_is_meant():
+                load_sharded(tensors, checkpoint_id=self.path / _TENSORS, no_dist=not _distributed())
+        except CheckpointException as error:
+            reason = next(iter(error.failures.values()))[0]
+            raise DataError(
+                f"{self.path} holds other weights than this config trains ({reason}): resume with the model, the LoRA "
+                "rank and the KL of the saved run, or start a new run from its model"
+            ) from error
 
     def restore_random_state(self) -> None:
         """Set the global generators of torch, Python and numpy to where this checkpoint found them on rank 0."""
@@ -92,6 +101,23 @@ def save(root: Path, step: int, *, tensors: dict[str, Any], facts: Mapping[str, 
             shutil.rmtree(old.path)
     _barrier()
     return Checkpoint(target, step)
+
+
+def set_aside(root: Path, after: int) -> None:
+    """Move the checkpoints of steps beyond ``after`` to a folder beside ``root``, named ``ROOT.1``, ``ROOT.2`` ...
+
+    They are of an earlier run: one that begins in the same folder, or goes on from an earlier step, would take them for
+    its own newest.
+    """
+    later = [checkpoint.path for checkpoint in _finished(root) if checkpoint.step > after]
+    if not later:
+        return
+    number = 1
+    while (target := root.with_name(f"{root.name}.{number}")).exists():
+        number += 1
+    target.mkdir()
+    for path in later:
+        path.rename(target / path.name)
 
 
 def latest(root: Path) -> Checkpoint | None:

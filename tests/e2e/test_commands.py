@@ -22,7 +22,7 @@ ROWS = [{"prompt": f"{d}>", "answer": str(d) * 4, "response": str(d) * 4} for d 
 QUIET = ("evaluation.interval=0", "evaluation.stop_at_accuracy=null")
 
 
-def run(*words: str | Path) -> Any:
+def run(*words: str | int | Path) -> Any:
     """A command in this process."""
     return CliRunner().invoke(app, [str(word) for word in words])
 
@@ -81,7 +81,8 @@ def test_sft_stops_once_the_accuracy_is_reached(tuned: Path) -> None:
     for row in ROWS:
         ids = tokenizer(row["prompt"], return_tensors="pt", add_special_tokens=False)["input_ids"]
         answer = model.generate(ids, max_new_tokens=8, do_sample=False)
-        right += tokenizer.decode(answer[0, 2:], skip_special_tokens=True).strip() == row["answer"]
+        text = str(tokenizer.decode(answer[0, 2:], skip_special_tokens=True))
+        right += text.strip() == row["answer"]
     assert right / 10 == accuracies[-1]
 
 

@@ -37,8 +37,8 @@ def test_b22_a_gradient_that_is_not_finite_is_skipped_and_counted(task: Path, tm
     with started(
         task, f"trainer.output_dir={tmp_path}", *FIVE, "actor_rollout_ref.actor.optim.schedule=linear"
     ) as session:
-        engine, publish = training_engine(session), session.composite.engine.load
-        accumulate = engine.forward_backward
+        engine: Any = training_engine(session)
+        accumulate, publish = engine.forward_backward, session.composite.engine.load
 
         def poisoned(*arguments: Any) -> Any:
             total = accumulate(*arguments)
@@ -50,8 +50,8 @@ def test_b22_a_gradient_that_is_not_finite_is_skipped_and_counted(task: Path, tm
             weights.append({name: tensor.clone() for name, tensor in engine.shards().items()})
             return publish(*arguments)
 
-        engine.forward_backward = poisoned  # type: ignore[method-assign]
-        session.composite.engine.load = published  # type: ignore[method-assign]
+        engine.forward_backward = poisoned
+        session.composite.engine.load = published  # type: ignore[method-assign, assignment]
         colocate.train(session)
         rows = read_rows(tmp_path / METRICS_FILE)
     assert [row["version"] for row in rows] == [1, 2, 3, 4, 5]
@@ -59,7 +59,7 @@ def test_b22_a_gradient_that_is_not_finite_is_skipped_and_counted(task: Path, tm
     assert [row["optim/skipped_steps"] for row in rows] == [0, 0, 1, 1, 1]
     assert equal(weights[2], weights[3])
     assert all(not equal(weights[k], weights[k + 1]) for k in (0, 1, 3, 4))
-    rates = [row["optim/lr"] for row in rows]
+    rates = [float(str(row["optim/lr"])) for row in rows]
     assert rates[3] == rates[2] > rates[4]  # the schedule waited
     assert rows[2]["grad/norm"] is None
 
@@ -180,7 +180,7 @@ def test_b92_one_length_policy_and_the_same_ids_for_engine_and_trainer(
 
             return generate(seen(), sampling)
 
-        session.composite.engine.generate = spied  # type: ignore[method-assign]
+        session.composite.engine.generate = spied  # type: ignore[method-assign, assignment]
         colocate.train(session)
         assert session.progress.trained is not None
         batch = session.progress.trained[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter
 from pathlib import Path
@@ -130,7 +131,7 @@ def test_variants_learn(task: Path, tmp_path: Path, name: str) -> None:
     if "KL" in name:
         assert run.column("kl/reward" if "reward" in name else "kl/mean")[-1] > run.column("mismatch/k3")[-1] >= 0
     if "entropy" in name:
-        assert run.column("entropy/mean")[0] == pytest.approx(float(torch.tensor(13.0).log()), rel=0.1)
+        assert run.column("entropy/mean")[0] == pytest.approx(math.log(13), rel=0.1)
     if "TIS" in name:
         assert run.rows[-1]["optim/applied"] == 4
         assert "mismatch/ratio_max" in run.rows[-1]

@@ -187,6 +187,21 @@ def test_more_epochs_go_on_from_there(words: tuple[str, ...], whole: Run, tmp_pa
     assert Counter(prompt for step in run.prompts for prompt in step) == {f"{d}>": 3 for d in range(8)}
 
 
+def test_checkpoints_of_an_earlier_run_are_not_taken_for_ones_own(
+    words: tuple[str, ...], whole: Run, tmp_path: Path
+) -> None:
+    """A new run in a used folder keeps its own checkpoints, and resumes from them."""
+    shutil.copytree(whole.output, tmp_path, dirs_exist_ok=True)
+    words = (*words, f"trainer.output_dir={tmp_path}", "trainer.keep_checkpoints=1")
+    killed_in("training", 3, *words)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000002"]
+    assert len(list((tmp_path / "checkpoints.1").iterdir())) == 4
+    assert_same(train(*words, "trainer.resume=auto"), whole)
+    back = train(*words, f"trainer.resume={tmp_path / 'checkpoints.1' / 'step_00000003'}")
+    assert_same(back, whole)
+    assert [path.name for path in (tmp_path / "checkpoints.2").iterdir()] == ["step_00000004"]
+
+
 def test_what_does_not_fit_the_checkpoint_is_refused(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
     saved = f"trainer.resume={whole.output / 'checkpoints' / 'step_00000004'}"
     out = f"trainer.output_dir={tmp_path / 'out'}"
@@ -195,5 +210,7 @@ def test_what_does_not_fit_the_checkpoint_is_refused(words: tuple[str, ...], who
     rows = write_rows(tmp_path / "other.jsonl", [{"prompt": f"{d}>", "answer": "1"} for d in (1, 1, 2, 3, 4, 5, 6, 7)])
     with pytest.raises(DataError, match="not those of the saved run"):
         prepare(*words, out, saved, f"data.train_files=[{rows}]")
+    with pytest.raises(DataError, match="holds other weights than this config trains"):
+        prepare(*words, out, saved, "actor_rollout_ref.model.lora_rank=2")
     with pytest.raises(DataError, match="is not a finished checkpoint"):
         prepare(*words, out, f"trainer.resume={whole.output / 'final'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,8 @@ from tandem.columns.proto import DataProto
 from tandem.reward.outcome import Outcome, Verdict, failed
 from tandem.roles.rollout import FAILED, FILTERED
 from tests.roles.fake_roles import LENGTH, FakeEngine, Rig, prompts, rig
+
+Policy = Literal["mask", "refill", "stop"]
 
 
 def answers(batch: DataProto) -> list[list[int]]:
@@ -55,7 +58,7 @@ def test_generation_waits_for_the_version_that_the_partition_needs() -> None:
     policy=st.sampled_from(["refill", "mask"]),
 )
 def test_what_is_trained_does_not_depend_on_who_finished_first(
-    failing: set[tuple[int, int, int]], at_once: int, order: int, policy: str
+    failing: set[tuple[int, int, int]], at_once: int, order: int, policy: Policy
 ) -> None:
     def run(engine: FakeEngine) -> tuple[list[tuple[list[str], list[list[int]], list[float]]], Rig]:
         made = rig(engine=engine, judge=lambda group, i: verdict(made, group, i), on_error=policy, max_draws=6)
@@ -140,7 +143,7 @@ def test_b56_constant_rewards_under_a_filter_end_with_the_cause(tickets: int, n:
 
 @pytest.mark.parametrize("filter_equal", [False, True])
 def test_a_scorer_that_fails_for_ever_ends_refilling_and_is_named(filter_equal: bool) -> None:
-    policy = "mask" if filter_equal else "refill"
+    policy: Policy = "mask" if filter_equal else "refill"
     made = rig(judge=lambda group, i: failed("the judge is away"), on_error=policy, filter_equal=filter_equal)
     with pytest.raises(StarvationError, match=f"{FAILED}.*the judge is away"):
         made.fill(0)
@@ -160,7 +163,7 @@ def test_groups_without_a_signal_are_drawn_anew() -> None:
 
 
 @pytest.mark.parametrize(("overlong", "valid"), [("train", True), ("mask", False)])
-def test_answers_cut_at_the_limit(overlong: str, valid: bool) -> None:
+def test_answers_cut_at_the_limit(overlong: Literal["train", "mask"], valid: bool) -> None:
     made = rig(engine=FakeEngine(finish_reason="length"), overlong=overlong)
     batch = made.fill(0)
     assert batch.dense("reward_valid").tolist() == [valid] * 12

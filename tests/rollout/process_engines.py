@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Iterable, Iterator
 
@@ -17,7 +15,7 @@ from tandem.rollout.registry import register_engine
 
 
 class FaultyEngine(HfEngine):
-    """Obeys the first token of a prompt: 30 raises, 31 ends the process, 32 hangs, 33 refuses."""
+    """Obeys the first token of a prompt: 30 raises, 32 hangs, 33 refuses."""
 
     def generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
         return super().generate(self._obeyed(requests), sampling)
@@ -31,9 +29,6 @@ class FaultyEngine(HfEngine):
     def _obey(self, order: int) -> None:
         if order == 30:
             raise ValueError("a defect inside the engine")
-        if order == 31:
-            print("about to end", file=sys.stderr, flush=True)
-            os._exit(7)
         if order == 32:
             time.sleep(1000)
         if order == 33:

@@ -107,7 +107,7 @@ def run_aborting(
     return finished, aborted
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_sample_equals_a_reference_under_piecewise_weights(kind: str, data: st.DataObject) -> None:
@@ -172,7 +172,7 @@ def test_an_abort_without_new_weights_changes_no_token() -> None:
                 assert torch.allclose(sample.logprobs, whole.logprobs, atol=1e-6)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("keep_kv", ["old", "recompute"])
 @pytest.mark.parametrize("kind", KINDS)

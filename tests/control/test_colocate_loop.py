@@ -1,0 +1,136 @@
+"""The colocate loop over fakes: the order of things, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.base.errors import RewardError
+from tandem.columns.proto import DataProto
+from tandem.config.schema import Config
+from tandem.control import colocate
+from tandem.observe.metrics import METRICS_FILE, read_rows
+from tandem.observe.run_log import RunLog
+from tandem.observe.trackers import RunInfo
+from tandem.reward.outcome import failed
+from tandem.roles.actor import Actor, Batching
+from tandem.roles.advantages import AdvantageStage
+from tandem.roles.stages import BatchStage
+from tandem.roles.train_group import TrainGroup
+from tandem.topology.plan import Plan, compile_plan
+from tandem.topology.session import Progress, Session
+from tests.roles.fake_roles import FakeTokenizer, Rig, rig
+from tests.roles.fake_training import FakeTrainEngine, SamplesObjective
+
+TREE: dict[str, Any] = {
+    "actor_rollout_ref": {"model": {"path": "nowhere"}, "rollout": {"n": 3}, "ref": {"update_interval": 2}},
+    "algorithm": {"kl": {"in": "loss", "coef": 0.1}},
+    "data": {"train_batch_size": 4},
+    "trainer": {"total_steps": 3, "logger": []},
+}
+
+
+@dataclass
+class FakeComposite:
+    """What the session asks of the composite node."""
+
+    actor: Actor
+    engine: Any
+    advantages: AdvantageStage
+    stages: tuple[BatchStage, ...]
+    tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
+    objective: SamplesObjective = field(default_factory=SamplesObjective)
+
+
+class Loop:
+    """A session of fakes, and everything that happens to engine and trainer in one list."""
+
+    def __init__(self, output: Path, *, made: Rig | None = None, trainer: FakeTrainEngine | None = None) -> None:
+        config = Config.model_validate(TREE)
+        self.plan: Plan = compile_plan(config)
+        self.made = rig() if made is None else made
+        self.trainer = FakeTrainEngine() if trainer is None else trainer
+        self.events: list[str] = []
+        self.made.engine.calls = self.trainer.calls = self.events
+        ranks = TrainGroup.in_process(self.trainer, deadline_s=10)  # type: ignore[arg-type]
+        actor = Actor(ranks, Batching(4, 1, 0), keep_reference=True)
+        advantages = AdvantageStage.of(config.algorithm)
+        runs: dict[str, Callable[[DataProto], DataProto]] = {"ref": actor.ref_logprobs, "advantages": advantages}
+        planned = [stage for stage in self.plan.stages if stage.name in runs]
+        stages = tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name]) for stage in planned)
+        composite: Any = FakeComposite(actor, self.made.engine, advantages, stages)
+        info = RunInfo(output, 3)
+        self.session = Session(
+            config=config, plan=self.plan, composite=composite, rollout=self.made.rollout,
+            rewards=self.made.rollout._rewards, evaluator=None, plane=self.made.plane,
+            source=self.made.rollout._source, log=RunLog(info), progress=Progress(0, 3), max_staleness=0,
+            output_dir=output,
+        )  # fmt: skip
+
+    def run(self) -> None:
+        with self.session.log:
+            colocate.train(self.session)
+
+
+def test_a_step_is_what_the_plan_says_in_turns_on_the_devices(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    loop.run()
+    assert loop.session.progress.executed == [stage.name for stage in loop.plan.stages]
+    step = ["sleep", "wake", "generate", "sleep", "wake", "forward", "forward_backward", "optim_step"]
+    assert loop.events == ["load 0", *step, "load 1", *step, "load 2", *step, "load 3"]
+
+
+def test_every_partition_is_trained_once_and_samples_are_conserved(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    loop.run()
+    accounts = loop.made.plane.status().accounts
+    accounts.check()
+    assert (accounts.trained, accounts.queued, accounts.dropped) == (36, 0, {})
+    assert [len(batch) for batch in loop.trainer.trained] == [12, 12, 12]
+    rows = read_rows(tmp_path / METRICS_FILE)
+    assert [(row["step"], row["version"], row["updates"]) for row in rows] == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
+
+
+def test_b22_a_step_that_is_skipped_is_published_under_its_number(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, trainer=FakeTrainEngine(skip=[2]))
+    loop.run()
+    rows = read_rows(tmp_path / METRICS_FILE)
+    assert [row["version"] for row in rows] == [1, 2, 3]
+    assert [row["updates"] for row in rows] == [1, 1, 2]
+    assert [row["optim/skipped_steps"] for row in rows] == [0, 1, 1]
+    assert loop.made.gate.published == 3
+    assert float(loop.trainer.weight) == 2
+
+
+def test_the_reference_is_refreshed_when_it_is_due(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    seen: list[float] = []
+    ref = loop.session.composite.actor.ref_logprobs
+
+    def watched(batch: DataProto) -> DataProto:
+        result = ref(batch)
+        seen.append(-float(result.ragged("ref_logprobs").values[0]))
+        return result
+
+    stages = tuple(
+        BatchStage(stage.name, stage.needs, stage.gives, watched if stage.name == "ref" else stage.run)
+        for stage in loop.session.stages
+    )
+    loop.session.composite.stages = stages
+    loop.run()
+    assert seen == [0.0, 0.0, 2.0]  # the weights after two steps
+
+
+def test_a_step_that_cannot_be_scored_ends_the_loop_with_the_record_of_those_before(tmp_path: Path) -> None:
+    made = rig()
+    good = made.scoring.judge
+    made.scoring.judge = lambda group, i: good(group, i) if len(made.scoring.labels) <= 4 else failed("the judge left")
+    loop = Loop(tmp_path, made=made)
+    with pytest.raises(RewardError, match=r"step 2 .*the judge left"):
+        loop.run()
+    assert [row["step"] for row in read_rows(tmp_path / METRICS_FILE)] == [1]
+    assert "the judge left" in (tmp_path / "report.html").read_text()

@@ -1,0 +1,127 @@
+"""The command as a process: interrupted, ended, killed; what it leaves behind, and that it leaves nobody behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tandem.observe.metrics import METRICS_FILE, read_rows
+from tests.e2e.seven import equal, train
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60.0
+SMALL = ("data.train_batch_size=5", "actor_rollout_ref.rollout.n=4", "trainer.rollouts_per_step=5")
+
+
+def begin(task: Path, folder: Path, *words: str) -> subprocess.Popen[str]:
+    """A run without end whose scorer, in a process of its own, notes its process id."""
+    scorer = folder / "noting.py"
+    scorer.write_text(
+        "import os\n"
+        f"with open({str(folder / 'pids')!r}, 'a') as file:\n"
+        "    file.write(f'{os.getpid()}\\n')\n\n\n"
+        "def noting(response, ground_truth):\n"
+        "    return sum(a == b for a, b in zip(response, ground_truth)) / 4\n"
+    )
+    command = [
+        sys.executable, "-m", "tandem", "train", str(task), f"trainer.output_dir={folder / 'run'}", *SMALL, *words,
+        "runtime.threads=false", "reward_manager.type=noting", f"reward_manager.file={scorer}",
+        "trainer.total_steps=100000",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(condition: Callable[[], object], what: str, process: subprocess.Popen[str] | None = None) -> None:
+    """Poll, but not for ever."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end, f"{what} did not happen in {PATIENCE_S} s"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there and not merely waiting to be counted by its parent."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+    return bool(state) and not state.startswith("Z")
+
+
+def nobody_is_left(folder: Path) -> None:
+    pids = {int(pid) for pid in (folder / "pids").read_text().split()}
+    assert len(pids) >= 2  # the run itself, which looks at the file, and the scoring process
+    wait_for(lambda: not any(alive(pid) for pid in pids), f"the end of {pids}")
+
+
+def test_b85_kill_9_loses_no_step_that_was_saved_and_leaves_nobody(task: Path, tmp_path: Path) -> None:
+    process = begin(task, tmp_path, "trainer.save_interval=2")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    wait_for(lambda: any(checkpoints.glob("step_*4")), "the checkpoint of step 4", process)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    nobody_is_left(tmp_path)
+
+    (*_, newest) = sorted(path for path in checkpoints.glob("step_*") if (path / "state.json").is_file())
+    last = int(newest.name.removeprefix("step_")) + 2
+    end = (*SMALL, f"trainer.total_steps={last}")
+    resumed = train(
+        task, f"trainer.output_dir={tmp_path / 'run'}", *end, "trainer.resume=auto", "trainer.save_interval=2"
+    )
+    whole = train(task, f"trainer.output_dir={tmp_path / 'whole'}", *end)
+    assert [row["step"] for row in resumed.rows] == list(range(1, last + 1))
+    assert equal(resumed.weights, whole.weights)
+    assert resumed.prompts == whole.prompts
+    assert set(Counter(prompt for step in resumed.prompts for prompt in step).values()) <= {last // 2, last // 2 + 1}
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "final") is not None
+
+
+def test_b85_interrupted_from_the_keyboard(task: Path, tmp_path: Path) -> None:
+    process = begin(task, tmp_path)
+    wait_for(lambda: len(read_rows(tmp_path / "run" / METRICS_FILE)) >= 2, "two steps", process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in errors
+    assert "KeyboardInterrupt" in (tmp_path / "run" / "report.html").read_text()
+    nobody_is_left(tmp_path)
+
+
+def test_b85_ended_by_a_supervisor(task: Path, tmp_path: Path) -> None:
+    process = begin(task, tmp_path)
+    wait_for(lambda: len(read_rows(tmp_path / "run" / METRICS_FILE)) >= 2, "two steps", process)
+    process.terminate()
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    nobody_is_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("execution.max_stalenes=2", "max_staleness"),
+        ("+trainer.total_step=5", "total_steps"),
+        ("actor_rollout_ref.rollout.n='two'", "actor_rollout_ref.rollout.n"),
+        ("--n-samples-per-promt=2", "n-samples-per-prompt"),
+    ],
+)
+def test_b93_a_misspelt_key_is_an_error_with_the_nearest_name(task: Path, tmp_path: Path, word: str, told: str) -> None:
+    command = [sys.executable, "-m", "tandem", "train", str(task), f"trainer.output_dir={tmp_path / 'run'}", word]
+    result = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert result.returncode == 2
+    assert told in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()
