@@ -70,14 +70,15 @@ class Remote:
     name: str
     died: type[DiedError] = field(default=DiedError)
 
-    def submit(self, method: str, *args: Any, awaited: str = "", **kwargs: Any) -> Reply:
-        """Start a call; calls of one caller start in this order."""
-        ref = getattr(self.handle, method).remote(*args, **kwargs)
+    def submit(self, method: str, *args: Any, awaited: str = "", group: str | None = None) -> Reply:
+        """Start a call; calls of one caller start in this order. ``group``: the concurrency group that it runs in."""
+        call = getattr(self.handle, method)
+        ref = (call if group is None else call.options(concurrency_group=group)).remote(*args)
         return Reply(ref, awaited or f"the answer to {method}()", self.name, self.died)
 
-    def ask(self, method: str, *args: Any, waits: float = 0.0, awaited: str = "", **kwargs: Any) -> Any:
+    def ask(self, method: str, *args: Any, waits: float = 0.0, awaited: str = "", group: str | None = None) -> Any:
         """Call and wait. ``waits`` are the seconds that the actor may take by agreement."""
-        return self.submit(method, *args, awaited=awaited, **kwargs).within(waits + REPLY_SECONDS)
+        return self.submit(method, *args, awaited=awaited, group=group).within(waits + REPLY_SECONDS)
 
     def kill(self) -> None:
         """End the actor's process now; harmless if it is gone."""

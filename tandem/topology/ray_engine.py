@@ -65,7 +65,7 @@ class ActorHost:
     """The actor of an engine as its owner sees it. See ``EngineHost``."""
 
     def __init__(self, name: str, spec: EngineSpec, options: Mapping[str, Any]) -> None:
-        actor = import_ray().remote(EngineActor).options(concurrency_groups={_COLLECTING: 1}, **options)
+        actor = import_ray().remote(concurrency_groups={_COLLECTING: 1})(EngineActor).options(**options)
         self._remote = Remote(actor.remote(), f"rollout engine {name!r}", EngineDiedError)
         self._started = self._remote.submit("start", spec, awaited="its start")
         self.channel = OwnerLine(self._remote)

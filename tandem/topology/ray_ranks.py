@@ -81,9 +81,12 @@ class RankActor:
         """A method of the ``TrainRank``."""
         return pack(getattr(self._there(), method)(*unpack(packed)))
 
-    def put_bucket(self, max_bytes: int) -> BucketRefs:
-        """``TrainRank.next_bucket`` straight into Ray's shared memory; [] at the end, and on ranks but the first."""
-        return put_bucket(self._there().next_bucket(max_bytes))
+    def put_bucket(self, max_bytes: int, dtype: torch.dtype | None) -> BucketRefs:
+        """``TrainRank.next_bucket`` straight into Ray's shared memory, floats as ``dtype``; [] at the end, and on ranks
+        but the first."""
+        bucket = self._there().next_bucket(max_bytes)
+        cast = [(name, tensor.to(dtype) if tensor.is_floating_point() else tensor) for name, tensor in bucket]
+        return put_bucket(bucket if dtype is None else cast)
 
     def _there(self) -> TrainRank:
         if self._hosted is None:
@@ -144,13 +147,13 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0) -
     return [RayRank(remote, pid) for remote, pid in zip(remotes, pids, strict=True)]
 
 
-def gather_weights(group: TrainGroup, bucket_bytes: int) -> RemoteWeights:
+def gather_weights(group: TrainGroup, bucket_bytes: int, dtype: torch.dtype | None = None) -> RemoteWeights:
     """The weights of a group of ``RayRank``s in Ray's shared memory, bucket by bucket: nothing passes through here.
 
-    The first rank owns them: they end with it.
+    Floats come as ``dtype``, or without one as they are. The first rank owns the buckets: they end with it.
     """
     group.call("open_export")
     refs: BucketRefs = []
-    while found := group.call(PUT_BUCKET, bucket_bytes):
+    while found := group.call(PUT_BUCKET, bucket_bytes, dtype):
         refs += found
     return RemoteWeights(refs)
