@@ -63,3 +63,11 @@ class RewardError(TandemError):
 
 class StarvationError(TandemError):
     """A partition can't be filled: too many draws in a row were dropped or filtered."""
+
+
+class DiedError(TandemError):
+    """A process that others wait for is gone: says which one, and what was lost with it."""
+
+
+class EngineDiedError(DiedError):
+    """A rollout engine is gone; its tickets can be given to others."""

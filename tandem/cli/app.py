@@ -99,6 +99,10 @@ def common(
 def plan(
     words: Words = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan for machines.")] = False,
+    tune: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN_DIR", help="A run's folder: say what its times make the fastest setting."),
+    ] = None,
 ) -> None:
     """Print what a config means and everything that is wrong with it; start nothing. Exit code 2 if anything is."""
     from tandem.cli.planning import plan_words
@@ -106,7 +110,12 @@ def plan(
 
     with reported():
         planned = plan_words(words or [])
-        typer.echo(planned.to_json()) if as_json else show(planned)
+        if tune is not None and not planned.problems:
+            from tandem.cli.tuning import tune_words
+
+            typer.echo(tune_words(words or [], tune, as_json=as_json), nl=False)
+        else:
+            typer.echo(planned.to_json()) if as_json else show(planned)
     if planned.problems:
         raise typer.Exit(2)
 

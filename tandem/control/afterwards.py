@@ -11,10 +11,11 @@ from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
 from tandem.config.load import load_config
 from tandem.config.schema import Config
-from tandem.control.entry import CONFIG_FILE, quiet
+from tandem.control.entry import quiet
+from tandem.observe.metrics import CONFIG_FILE
 from tandem.roles.reward import build_reward_manager
 from tandem.topology.composite import build_composite, model_tokenizer
-from tandem.topology.local import build_evaluator
+from tandem.topology.parts import build_evaluator
 from tandem.topology.plan import compile_plan
 from tandem.topology.session import FINAL_FOLDER, MODEL_FOLDER
 from tandem.topology.sources import held_out_prompts

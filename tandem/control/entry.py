@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel
@@ -12,16 +13,19 @@ from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import ContractError
 from tandem.config.schema import Config, SftConfig
-from tandem.control import colocate
+from tandem.control import colocate, fully_async, hybrid
 from tandem.control.sft import require_updates, tune
-from tandem.observe.metrics import METRICS_FILE, read_rows
+from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, read_rows
 from tandem.topology.local import build_session
 from tandem.topology.plan import Plan
-from tandem.topology.session import FINAL_FOLDER, Session
+from tandem.topology.session import FINAL_FOLDER
 from tandem.topology.sft_session import build_sft_session
 
-LOOPS: dict[str, Callable[[Session], None]] = {"colocate": colocate.train}
-CONFIG_FILE = "config.yaml"
+LOOPS: dict[str, Callable[[Any], None]] = {
+    "colocate": colocate.train,
+    "hybrid": hybrid.train,
+    "fully_async": fully_async.train,
+}
 _WINDOW = 10
 
 

@@ -69,6 +69,7 @@ class Gate:
         self._paused: dict[str, str] = {}  # engine -> why
         self._out: dict[Ticket, tuple[str, float]] = {}  # ticket -> engine, since
         self._published: int | None = None
+        self._unpublished: dict[int, Closed] = {}  # partition -> answer while versions stay: many engines ask
         for ticket in open_tickets:
             if ticket.partition >= first:
                 raise ContractError(f"{ticket} would be given twice: fresh tickets start at partition {first}")
@@ -133,6 +134,13 @@ class Gate:
         self._out[ticket] = (engine, now)
         return ticket
 
+    def closed(self, engine: str) -> Closed | None:
+        """Why ``engine`` would be given no ticket now; None if it would."""
+        own, ticket = self._version(engine), self._next()
+        if ticket is None:
+            return Closed("every ticket is given out", exhausted=True)
+        return self._closed(engine, own, ticket.partition)
+
     def done(self, ticket: Ticket) -> None:
         """The ticket's group is stored. Harmless if it was done before: an engine given up may still deliver."""
         self._out.pop(ticket, None)
@@ -167,6 +175,7 @@ class Gate:
         return self._versions[engine]
 
     def _publish(self) -> None:
+        self._unpublished.clear()
         live = [version for version in self._versions.values() if version is not None]
         if live:
             self._published = max(min(live), -1 if self._published is None else self._published)
@@ -191,15 +200,20 @@ class Gate:
         if own is None:
             return Closed(f"engine {engine!r} has loaded no weights yet", needed, (engine,))
         if self._published is None or self._published < needed:
-            behind = tuple(sorted(name for name, v in self._versions.items() if v is not None and v < needed))
-            return Closed(
-                f"partition {partition} needs version {needed} published (max_staleness {self.max_staleness}), "
-                f"{self._published} is; awaited from {', '.join(behind)}",
-                needed,
-                behind,
-            )
+            if partition not in self._unpublished:
+                self._unpublished[partition] = self._awaiting(partition, needed)
+            return self._unpublished[partition]
         if own < needed:
             return Closed(
                 f"engine {engine!r} is at version {own}, partition {partition} needs {needed}", needed, (engine,)
             )
         return None
+
+    def _awaiting(self, partition: int, needed: int) -> Closed:
+        behind = tuple(sorted(name for name, v in self._versions.items() if v is not None and v < needed))
+        return Closed(
+            f"partition {partition} needs version {needed} published (max_staleness {self.max_staleness}), "
+            f"{self._published} is; awaited from {', '.join(behind)}",
+            needed,
+            behind,
+        )

@@ -94,3 +94,13 @@ class PartitionStatus:
                 holders = ", ".join(holder or "an unnamed consumer" for holder in progress.holders)
                 causes.append(f"{progress.leased} groups lent to {holders}")
         return f"partition {self.partition}: " + ("; ".join(causes) or "every group is there and was taken")
+
+
+@dataclass(frozen=True)
+class PlaneStatus:
+    """The whole data plane at one moment: ``held`` of ``capacity`` groups, every live partition, every sample."""
+
+    held: int
+    capacity: int
+    partitions: dict[int, PartitionStatus]
+    accounts: Accounts

@@ -13,7 +13,9 @@ Keys of a metrics line; a part that does not exist in a run leaves its keys out:
 ``loss/...``                   loss terms (``loss/policy, loss/sft`` ...)
 ``grad/norm, optim/lr``        of the last optimizer step
 ``mismatch/...``               rollout against trainer log-probs
-``time/PART``                  wall seconds of a named part; ``cpu/PART`` processor seconds
+``time/PART``                  wall seconds of a named part; ``cpu/PART`` processor seconds; in streaming modes
+                               ``time/rollout`` is how long engines generated, ``time/wait`` how long the actor waited
+``rollout/longest_s``          seconds from admission to end of the longest group (streaming modes)
 ``throughput/tokens_per_second``  trained response tokens per wall second
 =============================  =====================================================================
 """
@@ -28,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
 ROLLOUTS_FILE = "rollouts.jsonl"
 

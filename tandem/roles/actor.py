@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from tandem.base.errors import ContractError
 from tandem.base.seeding import derive_seed
 from tandem.columns.proto import DataProto
-from tandem.columns.ragged import Ragged
 from tandem.roles.loss import Loss
+from tandem.roles.train_group import TrainGroup
+from tandem.roles.train_rank import OLD_ACTOR, REF
+from tandem.train.checkpoint import Checkpoint
 from tandem.train.objective import LossSum
-from tandem.train.protocol import StepResult, TrainEngine
-from tandem.weights.store import ACTOR, WeightStore
-
-REF = "ref"
+from tandem.train.protocol import StepResult
+from tandem.weights.store import ACTOR
 
 
 @dataclass(frozen=True)
@@ -27,23 +30,39 @@ class Batching:
     seed: int
 
 
-class Actor:
-    """A training engine, its weight tags, and how a partition is cut into optimizer steps.
+@dataclass
+class _StepTally:
+    """What the optimizer steps of one training step did: sums over all of them, and those in which nothing was."""
 
-    ``steps`` counts train calls (the weights version), ``updates`` the optimizer steps that were applied.
+    total: LossSum | None = None
+    loss: float = 0.0
+    empty: int = 0
+    results: list[StepResult] = field(default_factory=list)
+
+
+class Actor:
+    """The ranks that train, and how a partition is cut into optimizer steps.
+
+    ``steps`` counts train calls (the weights version), ``updates`` the optimizer steps that were applied. A step is
+    one ``step``; or sub-batches one by one: any number of ``accumulate`` and one ``apply`` (a single optimizer step),
+    or any number of ``step_slice`` (an optimizer step each) and one ``end_slices``.
     """
 
-    def __init__(self, engine: TrainEngine, batching: Batching, *, keep_reference: bool) -> None:
-        self.engine = engine
-        self.weights = WeightStore(engine.shards())
+    def __init__(self, ranks: TrainGroup, batching: Batching, *, keep_reference: bool) -> None:
+        self.ranks = ranks
         self.steps = self.updates = 0
         self._batching = batching
+        self._tally = _StepTally()
+        self._pending: LossSum | None = None
+        self._in_slices = False
         if keep_reference:
-            self.weights.save(REF)
+            ranks.save_tag(REF)
+
+    # --- forwards ----------------------------------------------------------------------------------------------------
 
     def old_logprobs(self, batch: DataProto) -> DataProto:
-        """The batch with ``old_logprobs``: of the weights as they are now."""
-        return self._with_logprobs(batch, "old_logprobs", ACTOR)
+        """The batch with ``old_logprobs``: of the weights as they were at the start of this step."""
+        return self._with_logprobs(batch, "old_logprobs", OLD_ACTOR if self._in_slices else ACTOR)
 
     def ref_logprobs(self, batch: DataProto) -> DataProto:
         """The batch with ``ref_logprobs``: of the reference, by switching the weight tag."""
@@ -51,7 +70,9 @@ class Actor:
 
     def refresh_reference(self) -> None:
         """The reference becomes the actor as it is now."""
-        self.weights.save(REF)
+        self.ranks.save_tag(REF)
+
+    # --- training ----------------------------------------------------------------------------------------------------
 
     def step(self, loss: Loss) -> dict[str, float]:
         """Train on the loss's batch: ``epochs`` passes in mini-batches of whole groups.
@@ -59,30 +80,105 @@ class Actor:
         A mini-batch in which nothing is to be learned, or whose gradient is not finite, is skipped and counted. Returns
         metrics: means over the trained tokens of all passes.
         """
-        self.weights.require_actor("train")
-        total: LossSum | None = None
-        results: list[StepResult] = []
-        loss_value = 0.0
-        empty = 0
+        self._require_no_gradient("start a train call")
         for rows in self._mini_batches(loss.batch):
-            mini = loss.batch[rows]
-            if not bool(mini.ragged("response_mask").values.any()):
-                empty += 1
-                continue
-            denominator = loss.objective.denominator(mini)
-            part = self.engine.forward_backward(mini, loss.objective)
-            results.append(self.engine.optim_step(denominator))
-            loss_value += float(part.loss) / denominator
-            total = part if total is None else total + part
-        self.steps += 1
-        if results:
-            self.updates = results[-1].updates
-        return {"optim/empty_mini_batches": float(empty)} | _summary(total, loss_value / max(len(results), 1), results)
+            mini = Loss(loss.batch[rows], loss.objective)
+            self.accumulate(mini)
+            self._update(mini.objective.denominator(mini.batch))
+        return self._end_step()
+
+    def accumulate(self, loss: Loss) -> None:
+        """Add the gradient of the loss's sum over its batch; ``apply`` makes the optimizer step."""
+        if not bool(loss.batch.ragged("response_mask").values.any()):
+            return
+        part = self.ranks.forward_backward(loss.batch, loss.objective)
+        self._pending = part if self._pending is None else self._pending + part
+
+    def apply(self, denominator: float) -> dict[str, float]:
+        """End the step with one optimizer step on all that was accumulated.
+
+        ``denominator`` is the objective's, of the whole partition. Metrics are those of ``step``.
+        """
+        self._update(denominator)
+        return self._end_step()
+
+    def step_slice(self, loss: Loss) -> None:
+        """One optimizer step on a sub-batch; old log-probs are of the weights before the first until ``end_slices``."""
+        self._require_no_gradient("train on a slice")
+        if not self._in_slices:
+            self.ranks.save_tag(OLD_ACTOR)
+            self._in_slices = True
+        self.accumulate(loss)
+        self._update(loss.objective.denominator(loss.batch))
+
+    def end_slices(self) -> dict[str, float]:
+        """End the step that ``step_slice`` began. Metrics are those of ``step``, over all slices."""
+        self._in_slices = False
+        return self._end_step()
+
+    # --- weights and checkpoints -------------------------------------------------------------------------------------
+
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(Hugging Face name, full tensor) of all weights; see ``TrainGroup.export``."""
+        return self.ranks.export()
+
+    def fingerprint(self) -> str:
+        """Of the actor's weights; what an engine that holds them answers."""
+        return self.ranks.fingerprint()
+
+    def require_actor(self, purpose: str) -> None:
+        """Refuse ``purpose`` unless the actor's own weights are in place."""
+        self.ranks.require_actor(purpose)
+
+    def save(self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int) -> Checkpoint:
+        """Write a checkpoint of model, optimizer, tags and counters, with ``facts`` beside them."""
+        self._require_no_gradient("save a checkpoint")
+        own = {"actor": {"steps": self.steps, "updates": self.updates}}
+        return self.ranks.save_checkpoint(root, step, {**facts, **own}, keep)
+
+    def load(self, saved: Checkpoint) -> None:
+        """Go on from what ``save`` wrote."""
+        self.ranks.load_checkpoint(saved.path)
+        own = saved.read()["actor"]
+        self.steps, self.updates = own["steps"], own["updates"]
+
+    def sleep(self) -> None:
+        """Give up the memory that only training needs."""
+        self._require_no_gradient("sleep")
+        self.ranks.sleep()
+
+    def wake(self) -> None:
+        """Undo ``sleep``."""
+        self.ranks.wake()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
 
     def _with_logprobs(self, batch: DataProto, column: str, tag: str) -> DataProto:
-        with self.weights.using(tag):
-            logprobs: Ragged = self.engine.forward(batch, ["logprobs"])["logprobs"]
-        return batch.union(DataProto({column: logprobs}))
+        return batch.union(DataProto({column: self.ranks.forward(batch, ["logprobs"], tag)["logprobs"]}))
+
+    def _require_no_gradient(self, purpose: str) -> None:
+        if self._pending is not None:
+            raise ContractError(f"can't {purpose}: a gradient was accumulated and not applied; call apply first")
+
+    def _update(self, denominator: float) -> None:
+        """An optimizer step on what was accumulated since the last, if anything."""
+        pending, tally = self._pending, self._tally
+        self._pending = None
+        if pending is None:
+            tally.empty += 1
+            return
+        tally.results.append(self.ranks.optim_step(denominator))
+        tally.loss += float(pending.loss) / denominator
+        tally.total = pending if tally.total is None else tally.total + pending
+
+    def _end_step(self) -> dict[str, float]:
+        tally, self._tally = self._tally, _StepTally()
+        self.steps += 1
+        if tally.results:
+            self.updates = tally.results[-1].updates
+        imbalance = self.ranks.take_imbalance()
+        balance = {} if imbalance is None else {"balance/max_over_mean": imbalance}
+        return {"optim/empty_mini_batches": float(tally.empty), **balance, **_summary(tally)}
 
     def _mini_batches(self, batch: DataProto) -> Iterator[torch.Tensor]:
         """Rows of each mini-batch: a seeded shuffle of whole groups for every pass, from the canonical order."""
@@ -101,16 +197,16 @@ class Actor:
                 yield torch.isin(groups, chosen).nonzero()[:, 0]
 
 
-def _summary(total: LossSum | None, loss: float, results: list[StepResult]) -> dict[str, float]:
-    if total is None or not results:
+def _summary(tally: _StepTally) -> dict[str, float]:
+    if tally.total is None or not tally.results:
         return {}
-    last = results[-1]
-    metrics = {_METRIC_NAMES.get(name, name): m.mean for name, m in total.metrics.items()}
+    last = tally.results[-1]
+    metrics = {_METRIC_NAMES.get(name, name): m.mean for name, m in tally.total.metrics.items()}
     return metrics | {
-        "loss/policy": loss,
+        "loss/policy": tally.loss / len(tally.results),
         "grad/norm": last.grad_norm,
         "optim/lr": last.lr,
-        "optim/applied": float(sum(result.applied for result in results)),
+        "optim/applied": float(sum(result.applied for result in tally.results)),
         "optim/skipped_steps": float(last.skipped),
     }
 

@@ -66,7 +66,7 @@ class AdvantageStage:
 
     def __call__(self, batch: DataProto) -> DataProto:
         """The batch with ``token_rewards``, ``advantages`` and ``returns``."""
-        responses = batch.ragged("responses")
+        layout = batch.ragged("response_mask")
         mask = batch.padded("response_mask", False).bool()
         rewards = token_rewards(batch.dense("rewards"), mask)
         self.metrics = {}
@@ -75,8 +75,8 @@ class AdvantageStage:
         padded = {"token_rewards": rewards, "response_mask": mask}
         advantages, returns = self.estimate(**self._columns(batch, padded))
         added = {"token_rewards": rewards, "advantages": advantages, "returns": returns}
-        inside = responses.mask()
-        columns = {name: responses.like(values[inside].float()) for name, values in added.items()}
+        inside = layout.mask()
+        columns = {name: layout.like(values[inside].float()) for name, values in added.items()}
         return DataProto({**batch.batch, **columns}, batch.non_tensor_batch, batch.meta_info, batch.tokenizer)
 
     def _penalised(self, batch: DataProto, rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from tandem.base.errors import RewardError, StarvationError
 from tandem.columns.proto import DataProto
 from tandem.dataflow.draws import Draws
 from tandem.dataflow.gate import Closed, Gate
+from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.source import Prompt
 from tandem.dataflow.store import DataPlane
 from tandem.dataflow.tickets import Ticket
@@ -42,7 +43,7 @@ class Filling:
 
 
 @dataclass
-class _Pending:
+class Pending:
     """A group that is being made: its prompt, and once it is generated the scoring under way."""
 
     prompt: Prompt
@@ -64,7 +65,7 @@ class Rollout:
         source: Draws[Prompt],
         rewards: RewardManager,
         plane: DataPlane,
-        gate: Gate,
+        gate: Gate | GateKeeper,
         filling: Filling,
         tokenizer: Any,
     ) -> None:
@@ -78,6 +79,10 @@ class Rollout:
         self._gate = gate
         self._filling = filling
         self._tokenizer = tokenizer
+
+    def acknowledge(self, version: int) -> None:
+        """The engine generates with weights ``version`` from now on."""
+        self._gate.acknowledge(self.name, version)
 
     def fill(self, partition: int) -> None:
         """Fill every ticket of ``partition`` and seal it.
@@ -103,20 +108,22 @@ class Rollout:
 
     def _round(self, scores: list[Scores]) -> int:
         """Generate a group for every ticket that is due; score them; how many of them were dropped."""
-        pending: dict[Ticket, _Pending] = {}
+        pending: dict[Ticket, Pending] = {}
         by_key: dict[int | str, Ticket] = {}
         for output in self.engine.generate(self._requests(pending, by_key), self._filling.sampling):
             self._store(by_key[output.request.key], pending, output)
         return sum(self._settle(ticket, pending[ticket], scores) for ticket in sorted(pending))
 
-    def _requests(self, pending: dict[Ticket, _Pending], by_key: dict[int | str, Ticket]) -> Iterator[GroupRequest]:
-        filling = self._filling
+    def _requests(self, pending: dict[Ticket, Pending], by_key: dict[int | str, Ticket]) -> Iterator[GroupRequest]:
         while not isinstance(ticket := self._gate.admit(self.name, time.monotonic()), Closed):
-            prompt = self._draw(ticket)
-            key = str(ticket)
-            pending[ticket], by_key[key] = _Pending(prompt), ticket
-            self._plane.assign(ticket, self.name)
-            yield request(key, prompt, filling.sampling.n, filling.seed, "sample", *ticket)
+            yield self._ask(ticket, pending, by_key)
+
+    def _ask(self, ticket: Ticket, pending: dict[Ticket, Pending], by_key: dict[int | str, Ticket]) -> GroupRequest:
+        """The request that fills ``ticket``, noted in ``pending`` and under its key."""
+        prompt, key = self._draw(ticket), str(ticket)
+        pending[ticket], by_key[key] = Pending(prompt), ticket
+        self._plane.assign(ticket, self.name)
+        return request(key, prompt, self._filling.sampling.n, self._filling.seed, "sample", *ticket)
 
     def _draw(self, ticket: Ticket) -> Prompt:
         if ticket.attempt > 0:
@@ -124,7 +131,7 @@ class Rollout:
         (prompt,) = self._source.take(1)
         return prompt
 
-    def _store(self, ticket: Ticket, pending: dict[Ticket, _Pending], output: GroupOutput) -> None:
+    def _store(self, ticket: Ticket, pending: dict[Ticket, Pending], output: GroupOutput) -> None:
         """Put a finished group into the plane and have it scored while others are generated."""
         group = pending[ticket]
         batch = as_batch(group.prompt, output, ticket.place, self._tokenizer)
@@ -132,7 +139,7 @@ class Rollout:
         group.truncated = batch.dense("truncated")
         group.handle = self._rewards.submit(batch, f"{ticket}, prompt {group.prompt.uid}")
 
-    def _settle(self, ticket: Ticket, group: _Pending, scores: list[Scores]) -> bool:
+    def _settle(self, ticket: Ticket, group: Pending, scores: list[Scores]) -> bool:
         """Store the rewards of a group, or drop it; says whether it was dropped."""
         assert group.handle is not None
         found, failed = self._rewards.collect(group.handle)

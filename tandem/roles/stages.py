@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
@@ -11,12 +12,16 @@ from tandem.columns.proto import DataProto
 
 @dataclass(frozen=True)
 class BatchStage:
-    """One planned stage: ``run`` adds the columns ``gives`` to a batch that has the columns ``needs``."""
+    """One planned stage: ``run`` adds the columns ``gives`` to a batch that has the columns ``needs``.
+
+    ``per`` is how much of a partition it must see at once.
+    """
 
     name: str
     needs: tuple[str, ...]
     gives: tuple[str, ...]
     run: Callable[[DataProto], DataProto]
+    per: Literal["group", "sub_batch", "partition"] = "partition"
 
     def __call__(self, batch: DataProto) -> DataProto:
         """Run the stage. Raises ``ContractError`` where it got or gave other columns than planned."""

@@ -10,6 +10,11 @@ from tandem.models.causal_lm import CausalLM
 from tandem.rollout.block import Block
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 
+IDLE_SOURCE = (
+    "the request source gave None while nothing is in flight: it must wait (with a deadline) until it has a request, "
+    "or end"
+)
+
 
 class Admission:
     """Requests, checked and pulled as late as there is room; within a window the shortest prompt goes first.
@@ -36,20 +41,21 @@ class Admission:
                 break
             if request is None:
                 if idle and not self._waiting:
-                    raise ContractError(
-                        "the request source gave None while nothing is in flight: it must wait (with a deadline) "
-                        "until it has a request, or end"
-                    )
+                    raise ContractError(IDLE_SOURCE)
                 break
             self._check(request)
             self._waiting.append(request)
-        self._waiting.sort(key=lambda r: len(r.prompt_ids), reverse=True)
+        self._waiting.sort(key=_prefilled, reverse=True)
+
+    def give_back(self, requests: Iterable[GroupRequest]) -> None:
+        """These have started before and start again before all others."""
+        self._waiting += sorted(requests, key=_prefilled, reverse=True)
 
     def take(self, groups: int, tokens: int) -> list[GroupRequest]:
-        """At most ``groups`` requests with at most ``tokens`` prompt tokens together, but one at least if any waits."""
+        """At most ``groups`` requests with at most ``tokens`` to prefill together, but one at least if any waits."""
         taken: list[GroupRequest] = []
         while self._waiting and len(taken) < groups:
-            tokens -= len(self._waiting[-1].prompt_ids)
+            tokens -= _prefilled(self._waiting[-1])
             if tokens < 0 and taken:
                 break
             taken.append(self._waiting.pop())
@@ -68,12 +74,32 @@ class Admission:
             raise ContractError(
                 f"{name} has {len(request.seeds)} seeds for n = {self._sampling.n} samples: give one each"
             )
+        self._check_begun(request)
         if self._context is not None and length + self._sampling.max_tokens > self._context:
             most = self._context - self._sampling.max_tokens
             raise ContractError(
                 f"{name}: {length} prompt tokens + max_tokens {self._sampling.max_tokens} exceed the model's context "
                 f"of {self._context}: shorten the prompt to {most} tokens, or lower max_tokens"
             )
+
+    def _check_begun(self, request: GroupRequest) -> None:
+        name, begun, most = f"prompt {request.key!r}", request.begun, self._sampling.max_tokens
+        if len(begun) not in (0, self._sampling.n):
+            raise ContractError(
+                f"{name} has {len(begun)} begun samples for n = {self._sampling.n}: give one for each seed, or none"
+            )
+        for i, sample in enumerate(begun):
+            if sample.finish_reason == "aborted" and len(sample.token_ids) >= most:
+                raise ContractError(
+                    f"{name}, sample {i}: {len(sample.token_ids)} begun tokens leave none of max_tokens {most} to "
+                    "make; a sample goes on only under the sampling it began with"
+                )
+
+
+def _prefilled(request: GroupRequest) -> int:
+    """Tokens that must be computed before the request's samples grow."""
+    own = sum(len(sample.token_ids) for sample in request.begun if sample.finish_reason == "aborted")
+    return len(request.prompt_ids) + own
 
 
 class Flight:
@@ -118,6 +144,12 @@ class Flight:
         for block in self._blocks:
             if block.count:
                 block.step(version)
+
+    def abort(self) -> list[GroupOutput]:
+        """End everything in flight as it is."""
+        for block in self._blocks:
+            block.abort()
+        return self.take_finished()
 
     @property
     def ended(self) -> bool:

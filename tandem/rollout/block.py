@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from tandem.base.errors import TandemError
-from tandem.models.cache import KVCache, closing
+from tandem.models.cache import KVCache, PromptLayout, closing
 from tandem.models.causal_lm import CausalLM, Head
-from tandem.rollout.protocol import GroupOutput, GroupRequest, SampleOutput, Sampling
+from tandem.models.resumption import ResumptionLayout
+from tandem.rollout.protocol import FinishReason, GroupOutput, GroupRequest, SampleOutput, Sampling
 from tandem.rollout.sampler import draw, uniforms
 
 _LOGITS = 2**24  # elements of logits that exist at once
 
 
-@dataclass
+@dataclass(eq=False)
 class _Group:
     """A group in flight: its finished samples by index in the group."""
 
@@ -55,6 +57,15 @@ class Block:
         return (self._limit - self.count) // self._sampling.n
 
     def admit(self, requests: Sequence[GroupRequest], version: int) -> None:
+        """Prefill these prompts and draw the next token of each of their samples."""
+        fresh = [request for request in requests if not request.begun]
+        if fresh:
+            self._start(fresh, version)
+        owners = self._unfinished([request for request in requests if request.begun])
+        if owners:
+            self._resume(owners, version)
+
+    def _start(self, requests: Sequence[GroupRequest], version: int) -> None:
         """Prefill each prompt once, all in one packed row, and draw the first token of each of its samples."""
         first, copies = self.count, self._sampling.n
         layout = self._cache.append(torch.tensor([len(r.prompt_ids) for r in requests]), copies)
@@ -71,6 +82,63 @@ class Block:
 
         drawn = self._model(ids.to(self._device), layout.positions.to(self._device), layout, read)
         self._record(rows, version, *drawn)
+
+    def _unfinished(self, requests: Sequence[GroupRequest]) -> list[tuple[_Group, int]]:
+        """The samples of begun groups that go on; finished ones are taken over."""
+        owners = []
+        for request in requests:
+            done = {i: s for i, s in enumerate(request.begun) if s.finish_reason != "aborted"}
+            group = _Group(request, done)
+            owners += [(group, i) for i in range(len(request.begun)) if i not in done]
+            self._close(group)
+        return owners
+
+    def _resume(self, owners: list[tuple[_Group, int]], version: int) -> None:
+        """Prefill prompts and what their samples have begun, under the weights as they are, and draw the next token."""
+        first = self.count
+        begun = [group.request.begun[i] for group, i in owners]
+        drawn = torch.tensor([len(sample.token_ids) for sample in begun])
+        ids, layout = self._prefill(owners, begun, drawn)
+        self._owners += owners
+        rows = slice(first, self.count)
+        self._seeds[rows] = torch.tensor([group.request.seeds[i] for group, i in owners])
+        self._drawn[rows] = drawn
+        for row, sample in enumerate(begun, start=first):
+            length = len(sample.token_ids)
+            self._tokens[row, :length] = sample.token_ids
+            self._logprobs[row, :length] = sample.logprobs
+            self._versions[row, :length] = sample.versions
+        ends = layout.last.to(self._device)
+
+        def read(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
+            return self._draw(hidden[ends], head, rows)
+
+        tokens = self._model(ids.to(self._device), layout.positions.to(self._device), layout, read)
+        self._record(rows, version, *tokens)
+
+    def _prefill(
+        self, owners: list[tuple[_Group, int]], begun: list[SampleOutput], drawn: torch.Tensor
+    ) -> tuple[torch.Tensor, PromptLayout | ResumptionLayout]:
+        """The row of tokens to prefill, and its layout; ``drawn`` (R,) int64 tokens have ``begun``."""
+        answers = [sample.token_ids for sample in begun]
+        if self._sampling.n == 1:  # a prompt that nobody shares stands in the row of its answer
+            whole = [
+                torch.cat([group.request.prompt_ids, answer])
+                for (group, _), answer in zip(owners, answers, strict=True)
+            ]
+            return torch.cat(whole), self._cache.append(torch.tensor([len(ids) for ids in whole]), 1)
+        copies = Counter(group for group, _ in owners)
+        prompts = [group.request.prompt_ids for group in copies]
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        layout = ResumptionLayout(self._cache, lengths, torch.tensor(list(copies.values())), drawn)
+        return torch.cat(prompts + answers), layout
+
+    def abort(self) -> None:
+        """End every row as it is."""
+        rows = torch.arange(self.count)
+        if len(rows):
+            self._finish(rows, ["aborted"] * len(rows))
+            self._drop(rows)
 
     def step(self, version: int) -> None:
         """One token more for every row in flight."""
@@ -114,26 +182,28 @@ class Block:
         ended = stopped | (self._drawn[rows] == self._sampling.max_tokens)
         if bool(ended.any()):
             chosen = ended.nonzero()[:, 0]
-            self._finish(chosen + rows.start, stopped[chosen].tolist())
+            self._finish(chosen + rows.start, ["stop" if stop else "length" for stop in stopped[chosen].tolist()])
             self._drop(chosen + rows.start)
 
-    def _finish(self, rows: torch.Tensor, stopped: list[bool]) -> None:
+    def _finish(self, rows: torch.Tensor, reasons: Sequence[FinishReason]) -> None:
         """Hand the ended ``rows`` (E,) to their groups."""
         lengths = self._drawn[rows].tolist()
         width = max(lengths)
         columns = zip(
             self._tokens[rows, :width], self._logprobs[rows, :width], self._versions[rows, :width], strict=True
         )
-        for row, length, stop, (tokens, logprobs, versions) in zip(
-            rows.tolist(), lengths, stopped, columns, strict=True
+        for row, length, reason, (tokens, logprobs, versions) in zip(
+            rows.tolist(), lengths, reasons, columns, strict=True
         ):
             group, index = self._owners[row]
-            group.samples[index] = SampleOutput(
-                tokens[:length], logprobs[:length], versions[:length], "stop" if stop else "length"
-            )
-            if len(group.samples) == self._sampling.n:
-                samples = tuple(group.samples[i] for i in range(self._sampling.n))
-                self.finished.append(GroupOutput(group.request, samples))
+            group.samples[index] = SampleOutput(tokens[:length], logprobs[:length], versions[:length], reason)
+            self._close(group)
+
+    def _close(self, group: _Group) -> None:
+        """Give the group out if all its samples have ended."""
+        if len(group.samples) == self._sampling.n:
+            samples = tuple(group.samples[i] for i in range(self._sampling.n))
+            self.finished.append(GroupOutput(group.request, samples))
 
     def _drop(self, rows: torch.Tensor) -> None:
         """Close the gaps that the ended ``rows`` (E,) leave by the last rows that go on."""

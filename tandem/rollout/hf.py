@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-from tandem.base.errors import ContractError, DeadlineError, TandemError
-from tandem.base.registry import near
+from tandem.base.errors import ContractError, TandemError
 from tandem.models.cache import KVCache
 from tandem.models.causal_lm import CausalLM
 from tandem.models.fingerprint import fingerprint
+from tandem.models.weights import copy_weights
 from tandem.rollout.admission import Admission, Flight
-from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
+from tandem.rollout.boundary import TokenBoundary
+from tandem.rollout.protocol import GroupOutput, GroupRequest, KeepKV, Sampling
 
 
 class HfEngine:
@@ -22,7 +23,9 @@ class HfEngine:
 
     ``shares_weights``: ``model`` is the trainer's own and never written to. ``max_num_batched_tokens`` is the token
     budget of one prefill. ``exact`` decodes each group alone, so that its tokens are bit-equal whatever else is in
-    flight, at the cost of the larger batch's speed. ``patience``: seconds that generation waits for the end of a pause.
+    flight, at the cost of the larger batch's speed. ``keep_kv``: samples that go on over a change of the weights keep
+    the keys and values that the old ones gave, or have them computed again. ``patience``: seconds that any wait at a
+    token boundary may last, such as that for the end of a pause.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class HfEngine:
         exact: bool = False,
         max_num_seqs: int = 512,
         max_num_batched_tokens: int = 16384,
+        keep_kv: KeepKV = "old",
         patience: float = 600.0,
     ) -> None:
         self._model = model
@@ -42,20 +46,34 @@ class HfEngine:
         self._exact = exact
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._patience = patience
+        self._recompute = keep_kv == "recompute"
         # Absent in models whose positions have no end.
         self._context: int | None = getattr(model.model.config.get_text_config(), "max_position_embeddings", None)
         self._spare: KVCache | None = None  # of an ended call, for the next one
         self._calls = 0
         self._awake = True
         self._whole = True
-        self._token = threading.Lock()  # held while a token is made or the weights change
-        self._open = threading.Event()
-        self._open.set()
+        self._boundary = TokenBoundary(patience)
+        self._applied_s = 0.0
 
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def steps(self) -> int:
+        """See ``Observed``."""
+        return self._boundary.steps
+
+    @property
+    def applied_s(self) -> float:
+        """See ``Observed``."""
+        return self._applied_s
+
+    def ping(self, deadline_s: float) -> int:
+        """See ``Observed``: well is what reaches a token boundary."""
+        with self._boundary.change(deadline_s):
+            return self._version
 
     def generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
         """See ``RolloutEngine.generate``. Raises ``ContractError`` for a request that can't be answered."""
@@ -74,26 +92,35 @@ class HfEngine:
         waiting = Admission(requests, sampling, self._max_num_seqs // sampling.n, self._context)
         flight = Flight(self._model, sampling, self._max_num_seqs, cache)
         self._calls += 1
+        version, aborts = self._version, self._boundary.aborts
         try:
             while True:
+                if self._boundary.aborts != aborts:
+                    aborts = self._boundary.aborts
+                    yield from flight.abort()
+                if self._version != version:
+                    version = self._version
+                    if self._recompute:
+                        waiting.give_back(group.resumed() for group in flight.abort())
                 if flight.room and waiting.empty:
                     waiting.pull(idle=flight.count == 0)
                 if flight.count == 0 and waiting.empty:
                     break
-                self._advance(waiting, flight)
+                self._advance(waiting, flight, version, aborts)
                 yield from flight.take_finished()
         finally:
             self._calls -= 1
         self._spare = cache
 
-    def _advance(self, waiting: Admission, flight: Flight) -> None:
-        """Make tokens until a group ends, the source should be asked, or the weights change."""
+    def _advance(self, waiting: Admission, flight: Flight, version: int, aborts: int) -> None:
+        """Make tokens until a group ends, the source should be asked, the weights change, or all is aborted."""
         with self._inference():
-            version = self._version
             while True:
-                with self._boundary():
-                    if self._version != version:
+                with self._boundary.token(aborts) as going:
+                    if not going or self._version != version:
                         return
+                    if not self._whole:
+                        raise TandemError("the last load() failed half-way: load a complete set of weights first")
                     while flight.room and not waiting.empty:
                         flight.admit(waiting.take(flight.room, self._max_num_batched_tokens), version)
                     flight.step(version)
@@ -108,21 +135,25 @@ class HfEngine:
                 if self._shares_weights
                 else "this engine has parameters of its own: call load(weights, version)"
             )
-        with self._token:
+        names: list[str] = []
+        with self._boundary.change():
+            started = time.perf_counter()
             if weights is not None:
                 self._whole = False
-                _copy_weights(self._model, weights)
+                names = copy_weights(self._model, weights)
                 self._whole = True
             self._version = version
-        return None if weights is None else fingerprint(self._model.model.named_parameters())
+            self._applied_s = time.perf_counter() - started
+        if weights is None:
+            return None
+        own = self._model.model.state_dict()
+        return fingerprint((name, own[name]) for name in names)
 
-    def pause(self) -> None:
-        self._open.clear()
-        with self._token:
-            pass
+    def pause(self, abort: bool = False) -> None:
+        self._boundary.pause(abort)
 
     def resume(self) -> None:
-        self._open.set()
+        self._boundary.resume()
 
     def sleep(self) -> None:
         if self._calls:
@@ -145,38 +176,3 @@ class HfEngine:
         finally:
             if training:
                 self._model.train()
-
-    @contextmanager
-    def _boundary(self) -> Iterator[None]:
-        """One token's time, in which nobody pauses the engine or changes its weights."""
-        while True:
-            if not self._open.wait(self._patience):
-                raise DeadlineError(
-                    f"generation waited {self._patience:g} s at a token boundary; blocked by a pause() without resume()"
-                )
-            with self._token:
-                if self._open.is_set():
-                    if not self._whole:
-                        raise TandemError("the last load() failed half-way: load a complete set of weights first")
-                    yield
-                    return
-
-
-@torch.no_grad()
-def _copy_weights(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Copy (Hugging Face name, tensor) pairs in, casting to the engine's dtype; every parameter must come."""
-    own = model.model.state_dict()
-    missing = {parameter.data_ptr(): name for name, parameter in model.model.named_parameters()}
-    for name, tensor in weights:
-        if name not in own:
-            raise ContractError(f"load: the model has no weight {name!r}; {near(name, own)}")
-        if own[name].shape != tensor.shape:
-            raise ContractError(
-                f"load: weight {name!r} is {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}: "
-                "the weights are of another model"
-            )
-        own[name].copy_(tensor)
-        missing.pop(own[name].data_ptr(), None)
-    if missing:
-        names = sorted(missing.values())
-        raise ContractError(f"load: {len(names)} weights did not come, {names[0]!r} among them: send all of them")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from tandem.base.errors import ContractError
 
 if TYPE_CHECKING:
     import torch
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "aborted"]
+KeepKV = Literal["old", "recompute"]
 LogprobsOf = Literal["sampled", "full"]
 
 
@@ -52,22 +53,11 @@ class Sampling:
 
 
 @dataclass(frozen=True, eq=False)
-class GroupRequest:
-    """One prompt to answer. ``prompt_ids`` (P,) int64; ``seeds``: one per sample; ``key`` comes back in messages.
-
-    A sample's random stream is a function of its seed alone: the caller derives it from (run seed, prompt, index in
-    group), so equal seeds mean equal samples, and two samples of a group need different ones.
-    """
-
-    key: int | str
-    prompt_ids: torch.Tensor
-    seeds: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
 class SampleOutput:
     """One answer of T tokens, all on the CPU: ``token_ids`` (T,) int64, ``logprobs`` (T,) float32 of the distribution
-    sampled from, ``versions`` (T,) int32 of the weights that produced each token."""
+    sampled from, ``versions`` (T,) int32 of the weights that produced each token.
+
+    One that was ``aborted`` is a beginning: it goes on in a request that has it among ``begun``."""
 
     token_ids: torch.Tensor
     logprobs: torch.Tensor
@@ -76,11 +66,41 @@ class SampleOutput:
 
 
 @dataclass(frozen=True, eq=False)
+class GroupRequest:
+    """One prompt to answer. ``prompt_ids`` (P,) int64; ``seeds``: one per sample; ``key`` comes back in messages.
+
+    A sample's random stream is a function of its seed alone: the caller derives it from (run seed, prompt, index in
+    group), so equal seeds mean equal samples, and two samples of a group need different ones.
+
+    ``begun`` (none, or one per sample) is what an aborted generation gave. Its finished samples are taken over; the
+    others are prefilled with the tokens they have, whose log-probs and versions stay, and go on in their random stream.
+    """
+
+    key: int | str
+    prompt_ids: torch.Tensor
+    seeds: tuple[int, ...]
+    begun: tuple[SampleOutput, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class GroupOutput:
-    """A finished group: its request, and its samples in the order of the seeds."""
+    """A group that has ended: its request, and its samples in the order of the seeds."""
 
     request: GroupRequest
     samples: tuple[SampleOutput, ...]
+
+    @property
+    def aborted(self) -> bool:
+        """Whether a sample is only a beginning, so that the group can't be used as it is."""
+        return any(sample.finish_reason == "aborted" for sample in self.samples)
+
+    def resumed(self) -> GroupRequest:
+        """The request that lets an aborted group go on where it was."""
+        return replace(self.request, begun=self.samples)
+
+    def restarted(self) -> GroupRequest:
+        """The request that makes the group anew: same seeds, no token of the aborted generation."""
+        return replace(self.request, begun=())
 
 
 class RolloutEngine(Protocol):
@@ -102,12 +122,17 @@ class RolloutEngine(Protocol):
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
         """Take over ``weights`` (Hugging Face names) at the next token boundary and answer their fingerprint.
 
-        The tensors are copied before the call returns. An engine that shares the trainer's own parameters takes None,
+        It is that of the names that came, with the values that the engine now has under them. The tensors are copied
+        before the call returns. An engine that shares the trainer's own parameters takes None,
         only counts the version, and answers None: there is nothing that could differ.
         """
 
-    def pause(self) -> None:
-        """Return once no token is being made; none is made until ``resume``."""
+    def pause(self, abort: bool = False) -> None:
+        """Return once no token is being made; none is made until ``resume``.
+
+        ``abort``: every group in flight ends as it is. ``generate`` gives it out next, its unfinished samples with the
+        reason ``aborted``; requests that have not started wait for ``resume``.
+        """
 
     def resume(self) -> None:
         """End a pause."""
@@ -117,3 +142,19 @@ class RolloutEngine(Protocol):
 
     def wake(self) -> None:
         """Be able to generate again, with the weights of the last ``load``."""
+
+
+@runtime_checkable
+class Observed(Protocol):
+    """What an engine may tell besides, for health checks and measurements."""
+
+    @property
+    def steps(self) -> int:
+        """Times that a token was made for everything in flight; stands still in an engine that hangs."""
+
+    @property
+    def applied_s(self) -> float:
+        """Seconds for which the last ``load`` kept tokens from being made."""
+
+    def ping(self, deadline_s: float) -> int:
+        """The version, from an engine that is well; ``DeadlineError`` from one that doesn't answer in time."""

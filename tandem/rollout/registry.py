@@ -10,7 +10,7 @@ from tandem.base.registry import Entry, Registry, Scope
 
 if TYPE_CHECKING:
     from tandem.models.causal_lm import CausalLM
-    from tandem.rollout.protocol import RolloutEngine
+    from tandem.rollout.protocol import KeepKV, RolloutEngine
 
 LATER: dict[str, str] = {
     "vllm": "the vllm engine comes later; write rollout.name: hf",
@@ -19,7 +19,7 @@ LATER: dict[str, str] = {
 """Names that the config knows but that can't run yet, each with the line that says so."""
 
 engines: Registry[Callable[..., RolloutEngine]] = Registry("rollout engine")
-"""Factories ``(model: CausalLM, *, shares_weights, version, exact, max_num_seqs, max_num_batched_tokens)``."""
+"""Factories ``(model: CausalLM, *, shares_weights, version, exact, max_num_seqs, max_num_batched_tokens, keep_kv)``."""
 
 register_engine = engines.register
 
@@ -40,6 +40,7 @@ def hf(
     exact: bool = False,
     max_num_seqs: int = 512,
     max_num_batched_tokens: int = 16384,
+    keep_kv: KeepKV = "old",
 ) -> RolloutEngine:
     """Batched generation on transformers models, in this process. See ``tandem.rollout.hf.HfEngine``."""
     from tandem.rollout.hf import HfEngine
@@ -51,4 +52,5 @@ def hf(
         exact=exact,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        keep_kv=keep_kv,
     )

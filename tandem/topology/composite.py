@@ -24,11 +24,13 @@ from tandem.roles.advantages import AdvantageStage
 from tandem.roles.generation import end_tokens, training_sampling
 from tandem.roles.loss import policy_objective
 from tandem.roles.stages import BatchStage
+from tandem.roles.train_group import TrainGroup
 from tandem.rollout.registry import find_engine
 from tandem.topology.plan import Plan, compile_plan
 from tandem.train.engine import FsdpEngine
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedTokenizerBase
 
 _NOT_FOR_A_LOOP = ("data", "trainer", "reward_manager", "evaluation")
@@ -83,18 +85,11 @@ def build_composite(
     """The composite node of ``plan``; ``total_updates`` is where a falling learning rate ends."""
     section, trainer = config.actor_rollout_ref, config.trainer
     model = load_trainable(section.model, tokenizer)
-    engine = FsdpEngine(
-        model,
-        optim=section.actor.optim,
-        total_updates=total_updates,
-        max_tokens_per_micro_batch=section.actor.ppo_max_token_len_per_gpu,
-        temperature=section.rollout.temperature,
-        exact=trainer.exact,
-        gradient_checkpointing=section.model.gradient_checkpointing,
-        device=run_device(config.runtime),
+    ranks = TrainGroup.in_process(
+        build_train_engine(config, model, total_updates), deadline_s=config.execution.deadline_s
     )
     batching = Batching(plan.batch.mini_batch_prompts, section.actor.ppo_epochs, trainer.seed)
-    actor = Actor(engine, batching, keep_reference="ref" in plan.tags)
+    actor = Actor(ranks, batching, keep_reference="ref" in plan.tags)
     advantages = AdvantageStage.of(config.algorithm)
     return ActorRolloutRef(
         model=model,
@@ -117,6 +112,24 @@ def build_composite(
     )
 
 
+def build_train_engine(
+    config: Config, model: CausalLM, total_updates: int, mesh: DeviceMesh | None = None
+) -> FsdpEngine:
+    """The engine that trains ``model`` as the config says; with a ``mesh``, as one of its ranks."""
+    section = config.actor_rollout_ref
+    return FsdpEngine(
+        model,
+        optim=section.actor.optim,
+        total_updates=total_updates,
+        max_tokens_per_micro_batch=section.actor.ppo_max_token_len_per_gpu,
+        temperature=section.rollout.temperature,
+        exact=config.trainer.exact,
+        gradient_checkpointing=section.model.gradient_checkpointing,
+        mesh=mesh,
+        device=run_device(config.runtime),
+    )
+
+
 def batch_stages(config: Config, plan: Plan, actor: Actor, advantages: AdvantageStage) -> tuple[BatchStage, ...]:
     """What the plan puts between the rewards and the train call, ready to run."""
     cap = config.algorithm.tis_cap
@@ -127,7 +140,7 @@ def batch_stages(config: Config, plan: Plan, actor: Actor, advantages: Advantage
         "correction": lambda batch: with_importance_weights(batch, cap),
     }
     planned = [stage for stage in plan.stages if stage.name in runs]
-    return tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name]) for stage in planned)
+    return tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name], stage.per) for stage in planned)
 
 
 def rollout_as_old(batch: DataProto) -> DataProto:
@@ -140,7 +153,7 @@ def with_importance_weights(batch: DataProto, cap: float) -> DataProto:
     old, rollout = batch.padded("old_logprobs"), batch.padded("rollout_logprobs")
     mask = batch.padded("response_mask", False).bool()
     found = tis_weights(old, rollout, mask, cap=cap)
-    responses = batch.ragged("responses")
-    result = batch.union(DataProto({"tis_weights": responses.like(found.weights[responses.mask()])}))
+    layout = batch.ragged("response_mask")
+    result = batch.union(DataProto({"tis_weights": layout.like(found.weights[layout.mask()])}))
     result.meta_info["mismatch"] = found.metrics
     return result

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.config.schema import Config
-from tandem.dataflow.gate import Gate
-from tandem.dataflow.ledger import Ledger
-from tandem.dataflow.source import Prompt, PromptSource
-from tandem.dataflow.store import LocalStore
-from tandem.observe.run_log import RunLog
-from tandem.observe.trackers import RunInfo
+from tandem.dataflow.source import PromptSource
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
-from tandem.roles.evaluation import Evaluator
-from tandem.roles.generation import evaluation_sampling
-from tandem.roles.reward import RewardManager, build_reward_manager
-from tandem.roles.rollout import Filling, Rollout
+from tandem.roles.reward import build_reward_manager
+from tandem.roles.rollout import Rollout
 from tandem.topology.composite import build_composite, model_tokenizer
+from tandem.topology.local_async import connect_async
+from tandem.topology.local_streaming import connect_streaming
+from tandem.topology.parts import ENGINE, Parts
 from tandem.topology.plan import Plan
 from tandem.topology.session import CHECKPOINTS, Progress, Session
 from tandem.topology.sources import held_out_prompts, prompt_source
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
-
-_ENGINE = "rollout-0"
 
 
 def build_session(config: Config, plan: Plan) -> Session:
@@ -56,76 +51,28 @@ def build_session(config: Config, plan: Plan) -> Session:
         composite = build_composite(config, plan, tokenizer, progress.last * plan.batch.optimizer_steps)
         if resumed is not None:
             _restore(composite, resumed)
-        return _connect(config, plan, composite, source, held_out, rewards, progress)
+        return CONNECTORS[plan.mode](Parts(config, plan, composite, source, held_out, rewards, progress))
     except BaseException:
         rewards.close()
         raise
 
 
-def _connect(
-    config: Config,
-    plan: Plan,
-    composite: ActorRolloutRef,
-    source: PromptSource,
-    held_out: list[Prompt],
-    rewards: RewardManager,
-    progress: Progress,
-) -> Session:
-    """Plane, gate and the roles around the composite node."""
-    prompts, output_dir = config.data.train_batch_size, Path(config.trainer.output_dir)
-    gate = Gate(prompts, 0, first=progress.step, last=progress.last)
-    gate.join(_ENGINE)
-    ledger = Ledger(
-        prompts,
-        composite.sampling.n,
-        capacity=prompts,
-        max_draws=config.algorithm.filter_groups.max_draws,
-        settled_by=("responses", "rewards"),
-        first=progress.step,
+def _connect_colocate(parts: Parts) -> Session:
+    """One engine on the actor's own weights, one partition at a time."""
+    composite, plane = parts.composite, parts.plane(1)
+    gate = parts.gate(0)
+    rollout = Rollout(
+        ENGINE, composite.engine, parts.source, parts.rewards, plane, gate, parts.filling(), composite.tokenizer
     )
-    deadline_s = config.execution.deadline_s
-    plane = LocalStore(ledger, lease_seconds=deadline_s)
-    filling = Filling(
-        composite.sampling,
-        config.trainer.seed,
-        config.algorithm.filter_groups.enable,
-        config.algorithm.overlong,
-        deadline_s,
-    )
-    rollout = Rollout(_ENGINE, composite.engine, source, rewards, plane, gate, filling, composite.tokenizer)
-    checkpoint.set_aside(output_dir / CHECKPOINTS, progress.step)
-    resumed_step = progress.step if progress.step else None
-    info = RunInfo(output_dir, progress.last, resumed_step, config.model_dump(mode="json", by_alias=True))
-    return Session(
-        config=config,
-        plan=plan,
-        composite=composite,
-        rollout=rollout,
-        rewards=rewards,
-        evaluator=build_evaluator(config, composite, held_out, rewards) if held_out else None,
-        plane=plane,
-        gate=gate,
-        source=source,
-        log=RunLog(info, config.trainer.logger, trace=config.trainer.trace),
-        progress=progress,
-        max_staleness=0,
-        output_dir=output_dir,
-    )
+    return parts.session(rollout, plane, 0)
 
 
-def build_evaluator(
-    config: Config, composite: ActorRolloutRef, prompts: list[Prompt], rewards: RewardManager
-) -> Evaluator:
-    """The evaluation that the config describes, on the composite's engine."""
-    return Evaluator(
-        composite.engine,
-        prompts,
-        evaluation_sampling(config.evaluation, composite.sampling),
-        rewards,
-        composite.tokenizer,
-        k=config.evaluation.k,
-        seed=config.trainer.seed,
-    )
+CONNECTORS: dict[str, Callable[[Parts], Session]] = {
+    "colocate": _connect_colocate,
+    "hybrid": connect_streaming,
+    "fully_async": connect_async,
+}
+"""Mode -> what connects its roles."""
 
 
 def find_checkpoint(config: Config) -> Checkpoint | None:
@@ -150,11 +97,5 @@ def _continue(progress: Progress, source: PromptSource, saved: Checkpoint) -> No
 
 def _restore(composite: ActorRolloutRef, saved: Checkpoint) -> None:
     """Put model, optimizer, tags and controllers where ``saved`` has them."""
-    facts, actor = saved.read(), composite.actor
-    tensors = {"actor": actor.engine.state_dict(), "tags": actor.weights.state_dict()}
-    saved.load_tensors(tensors)
-    actor.engine.load_state_dict(tensors["actor"])
-    actor.weights.load_state_dict(tensors["tags"])
-    actor.steps, actor.updates = facts["actor"]["steps"], facts["actor"]["updates"]
-    composite.advantages.load_state_dict(facts["kl"])
-    saved.restore_random_state()
+    composite.actor.load(saved)
+    composite.advantages.load_state_dict(saved.read()["kl"])

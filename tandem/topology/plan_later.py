@@ -41,8 +41,6 @@ def _critic(config: Config, runtime: str) -> bool:
 
 
 LATER = (
-    Later("execution.mode", _mode, lambda c, r: _mode(c, r) == "hybrid", "Write colocate"),
-    Later("execution.mode", _mode, lambda c, r: _mode(c, r) == "fully_async", "Write colocate"),
     Later("runtime.name", _runtime, lambda c, r: r == "ray", "Give each role one device"),
     Later("actor_rollout_ref.rollout.name", _engine, lambda c, r: _engine(c, r) in ENGINES_LATER, "Write hf"),
     Later("actor_rollout_ref.actor.strategy", _strategy, lambda c, r: _strategy(c, r) == "megatron", "Write fsdp2"),

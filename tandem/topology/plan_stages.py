@@ -125,7 +125,8 @@ def _forwards(config: Config, entries: Entries) -> list[Stage]:
     if source == "recompute":
         tag = "old_actor" if "old_actor" in plan_tags(config) else "actor"
         role = "actor_fwd" if separate else "actor"
-        stages.append(Stage("old", role, None if separate else tag, per, inputs, ("old_logprobs",)))
+        gives = ("old_logprobs", "old_version") if separate else ("old_logprobs",)
+        stages.append(Stage("old", role, None if separate else tag, per, inputs, gives))
     elif source == "rollout":
         stages.append(Stage("old", "actor", None, per, ("rollout_logprobs",), ("old_logprobs",)))
     if config.critic.enable:

@@ -12,7 +12,6 @@ from typing import Any
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
 from tandem.dataflow.draws import Draws
-from tandem.dataflow.gate import Gate
 from tandem.dataflow.source import Prompt
 from tandem.dataflow.store import DataPlane
 from tandem.models.loading import save_pretrained_atomic
@@ -26,7 +25,6 @@ from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import Rollout
 from tandem.roles.stages import BatchStage
 from tandem.topology.plan import Plan
-from tandem.train import checkpoint
 
 MODEL_FOLDER = "model"
 FINAL_FOLDER = "final"
@@ -37,13 +35,15 @@ CHECKPOINTS = "checkpoints"
 class Progress:
     """How far the run is: ``step`` is the next one and equals the weights version.
 
-    ``seconds`` and ``trained`` (batch, metrics of the update) are of the step before it; ``executed`` are its stages.
+    ``seconds`` and ``trained`` (batch, metrics of the update) are of the step before it; ``executed`` are its stages,
+    ``push`` the seconds of the publication before it by phase.
     """
 
     step: int
     last: int
     seconds: float = 0.0
     executed: list[str] = field(default_factory=list)
+    push: dict[str, float] = field(default_factory=dict)
     trained: tuple[DataProto, dict[str, float]] | None = None
 
 
@@ -58,7 +58,6 @@ class Session:
     rewards: RewardManager
     evaluator: Evaluator | None
     plane: DataPlane
-    gate: Gate
     source: Draws[Prompt]
     log: RunLog
     progress: Progress
@@ -89,19 +88,23 @@ class Session:
     @contextmanager
     def generating(self) -> Iterator[None]:
         """The rollout engine's turn on the devices."""
-        self.composite.actor.engine.sleep()
+        self.composite.actor.sleep()
         self.composite.engine.wake()
         yield
         self.composite.engine.sleep()
-        self.composite.actor.engine.wake()
+        self.composite.actor.wake()
+
+    def group_columns(self) -> list[str]:
+        """The columns that a group has once it is generated and scored."""
+        filled = [stage for stage in self.plan.stages if stage.per == "group"]
+        return list(dict.fromkeys([*self.plan.source_columns, *(name for stage in filled for name in stage.gives)]))
 
     def take(self, partition: int) -> DataProto:
         """The sealed partition in canonical order, without the samples that count in nothing.
 
         Raises ``ContractError`` where a sample is staler than the run admits.
         """
-        filled = [stage for stage in self.plan.stages if stage.per == "group"]
-        names = list(dict.fromkeys([*self.plan.source_columns, *(name for stage in filled for name in stage.gives)]))
+        names = self.group_columns()
         lease = self.plane.take(
             "train",
             names,
@@ -124,9 +127,9 @@ class Session:
 
     def publish(self, version: int) -> None:
         """Let the rollout engine go on under weights ``version``; the gate hears of it."""
-        self.composite.actor.weights.require_actor("publish weights")
+        self.composite.actor.require_actor("publish weights")
         self.composite.engine.load(None, version)
-        self.gate.acknowledge(self.rollout.name, version)
+        self.rollout.acknowledge(version)
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
         """Refresh the reference if it is due, free the partition, count the step as done."""
@@ -173,29 +176,26 @@ class Session:
     def save(self, step: int) -> None:
         """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
         with self.log.timed("save"):
-            actor = self.composite.actor
-            saved = checkpoint.save(
-                self.output_dir / CHECKPOINTS,
-                step,
-                tensors={"actor": actor.engine.state_dict(), "tags": actor.weights.state_dict()},
-                facts=self.facts(),
-                keep=self.config.trainer.keep_checkpoints,
-            )
+            root, keep = self.output_dir / CHECKPOINTS, self.config.trainer.keep_checkpoints
+            saved = self.composite.actor.save(root, step, facts=self.facts(), keep=keep)
             self.export(saved.path / MODEL_FOLDER)
 
     def facts(self) -> dict[str, Any]:
-        """What a resumed run must know beside tensors."""
+        """What a resumed run must know beside the actor."""
         return {
             "step": self.progress.step,
-            "actor": {"steps": self.composite.actor.steps, "updates": self.composite.actor.updates},
-            "data": self.source.state_dict(),
+            "data": self.source.state_dict(rewind=self.source.drawn - self._trained_prompts()),
             "kl": self.composite.advantages.state_dict(),
         }
 
+    def _trained_prompts(self) -> int:
+        """Draws of finished steps; what was drawn beyond them is generated again after a resume, and so never lost."""
+        return self.progress.step * self.config.data.train_batch_size
+
     def export(self, folder: Path) -> None:
         """Write the actor as a Hugging Face folder."""
-        engine, tokenizer = self.composite.actor.engine, self.composite.tokenizer
-        save_pretrained_atomic(self.composite.model, tokenizer, folder, weights=dict(engine.export()))
+        actor, tokenizer = self.composite.actor, self.composite.tokenizer
+        save_pretrained_atomic(self.composite.model, tokenizer, folder, weights=dict(actor.export()))
 
     @contextmanager
     def running(self) -> Iterator[None]:

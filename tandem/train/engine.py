@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +19,11 @@ from tandem.models.causal_lm import CausalLM, Head
 from tandem.models.logprobs import token_logprobs
 from tandem.models.lora import merged_weights
 from tandem.models.packing import PackedSamples, pack_samples
+from tandem.train.dealing import forward_columns, objective_columns
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
 from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import StepResult, Wanted
-from tandem.train.sharding import local_shard, shard_layers
+from tandem.train.sharding import local_shard, shard_layers, shard_like
 from tandem.train.updater import Updater
 
 TokenValues = tuple[torch.Tensor, torch.Tensor | None]
@@ -77,7 +78,7 @@ class FsdpEngine:
         responses = batch.ragged("responses")
         results = {name: torch.zeros(len(responses.values)) for name in want}
         order = canonical_order(batch)
-        ordered = batch.select("prompts", "responses", "response_mask", *_ids(batch)).reorder(order)
+        ordered = batch.select(*forward_columns(batch)).reorder(order)
         token = responses.like(torch.arange(len(responses.values))).take(order)
         rows = self._micro_batches(ordered)
         fillers = self._missing(len(rows))
@@ -96,9 +97,8 @@ class FsdpEngine:
 
     def forward_backward(self, batch: DataProto, objective: Objective) -> LossSum:
         """See ``TrainEngine.forward_backward``."""
-        extra = [name for name in objective.optional_columns if name in batch.batch]
-        needed = list(dict.fromkeys(["response_mask", *objective.columns, *extra]))
-        chosen = batch.select(*dict.fromkeys(["prompts", "responses", *needed, *_ids(batch)]))
+        needed = objective_columns(objective, batch)
+        chosen = batch.select(*dict.fromkeys([*forward_columns(batch), *needed]))
         ordered = chosen.reorder(canonical_order(chosen))
         total = LossSum(torch.zeros((), device=self.device))
         rows = self._micro_batches(ordered)
@@ -161,6 +161,12 @@ class FsdpEngine:
         )
         self._updater.updates, self._updater.skipped = state["updates"], state["skipped"]
 
+    # --- shards and the whole ----------------------------------------------------------------------------------------
+
+    def as_sharded(self, copies: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copies of ``shards()`` as parts of whole tensors, which any number of ranks can load; shares their memory."""
+        return {name: shard_like(self._trained[name], copy) for name, copy in copies.items()}
+
     # --- one micro-batch ---------------------------------------------------------------------------------------------
 
     def _micro_batches(self, ordered: DataProto) -> list[slice]:
@@ -218,10 +224,6 @@ class FsdpEngine:
         dist.all_gather_object(parts, total, self._group)
         every = [part for part in parts if part is not None]
         return sum(every[1:], every[0])
-
-
-def _ids(batch: DataProto) -> list[str]:
-    return [name for name in ("group_ids", "sample_index") if name in batch.batch]
 
 
 def _dense(batch: DataProto, name: str) -> torch.Tensor:

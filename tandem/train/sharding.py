@@ -30,6 +30,15 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole of a sharded tensor, gathered from all ranks; an unsharded one as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def shard_like(parameter: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+    """``shard`` as this rank's part of a tensor that is sharded as ``parameter`` is, sharing its memory."""
+    if not isinstance(parameter, DTensor):
+        return shard
+    return DTensor.from_local(
+        shard,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

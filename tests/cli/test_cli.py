@@ -84,8 +84,7 @@ def test_plan_of_an_sft_run(place: Path) -> None:
 
 def test_plan_for_machines(place: Path) -> None:
     content = json.loads(tandem("plan", "run.yaml", "--json", "--hybrid", "--max-staleness", "2").stdout)
-    assert (content["mode"], content["devices"], content["problems"]) == ("hybrid", 2, [])
-    assert [entry["key"] for entry in content["later"]] == ["execution.mode"]
+    assert (content["mode"], content["devices"], content["problems"], content["later"]) == ("hybrid", 2, [], [])
 
 
 def test_plan_with_problems_prints_all_of_them_and_exits_with_2(place: Path) -> None:
@@ -123,11 +122,12 @@ def test_plan_of_a_file_that_is_no_yaml(place: Path) -> None:
     assert "bad.yaml, line 2" in result.stdout
 
 
-def test_a_mode_that_can_not_run_yet_is_planned_and_refused_by_train(place: Path, entry: list[Any]) -> None:
-    assert tandem("plan", "run.yaml", "--hybrid").exit_code == 0
-    result = tandem("train", "run.yaml", "--hybrid")
+def test_an_engine_that_can_not_run_yet_is_planned_and_refused_by_train(place: Path, entry: list[Any]) -> None:
+    engine = "actor_rollout_ref.rollout.name=vllm"
+    assert tandem("plan", "run.yaml", engine).exit_code == 0
+    result = tandem("train", "run.yaml", engine)
     assert result.exit_code == 2
-    (line,) = [line for line in result.stderr.splitlines() if "execution.mode" in line]
+    (line,) = [line for line in result.stderr.splitlines() if "rollout.name" in line]
     assert "not be run yet" in line
     assert entry == []
 

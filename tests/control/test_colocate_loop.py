@@ -20,6 +20,7 @@ from tandem.reward.outcome import failed
 from tandem.roles.actor import Actor, Batching
 from tandem.roles.advantages import AdvantageStage
 from tandem.roles.stages import BatchStage
+from tandem.roles.train_group import TrainGroup
 from tandem.topology.plan import Plan, compile_plan
 from tandem.topology.session import Progress, Session
 from tests.roles.fake_roles import FakeTokenizer, Rig, rig
@@ -55,7 +56,8 @@ class Loop:
         self.trainer = FakeTrainEngine() if trainer is None else trainer
         self.events: list[str] = []
         self.made.engine.calls = self.trainer.calls = self.events
-        actor = Actor(self.trainer, Batching(4, 1, 0), keep_reference=True)
+        ranks = TrainGroup.in_process(self.trainer, deadline_s=10)  # type: ignore[arg-type]
+        actor = Actor(ranks, Batching(4, 1, 0), keep_reference=True)
         advantages = AdvantageStage.of(config.algorithm)
         runs: dict[str, Callable[[DataProto], DataProto]] = {"ref": actor.ref_logprobs, "advantages": advantages}
         planned = [stage for stage in self.plan.stages if stage.name in runs]
@@ -64,7 +66,7 @@ class Loop:
         info = RunInfo(output, 3)
         self.session = Session(
             config=config, plan=self.plan, composite=composite, rollout=self.made.rollout,
-            rewards=self.made.rollout._rewards, evaluator=None, plane=self.made.plane, gate=self.made.gate,
+            rewards=self.made.rollout._rewards, evaluator=None, plane=self.made.plane,
             source=self.made.rollout._source, log=RunLog(info), progress=Progress(0, 3), max_staleness=0,
             output_dir=output,
         )  # fmt: skip

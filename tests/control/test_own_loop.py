@@ -120,7 +120,7 @@ def test_the_loop_of_ones_own_is_the_built_in_one(task: Path, tmp_path: Path) ->
     samples = batch.select(*[name for name in batch.columns if name not in ("advantages", "returns", "token_rewards")])
     metrics = made.actor.step(compute_grpo_loss(samples, batch.dense("rewards"), made))
     assert metrics["grad/norm"] == update["grad/norm"]
-    assert equal(dict(made.actor.engine.export()), run.weights)
+    assert equal(dict(made.actor.export()), run.weights)
 
 
 def test_what_cannot_work_is_refused_when_it_is_built(task: Path) -> None:

@@ -14,13 +14,16 @@ import yaml
 
 from tandem.config.load import load_words
 from tandem.config.schema import Config
-from tandem.control import colocate
+from tandem.control.entry import LOOPS
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer
 from tandem.observe.metrics import METRICS_FILE, ROLLOUTS_FILE, read_rows
+from tandem.roles.train_group import LocalRank
+from tandem.roles.train_rank import TrainRank
 from tandem.topology.local import build_session
 from tandem.topology.plan import compile_plan
 from tandem.topology.session import Session
+from tandem.train.engine import FsdpEngine
 
 ALPHABET = "\n0123456789>"
 SHAPE = {
@@ -103,7 +106,19 @@ class Run:
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         """The actor's weights by Hugging Face name."""
-        return {name: tensor.clone() for name, tensor in self.session.composite.actor.engine.export()}
+        return {name: tensor.clone() for name, tensor in self.session.composite.actor.export()}
+
+
+def training_engine(session: Session) -> FsdpEngine:
+    """The engine of the only rank."""
+    return training_rank(session).engine
+
+
+def training_rank(session: Session) -> TrainRank:
+    """The only rank, which is in this process."""
+    (handle,) = session.composite.actor.ranks._ranks
+    assert isinstance(handle, LocalRank)
+    return handle.rank
 
 
 def prepare(*words: str | Path) -> Session:
@@ -116,7 +131,7 @@ def train(*words: str | Path) -> Run:
     """Run a config to its end."""
     session = prepare(*words)
     with session.running():
-        colocate.train(session)
+        LOOPS[session.plan.mode](session)
     return Run(session, session.output_dir)
 
 

@@ -18,7 +18,7 @@ from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.observe.trackers import TRACKERS, RunInfo
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 from tandem.topology.plan import compile_plan
-from tests.e2e.seven import equal, prepare, started, train, write_rows
+from tests.e2e.seven import equal, prepare, started, train, training_engine, write_rows
 
 FIVE = ("trainer.total_steps=5",)
 SMALL = ("data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "trainer.total_steps=5")
@@ -37,7 +37,7 @@ def test_b22_a_gradient_that_is_not_finite_is_skipped_and_counted(task: Path, tm
     with started(
         task, f"trainer.output_dir={tmp_path}", *FIVE, "actor_rollout_ref.actor.optim.schedule=linear"
     ) as session:
-        engine: Any = session.composite.actor.engine
+        engine: Any = training_engine(session)
         accumulate, publish = engine.forward_backward, session.composite.engine.load
 
         def poisoned(*arguments: Any) -> Any:

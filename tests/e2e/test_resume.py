@@ -13,7 +13,7 @@ from tandem.base.errors import ConfigError, DataError
 from tandem.control import colocate
 from tandem.models.fingerprint import fingerprint
 from tandem.topology.session import Session
-from tests.e2e.seven import Run, equal, prepare, started, train, write_rows
+from tests.e2e.seven import Run, equal, prepare, started, train, training_engine, training_rank, write_rows
 
 TIMES = ("time/", "cpu/", "throughput/")
 
@@ -57,7 +57,7 @@ def killed_in(part: str, step: int, *words: str) -> None:
     with started(*words) as session:
         owner, name = {
             "rollout": (session.composite.engine, "generate"),
-            "training": (session.composite.actor.engine, "optim_step"),
+            "training": (training_engine(session), "optim_step"),
             "publishing": (session.composite.engine, "load"),
         }[part]
         inner = getattr(owner, name)
@@ -117,7 +117,7 @@ def test_b70_restored_weights_are_published_before_the_loop(words: tuple[str, ..
         fill = session.rollout.fill
 
         def filled(partition: int) -> None:
-            seen.append((session.composite.engine.version, session.gate.published))
+            seen.append((session.composite.engine.version, session.rollout._gate.published))
             fill(partition)
 
         session.rollout.fill = filled  # type: ignore[method-assign]
@@ -136,9 +136,8 @@ def test_b37_after_a_resume_the_engine_generates_with_the_actor_and_not_the_refe
         return fingerprint(session.composite.model.model.named_parameters())
 
     with started(*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto") as session:
-        actor = session.composite.actor
         restored = prints(session)
-        with actor.weights.using("ref"):
+        with training_rank(session).weights.using("ref"):
             assert prints(session) != restored
             with pytest.raises(Exception, match="'ref' is in place"):
                 session.publish(3)

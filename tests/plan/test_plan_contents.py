@@ -172,8 +172,8 @@ def test_one_device_a_role_is_local_and_more_is_ray(plan_of: Plans) -> None:
     ("words", "keys"),
     [
         ([], []),
-        (["--hybrid"], ["execution.mode"]),
-        (["--fully-async"], ["execution.mode"]),
+        (["--hybrid"], []),
+        (["--fully-async"], []),
         (["actor_rollout_ref.rollout.name=vllm"], ["actor_rollout_ref.rollout.name"]),
         (["actor_rollout_ref.rollout.name=sglang"], ["actor_rollout_ref.rollout.name"]),
         (["actor_rollout_ref.actor.strategy=megatron"], ["actor_rollout_ref.actor.strategy"]),

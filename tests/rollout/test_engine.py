@@ -187,7 +187,7 @@ def test_a_tied_head_may_be_sent_under_both_names() -> None:
     engine = HfEngine(as_causal_lm(llama(0, tied=True)))
     sent = weights(3, tied=True)
     sent["lm_head.weight"] = sent["model.embed_tokens.weight"]
-    assert engine.load(sent.items(), 1) == fingerprint(llama(3, tied=True).named_parameters())
+    assert engine.load(sent.items(), 1) == fingerprint(sent.items())
 
 
 def test_b51_buffers_may_be_overwritten_as_soon_as_load_returns() -> None:

@@ -1,0 +1,92 @@
+"""Calls of Ray actors that end: with an answer, with the actor's own error, or with one that names who is gone."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.base.errors import DeadlineError, DiedError, TandemError
+
+REPLY_SECONDS = 60.0
+"""A living actor answers within this time beyond what it was asked to wait: longer means that it is stuck."""
+
+
+def import_ray() -> Any:
+    """The package ray, which is an extra. Raises ``TandemError`` where it is missing."""
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise TandemError(
+            "this run needs the package ray (runtime.name: ray): pip install 'tandem-rl[ray]', or write "
+            "runtime.name: local and give each role one device"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to a call under way. ``awaited`` and ``who`` are for messages."""
+
+    ref: Any
+    awaited: str
+    who: str
+    died: type[DiedError] = DiedError
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The answer, or what the actor raised.
+
+        Raises ``DiedError`` (or the actor's kind of it) as soon as the actor is gone, ``TimeoutError`` where there is
+        no answer after ``timeout`` seconds.
+        """
+        ray = import_ray()
+        errors = ray.exceptions
+        try:
+            return ray.get(self.ref, timeout=timeout)
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, errors.RayActorError | errors.ObjectLostError):
+                gone = f"a process that {self.who} needs died. {_reason(error.cause)}"
+                raise DiedError(f"{self.awaited}: {gone}") from error
+            raise error.cause from error
+        except (errors.RayActorError, errors.ObjectLostError, errors.RaySystemError) as error:
+            raise self.died(f"{self.who} died while it was needed for {self.awaited}. {_reason(error)}") from error
+
+    def within(self, seconds: float) -> Any:
+        """``result``, with a ``DeadlineError`` that names the actor where it takes longer."""
+        try:
+            return self.result(seconds)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"waited {seconds:g} s for {self.awaited}; blocked by {self.who}, which does not answer"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A Ray actor under a ``name`` for messages; ``died`` is the error that says that it is gone."""
+
+    handle: Any
+    name: str
+    died: type[DiedError] = field(default=DiedError)
+
+    def submit(self, method: str, *args: Any, awaited: str = "", group: str | None = None) -> Reply:
+        """Start a call; calls of one caller start in this order. ``group``: the concurrency group that it runs in."""
+        call = getattr(self.handle, method)
+        ref = (call if group is None else call.options(concurrency_group=group)).remote(*args)
+        return Reply(ref, awaited or f"the answer to {method}()", self.name, self.died)
+
+    def ask(self, method: str, *args: Any, waits: float = 0.0, awaited: str = "", group: str | None = None) -> Any:
+        """Call and wait. ``waits`` are the seconds that the actor may take by agreement."""
+        return self.submit(method, *args, awaited=awaited, group=group).within(waits + REPLY_SECONDS)
+
+    def kill(self) -> None:
+        """End the actor's process now; harmless if it is gone."""
+        import_ray().kill(self.handle)
+
+
+def _reason(error: Exception) -> str:
+    """What Ray knows of a death, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if "exit" in line.lower() or "died" in line.lower()]
+    return (causes or lines or [type(error).__name__])[0]

@@ -1,0 +1,38 @@
+"""Weights by name into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from tandem.base.errors import ContractError
+from tandem.base.registry import near
+from tandem.models.causal_lm import CausalLM
+
+
+@torch.no_grad()
+def copy_weights(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    """Copy (Hugging Face name, tensor) pairs in, casting to the model's dtype; every parameter must come.
+
+    Gives the names that came, each once. Raises ``ContractError`` naming a weight that the model lacks, one of another
+    shape, or those that did not come.
+    """
+    own = model.model.state_dict()
+    missing = {parameter.data_ptr(): name for name, parameter in model.model.named_parameters()}
+    came: dict[str, None] = {}
+    for name, tensor in weights:
+        if name not in own:
+            raise ContractError(f"load: the model has no weight {name!r}; {near(name, own)}")
+        if own[name].shape != tensor.shape:
+            raise ContractError(
+                f"load: weight {name!r} is {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}: "
+                "the weights are of another model"
+            )
+        own[name].copy_(tensor)
+        came[name] = None
+        missing.pop(own[name].data_ptr(), None)
+    if missing:
+        names = sorted(missing.values())
+        raise ContractError(f"load: {len(names)} weights did not come, {names[0]!r} among them: send all of them")
+    return list(came)

@@ -1,0 +1,200 @@
+"""The rollout role in a thread of its own: groups stream into the data plane while the actor trains."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any, Literal
+
+import torch
+
+from tandem.base.errors import DeadlineError, TandemError
+from tandem.dataflow.draws import Draws
+from tandem.dataflow.gate import Closed
+from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.dataflow.source import Prompt
+from tandem.dataflow.store import DataPlane
+from tandem.dataflow.tickets import Ticket
+from tandem.reward.outcome import Scores
+from tandem.roles.occupancy import Occupancy
+from tandem.roles.reward import RewardManager
+from tandem.roles.rollout import Filling, Pending, Rollout
+from tandem.rollout.protocol import GroupOutput, GroupRequest, Observed, RolloutEngine
+
+_TICK_S = 0.05  # between looks at scorings while the engine has nothing to do
+
+OnWeightUpdate = Literal["wait", "abort", "keep"]
+
+
+class StreamingRollout(Rollout):
+    """One engine's loop.
+
+    It consumes tickets that the gate admits and produces groups with their rewards in the data plane. It waits for the
+    gate (unblocked by a publication), for the engine's next group, and for scorings; all of these end with ``stop``. An
+    error in it is kept and raised to whoever calls ``check``. ``partial`` says what becomes of a group that the engine
+    aborts: it goes on from its tokens, or begins again with the same seeds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: RolloutEngine,
+        source: Draws[Prompt],
+        rewards: RewardManager,
+        plane: DataPlane,
+        gate: GateKeeper,
+        filling: Filling,
+        tokenizer: Any,
+        *,
+        partial: Literal["resume", "discard"] = "resume",
+    ) -> None:
+        super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer)
+        self._partial = partial
+        self.error: BaseException | None = None
+        self.occupancy = Occupancy()
+        self._keeper = gate
+        self._pending: dict[Ticket, Pending] = {}
+        self._by_key: dict[int | str, Ticket] = {}
+        self._generating = 0
+        self._scores: list[Scores] = []
+        self._again: deque[GroupRequest] = deque()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def stop(self, seconds: float) -> None:
+        """End the loop; groups that are being made are given up."""
+        self._stopping.set()
+        self._keeper.wake()
+        self._thread.join(seconds)
+
+    def check(self) -> None:
+        """Raise what ended the loop, if anything did."""
+        if self.error is not None:
+            raise self.error
+        if not self._thread.is_alive() and not self._stopping.is_set() and self._pending:
+            raise TandemError(f"the loop of {self.name} ended with {len(self._pending)} groups unfinished")
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until no sample is being generated; admit nothing meanwhile. Whether that was reached."""
+        return self._keeper.wait(seconds, lambda: self._generating == 0 or self.error is not None)
+
+    def take_report(self) -> dict[str, float]:
+        """Outcomes and metrics of the scorings since the last look."""
+        scores, self._scores = self._scores, []
+        return Scores.joined(scores).report() if scores else {}
+
+    def _run(self) -> None:
+        try:
+            for output in self.engine.generate(self._stream(), self._filling.sampling):
+                self._generating -= 1
+                if output.aborted:
+                    self._again.append(output.resumed() if self._partial == "resume" else output.restarted())
+                else:
+                    self._keep(output)
+                self._settle_done()
+        except BaseException as error:  # handed to the thread that trains
+            self.error = error
+        finally:
+            self._keeper.wake()
+
+    def _keep(self, output: GroupOutput) -> None:
+        ticket = self._by_key.pop(output.request.key)
+        self.occupancy.end(ticket)
+        if self._generating == 0:
+            self._keeper.wake()
+        self._store(ticket, self._pending, output)
+
+    def _stream(self) -> Iterator[GroupRequest | None]:
+        """Requests as tickets are admitted; None while there is nothing to ask and the engine is at work."""
+        while not self._stopping.is_set():
+            self._settle_done()
+            if self._again:
+                self._generating += 1
+                yield self._again.popleft()
+                continue
+            ticket = self._gate.admit(self.name, time.monotonic())
+            if isinstance(ticket, Ticket):
+                self._generating += 1
+                self.occupancy.begin(ticket)
+                yield self._ask(ticket, self._pending, self._by_key)
+            elif self._generating:
+                yield None
+            elif ticket.exhausted and not self._pending:
+                return
+            else:
+                self._idle()
+
+    def _idle(self) -> None:
+        """Nothing is generated and no ticket is free: wait for a scoring, or for the gate."""
+        handles = [group.handle for group in self._pending.values() if group.handle is not None]
+        if handles:
+            handles[0].wait(_TICK_S)
+        else:
+            self._keeper.wait(_TICK_S)
+
+    def _settle_done(self) -> None:
+        """Store the rewards of groups whose scoring has ended, or have their tickets drawn anew."""
+        done = [t for t, group in self._pending.items() if group.handle is not None and group.handle.done]
+        for ticket in sorted(done):
+            self._settle(ticket, self._pending.pop(ticket), self._scores)
+
+
+class UpdatedStream:
+    """A stream as the receiver of new weights: what is being generated obeys ``on_update``.
+
+    ``wait``: it is finished first, under the old weights, and nothing is begun. ``abort``: it ends where it is and goes
+    on as the stream says. ``keep``: it goes on, and its tokens tell their versions.
+    """
+
+    def __init__(self, stream: StreamingRollout, gate: GateKeeper, on_update: OnWeightUpdate, drain_s: float) -> None:
+        self._stream, self._gate, self._on_update, self._drain_s = stream, gate, on_update, drain_s
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
+        """Hand ``weights`` to the engine. Raises ``DeadlineError`` where generation doesn't end in time."""
+        stream, engine = self._stream, self._stream.engine
+        if self._on_update == "wait":
+            self._gate.pause(stream.name, f"it finishes what it has before weights version {version}")
+            if not stream.drain(self._drain_s):
+                raise DeadlineError(f"waited {self._drain_s:g} s for {stream.name} to finish before new weights")
+        if self._on_update == "abort":
+            engine.pause(abort=True)
+        fingerprint = engine.load(weights, version)
+        if self._on_update == "abort":
+            engine.resume()
+        self._gate.resume(stream.name)
+        return fingerprint
+
+    def ping(self, deadline_s: float) -> int:
+        """The version that the engine has; raises what ended its loop, if anything did."""
+        self._stream.check()
+        engine = self._stream.engine
+        return engine.ping(deadline_s) if isinstance(engine, Observed) else engine.version
+
+    @property
+    def applied_s(self) -> float:
+        """Seconds for which the last ``load`` kept the engine from working."""
+        engine = self._stream.engine
+        return engine.applied_s if isinstance(engine, Observed) else 0.0
+
+
+def cause_of_stall(plane: DataPlane, gate: GateKeeper, rollouts: list[StreamingRollout], partition: int) -> str:
+    """Why a partition isn't ready, in words: what is unfilled, who is paused, which version the gate awaits."""
+    causes = []
+    status = plane.status().partitions
+    if partition in status:
+        causes.append(status[partition].blocker())
+    else:
+        causes.append(f"partition {partition}: nothing was put yet")
+    for rollout in rollouts:
+        with suppress(TandemError):
+            closed: Closed | None = gate.closed(rollout.name)
+            if closed is not None and not closed.exhausted:
+                causes.append(f"{rollout.name} gets no ticket: {closed}")
+    return "; ".join(causes)

@@ -1,0 +1,275 @@
+"""The ranks of the actor as one: rows are dealt, all ranks are called, results come back in the batch's order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from tandem.base.deadline import Deadline
+from tandem.base.errors import TandemError
+from tandem.columns.proto import DataProto
+from tandem.columns.ragged import Ragged
+from tandem.roles.train_rank import RankStatus, TrainRank
+from tandem.train.checkpoint import Checkpoint
+from tandem.train.dealing import deal_batch, forward_columns, objective_columns
+from tandem.train.engine import FsdpEngine
+from tandem.train.objective import LossSum, Objective
+from tandem.train.protocol import StepResult, Wanted
+from tandem.weights.store import ACTOR
+
+BUCKET_BYTES = 2**26
+"""What one bucket of an export holds, unless a single tensor is larger."""
+
+_LOOK_S = 0.1
+"""How long one round of asking the ranks for their replies takes: an error of any of them is seen after that."""
+
+_OTHERS_S = 1.0
+"""How long the other ranks have for their own error once one failed: the first is often only the echo of another's."""
+
+
+class RankError(TandemError):
+    """A rank of the actor failed or is gone; the message names it and says what it said."""
+
+
+class Reply(Protocol):
+    """The answer to one call."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The result, or the rank's own error. Raises ``TimeoutError`` where there is neither after ``timeout`` s."""
+
+
+class RankHandle(Protocol):
+    """A ``TrainRank`` somewhere. It works on one call after the other, in the order in which they were submitted."""
+
+    @property
+    def name(self) -> str:
+        """Which rank, and where, for messages."""
+
+    def submit(self, method: str, *args: Any) -> Reply:
+        """Call a method of the ``TrainRank`` by name. Must not wait for the result, unless this is the only rank."""
+
+
+class Done:
+    """A result that is there."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def result(self, timeout: float | None = None) -> Any:
+        """It."""
+        del timeout
+        return self._value
+
+
+class LocalRank:
+    """The only rank, in this process: calls are made directly and nothing is copied."""
+
+    name = "rank 0 in this process"
+
+    def __init__(self, rank: TrainRank) -> None:
+        self.rank = rank
+
+    def submit(self, method: str, *args: Any) -> Reply:
+        """See ``RankHandle.submit``."""
+        return Done(getattr(self.rank, method)(*args))
+
+
+class TrainGroup:
+    """All ranks of the actor as one.
+
+    Every wait ends within ``deadline_s`` and names the ranks that didn't answer. After a failure ranks may stand at
+    different meetings, so a group of several refuses all later calls. ``balance`` deals rows so that ranks get equally
+    many tokens, ``whole_groups`` never cuts a group. Safe for several threads.
+    """
+
+    def __init__(
+        self, ranks: Sequence[RankHandle], *, deadline_s: float, balance: bool = False, whole_groups: bool = False
+    ) -> None:
+        self._ranks = list(ranks)
+        self._deadline_s, self._balance, self._whole_groups = deadline_s, balance, whole_groups
+        self._turn = threading.Lock()
+        self._broken: Exception | None = None
+        self._largest = self._mean = 0.0
+
+    @classmethod
+    def in_process(cls, engine: FsdpEngine, *, deadline_s: float) -> TrainGroup:
+        """The group of one rank that lives here."""
+        return cls([LocalRank(TrainRank(engine))], deadline_s=deadline_s)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    # --- the model ---------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: DataProto, want: Sequence[Wanted], tag: str = ACTOR) -> dict[str, Ragged]:
+        """``TrainEngine.forward`` under the weights ``tag``, in the batch's order."""
+        lean = _lean(batch, forward_columns(batch))
+        if len(self) == 1:
+            only: dict[str, Ragged] = self.call("forward", lean, want, tag)
+            return only
+        parts = self._deal(lean)
+        found = self._each("forward", [(lean[rows], want, tag) for rows in parts])
+        back = torch.argsort(torch.cat(parts))
+        return {name: Ragged.concat([part[name] for part in found]).take(back) for name in want}
+
+    def forward_backward(self, batch: DataProto, objective: Objective) -> LossSum:
+        """``TrainEngine.forward_backward`` over the rows of ``batch`` on all ranks."""
+        lean = _lean(batch, [*forward_columns(batch), *objective_columns(objective, batch)])
+        if len(self) == 1:
+            only: LossSum = self.call("forward_backward", lean, objective)
+            return only
+        parts = self._deal(lean)
+        self._weigh(lean, parts)
+        total: LossSum = self._each("forward_backward", [(lean[rows], objective) for rows in parts])[0]
+        return total
+
+    def optim_step(self, denominator: float) -> StepResult:
+        """``TrainEngine.optim_step``; refused unless the actor's own weights are in place."""
+        result: StepResult = self.call("optim_step", denominator)
+        return result
+
+    def take_imbalance(self) -> float | None:
+        """Tokens of the fullest rank / mean over ranks, in all train calls since the last question; None for one rank.
+
+        All ranks wait for the fullest in every mini-batch, so it is the sum of these maxima that counts.
+        """
+        ratio = self._largest / self._mean if self._mean else None
+        self._largest = self._mean = 0.0
+        return ratio
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def save_tag(self, tag: str) -> None:
+        """Copy the weights in place into ``tag``."""
+        self.call("save_tag", tag)
+
+    def copy_tag(self, source: str, target: str) -> None:
+        """Make ``target`` equal to the saved tag ``source``."""
+        self.call("copy_tag", source, target)
+
+    def require_actor(self, purpose: str) -> None:
+        """Refuse ``purpose`` unless the actor's own weights are in place."""
+        self.call("require_actor", purpose)
+
+    def export(self, bucket_bytes: int = BUCKET_BYTES) -> Iterator[tuple[str, torch.Tensor]]:
+        """(Hugging Face name, full tensor) of all weights, adapters merged; tied ones under both names.
+
+        Sharded ones are gathered bucket by bucket, no more than one at a time. Other calls may come between buckets;
+        an optimizer step among them would mix two versions.
+        """
+        self.call("open_export")
+        while bucket := self.call("next_bucket", bucket_bytes):
+            yield from bucket
+
+    def fingerprint(self) -> str:
+        """Of all pairs of an export; an engine that took them over answers the same."""
+        found: str = self.call("fingerprint")
+        return found
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, root: Path, step: int, facts: Mapping[str, Any], keep: int) -> Checkpoint:
+        """``checkpoint.save`` of model, optimizer and tags; ``root`` is a folder that every rank sees."""
+        saved: Checkpoint = self.call("save_checkpoint", root, step, facts, keep)
+        return saved
+
+    def load_checkpoint(self, path: Path) -> None:
+        """Continue from the checkpoint in the folder ``path``, written by any number of ranks."""
+        self.call("load_checkpoint", path)
+
+    # --- turns and health --------------------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Give up the memory that only training needs."""
+        self.call("sleep")
+
+    def wake(self) -> None:
+        """Undo ``sleep``."""
+        self.call("wake")
+
+    def status(self) -> list[RankStatus]:
+        """Where each rank is. Raises ``RankError`` for one that is gone."""
+        return self._all("status")
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of every rank, all with the same arguments; the answer of the first, which speaks for all."""
+        return self._all(method, *args)[0]
+
+    def _all(self, method: str, *args: Any) -> list[Any]:
+        return self._each(method, [args] * len(self._ranks))
+
+    def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call each rank with its own arguments; results by rank."""
+        # Submissions of two threads must reach all ranks in one order, or meetings would cross.
+        with self._turn:
+            if self._broken is not None:
+                raise RankError(f"{method}: the actor's ranks can't go on after an error") from self._broken
+            try:
+                replies = [r.submit(method, *args) for r, args in zip(self._ranks, arguments, strict=True)]
+            except Exception as error:
+                self._give_up(error)
+                raise
+        try:
+            return self._gather(method, replies)
+        except Exception as error:
+            self._give_up(error)
+            raise
+
+    def _give_up(self, error: Exception) -> None:
+        if len(self) > 1:
+            self._broken = error
+
+    def _gather(self, method: str, replies: Sequence[Reply]) -> list[Any]:
+        deadline = Deadline(self._deadline_s)
+        results: dict[int, Any] = {}
+        failed: dict[int, Exception] = {}
+        waiting = dict(enumerate(replies))
+        while waiting:
+            for rank, reply in list(waiting.items()):
+                try:
+                    results[rank] = reply.result(min(deadline.left, _LOOK_S / len(waiting)))
+                except TimeoutError:
+                    continue
+                except Exception as error:
+                    deadline = deadline if failed else Deadline(min(deadline.left, _OTHERS_S))
+                    failed[rank] = error
+                del waiting[rank]
+            if failed and (not waiting or deadline.left == 0.0):
+                raise self._error(method, failed)
+            if waiting:
+                deadline.check(f"{method} on {len(self)} ranks", ", ".join(self._ranks[rank].name for rank in waiting))
+        return [results[rank] for rank in range(len(replies))]
+
+    def _error(self, method: str, failed: Mapping[int, Exception]) -> Exception:
+        """The reason why a rank refused, if one did; else what all that failed said."""
+        for error in failed.values():
+            if isinstance(error, TandemError):
+                return error
+        said = "; ".join(f"{self._ranks[rank].name}: {type(e).__name__}: {e}" for rank, e in sorted(failed.items()))
+        error = RankError(f"{method} failed on {said}")
+        error.__cause__ = next(iter(failed.values()))
+        return error
+
+    # --- dealing -----------------------------------------------------------------------------------------------------
+
+    def _deal(self, batch: DataProto) -> list[torch.Tensor]:
+        return deal_batch(batch, len(self), balance=self._balance, whole_groups=self._whole_groups)
+
+    def _weigh(self, batch: DataProto, parts: Sequence[torch.Tensor]) -> None:
+        lengths = batch.ragged("prompts").lengths + batch.ragged("responses").lengths
+        sums = [int(lengths[rows].sum()) for rows in parts]
+        self._largest += max(sums)
+        self._mean += sum(sums) / len(sums)
+
+
+def _lean(batch: DataProto, names: Sequence[str]) -> DataProto:
+    """Only what a rank reads, without what can't or needn't travel."""
+    lean = batch.select(*dict.fromkeys(names))
+    lean.meta_info, lean.tokenizer = {}, None
+    return lean

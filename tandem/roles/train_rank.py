@@ -1,0 +1,154 @@
+"""What lives with one rank of the actor: its part of the model and optimizer, and the weight tags beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tandem.columns.proto import DataProto
+from tandem.columns.ragged import Ragged
+from tandem.models.fingerprint import fingerprint
+from tandem.train import checkpoint
+from tandem.train.checkpoint import Checkpoint
+from tandem.train.engine import FsdpEngine
+from tandem.train.objective import LossSum, Objective
+from tandem.train.protocol import StepResult, Wanted
+from tandem.train.sharding import local_shard
+from tandem.weights.store import WeightStore
+
+REF = "ref"
+OLD_ACTOR = "old_actor"
+
+Bucket = list[tuple[str, torch.Tensor]]
+"""Some (Hugging Face name, full tensor) of an export."""
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """Where a rank is: its process, the steps of its optimizer, its saved weight tags and the one in place."""
+
+    rank: int
+    pid: int
+    updates: int
+    skipped: int
+    tags: tuple[str, ...]
+    in_place: str
+
+
+class TrainRank:
+    """One rank of the actor. With several ranks each method is a meeting: all are called, in the same order.
+
+    Batches are this rank's share; losses and steps come back for all ranks together. Arguments and results can be
+    sent to other processes (of an export only where the transport copies tensors to the CPU).
+    """
+
+    def __init__(self, engine: FsdpEngine, rank: int = 0) -> None:
+        self.engine = engine
+        self.weights = WeightStore(engine.shards())
+        self._rank = rank
+        self._exported: Iterator[tuple[str, torch.Tensor]] = iter(())
+
+    # --- the model ---------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: DataProto, want: Sequence[Wanted], tag: str) -> dict[str, Ragged]:
+        """``TrainEngine.forward`` under the weights ``tag``; the actor's are back afterwards."""
+        with self.weights.using(tag):
+            return self.engine.forward(batch, want)
+
+    def forward_backward(self, batch: DataProto, objective: Objective) -> LossSum:
+        """``TrainEngine.forward_backward``."""
+        self.weights.require_actor("train")
+        return self.engine.forward_backward(batch, objective)
+
+    def optim_step(self, denominator: float) -> StepResult:
+        """``TrainEngine.optim_step``; refused unless the actor's own weights are in place."""
+        self.weights.require_actor("train")
+        return self.engine.optim_step(denominator)
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def save_tag(self, tag: str) -> None:
+        """Copy the weights in place into ``tag``."""
+        self.weights.save(tag)
+
+    def copy_tag(self, source: str, target: str) -> None:
+        """Make ``target`` equal to the saved tag ``source``."""
+        self.weights.copy(source, target)
+
+    def require_actor(self, purpose: str) -> None:
+        """Refuse ``purpose`` unless the actor's own weights are in place."""
+        self.weights.require_actor(purpose)
+
+    def open_export(self) -> None:
+        """Start an export; one that was not finished is forgotten."""
+        self.require_actor("export weights")
+        self._exported = self.engine.export()
+
+    def next_bucket(self, max_bytes: int) -> Bucket:
+        """More of the opened export, tensor by tensor until they hold ``max_bytes`` or more; empty at the end.
+
+        Tensors may share memory with the model. Ranks after the first only take part in the gathering and give [].
+        """
+        self.require_actor("export weights")
+        bucket: Bucket = []
+        total = 0
+        while total < max_bytes and (pair := next(self._exported, None)) is not None:
+            total += pair[1].nbytes
+            if self._rank == 0:
+                bucket.append(pair)
+        return bucket
+
+    def fingerprint(self) -> str | None:
+        """Of all pairs of an export; an engine that took them over answers the same.
+
+        Ranks after the first only take part in the gathering and give None.
+        """
+        self.require_actor("take a fingerprint")
+        exported = self.engine.export()
+        if self._rank == 0:
+            return fingerprint(exported)
+        for _ in exported:
+            pass
+        return None
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, root: Path, step: int, facts: Mapping[str, Any], keep: int) -> Checkpoint:
+        """``checkpoint.save`` of model, optimizer and tags."""
+        self.require_actor("save a checkpoint")
+        return checkpoint.save(root, step, tensors=self._state(), facts=facts, keep=keep)
+
+    def load_checkpoint(self, path: Path) -> None:
+        """Continue from the checkpoint in the folder ``path``, written by any number of ranks."""
+        self.require_actor("load a checkpoint")
+        state = self._state()
+        checkpoint.open_checkpoint(path).load_tensors(state)
+        self.engine.load_state_dict(state["actor"])
+        tags = state["tags"]
+        self.weights.load_state_dict({t: {n: local_shard(x) for n, x in tags[t].items()} for t in tags})
+
+    def _state(self) -> dict[str, Any]:
+        """Sharded tensors and numbers; ``old_actor`` is not among them, for it ends with its step."""
+        saved = self.weights.state_dict()
+        tags = {tag: self.engine.as_sharded(copies) for tag, copies in saved.items() if tag != OLD_ACTOR}
+        return {"actor": self.engine.state_dict(), "tags": tags}
+
+    # --- turns and health --------------------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Give up the memory that only training needs."""
+        self.engine.sleep()
+
+    def wake(self) -> None:
+        """Undo ``sleep``."""
+        self.engine.wake()
+
+    def status(self) -> RankStatus:
+        """An answer shows that the rank lives. No meeting."""
+        tags, in_place = tuple(self.weights.tags), self.weights.in_place
+        return RankStatus(self._rank, os.getpid(), self.engine.updates, self.engine.skipped, tags, in_place)

@@ -1,0 +1,77 @@
+"""The process of a rollout engine as its owner sees it: started, listened to, ended with everything that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+
+from tandem.rollout.spec import EngineSpec
+from tandem.rollout.wire import Channel
+
+_LINES = 20  # of standard error that are remembered
+_SEND_S = 30  # a process that takes nothing for so long is stopped, not slow
+_ENDING_S = 2.0  # for a process that is ending to do so by itself
+
+
+class HostProcess:
+    """A child in a process group of its own, which runs ``tandem.rollout.host``; the user's script is not run again.
+
+    What it writes to standard output or error appears on this process's standard error.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        ours, theirs = socket.socketpair()
+        threads = {} if spec.threads is None else {"OMP_NUM_THREADS": str(spec.threads)}
+        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+        with theirs:
+            command = [sys.executable, "-P", "-m", "tandem.rollout.host", str(theirs.fileno()), str(os.getpid())]
+            self._child = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+                env=os.environ | {"PYTHONPATH": path} | threads,
+            )
+        self.channel = Channel(ours, _SEND_S)
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._copying = threading.Thread(target=self._copy, name=f"stderr-of-{self.pid}", daemon=True)
+        self._copying.start()
+        with contextlib.suppress(OSError):  # one that is gone already is found to be so by whoever listens
+            self.channel.send("setup", **spec.to_json())
+
+    @property
+    def pid(self) -> int:
+        """Of the child, which leads its process group."""
+        return self._child.pid
+
+    def ending(self) -> str:
+        """How it ended and what it wrote last. Ends it, if it doesn't end by itself within a moment."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(_ENDING_S)
+        code = self.kill()
+        end = f"exited with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+        self._copying.join(_ENDING_S)
+        lines = "".join(self._lines).rstrip()
+        return f"{end}; its last lines:\n{lines}" if lines else f"{end} without a word"
+
+    def kill(self) -> int:
+        """End it and what it started at once, if it hasn't ended; its exit code, negative for a signal."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in the group
+            os.killpg(self.pid, signal.SIGKILL)
+        return self._child.wait()
+
+    def _copy(self) -> None:
+        assert self._child.stderr is not None
+        for line in self._child.stderr:
+            self._lines.append(line)
+            with contextlib.suppress(OSError, ValueError):  # ours may be closed
+                sys.stderr.write(line)

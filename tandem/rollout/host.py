@@ -1,0 +1,196 @@
+"""The process of a rollout engine: takes orders from its socket, gives groups out as they finish, ends with its owner.
+
+Started as ``python -m tandem.rollout.host FD PARENT``. Errors that are raised on purpose travel to the owner; any other
+one ends the process, because nobody knows in what state it left the engine.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import transformers
+
+from tandem.base.errors import TandemError
+from tandem.models.loading import load_causal_lm
+from tandem.models.shared_weights import Place, map_weights
+from tandem.rollout.answering import Answering
+from tandem.rollout.protocol import Observed, RolloutEngine
+from tandem.rollout.registry import find_engine
+from tandem.rollout.spec import EngineSpec
+from tandem.rollout.wire import Channel, Line, Message, unpack_sampling
+
+_BEAT_S = 0.5
+
+
+def main(fd: int, parent: int) -> None:
+    """Serve until the owner closes the socket or is gone."""
+    os.dup2(2, 1)
+    faulthandler.enable()
+    channel = Channel(socket.socket(fileno=fd))
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    setup = channel.receive()
+    if setup is None:
+        return
+    host(EngineSpec.from_json(setup.fields), channel, Host)
+
+
+def host(spec: EngineSpec, line: Line, serving: type[Host]) -> None:
+    """Build the engine and serve it; an error that is raised on purpose travels to the owner."""
+    try:
+        engine = build_engine(spec)
+    except TandemError as error:
+        line.send("broken", error=type(error).__name__, text=str(error))
+        return
+    serving(engine, spec, line).serve()
+
+
+def build_engine(spec: EngineSpec) -> RolloutEngine:
+    """The engine on its own copy of the model."""
+    transformers.utils.logging.disable_progress_bar()
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)
+    for plugin in spec.plugins:
+        importlib.import_module(plugin)
+    factory = find_engine(spec.engine).target
+    return factory(
+        load_causal_lm(spec.model, dtype=spec.dtype, trust_remote_code=spec.trust_remote_code),
+        shares_weights=False,
+        version=spec.version,
+        exact=spec.exact,
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        keep_kv=spec.keep_kv,
+    )
+
+
+class Host:
+    """Who does what: this thread listens; each ``generate`` has a thread; orders are followed in turn by another."""
+
+    def __init__(self, engine: RolloutEngine, spec: EngineSpec, channel: Line) -> None:
+        self._engine, self._channel = engine, channel
+        self._window = spec.max_num_seqs
+        self._calls: dict[int, Answering] = {}
+        self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    def serve(self) -> None:
+        """Listen until the owner is gone or says ``close``."""
+        self._channel.send("ready", version=self._engine.version)
+        for work in (self._follow_orders, self._beat):
+            threading.Thread(target=or_die, args=(work,), daemon=True).start()
+        while (message := self._channel.receive()) is not None and message.kind != "close":
+            self._hear(message)
+
+    def _hear(self, message: Message) -> None:
+        number = message.fields["number"]
+        match message.kind:
+            case "generate":
+                self._generate(number, message)
+            case "ping":
+                self._channel.send("answer", number=number, version=self._engine.version)
+            case "request" | "end" | "cancel":
+                if number in self._calls:  # else it failed before the message came
+                    self._calls[number].hear(message)
+            case _:
+                self._orders.put(message)
+
+    def _generate(self, number: int, message: Message) -> None:
+        self._calls = {n: call for n, call in self._calls.items() if call.thread.is_alive()}
+        sampling = unpack_sampling(message.fields["sampling"])
+        call = Answering(number, self._channel, max(1, self._window // sampling.n))
+        try:
+            outputs = self._engine.generate(call.requests(), sampling)
+        except TandemError as error:
+            self._refuse(number, error)
+            return
+        self._channel.send("answer", number=number)
+        self._calls[number] = call
+        call.thread = threading.Thread(target=or_die, args=(lambda: call.run(outputs),), daemon=True)
+        call.thread.start()
+
+    def _follow_orders(self) -> None:
+        while True:
+            message = self._orders.get()
+            number = message.fields["number"]
+            try:
+                answer = self._follow(message)
+            except TandemError as error:
+                self._refuse(number, error)
+            else:
+                self._channel.send("answer", number=number, **answer)
+
+    def _follow(self, message: Message) -> dict[str, Any]:
+        engine = self._engine
+        match message.kind:
+            case "load":
+                return self._load(message)
+            case "pause":
+                engine.pause(message.fields["abort"])
+            case "resume":
+                engine.resume()
+            case "sleep":
+                for call in list(self._calls.values()):
+                    if call.cancelled:
+                        call.thread.join()
+                engine.sleep()
+            case "wake":
+                engine.wake()
+        return {}
+
+    def _load(self, message: Message) -> dict[str, Any]:
+        fingerprint = self._engine.load(self._weights(message), message.fields["version"])
+        applied_s = self._engine.applied_s if isinstance(self._engine, Observed) else None
+        return {"version": self._engine.version, "fingerprint": fingerprint, "applied_s": applied_s}
+
+    def _weights(self, message: Message) -> Iterable[tuple[str, torch.Tensor]]:
+        """What came with the order to load."""
+        assert message.file is not None
+        try:
+            return map_weights(message.file, [Place.from_json(fields) for fields in message.fields["places"]])
+        finally:
+            os.close(message.file)
+
+    def _refuse(self, number: int, error: TandemError) -> None:
+        self._channel.send("error", number=number, error=type(error).__name__, text=str(error))
+
+    def _beat(self) -> None:
+        while True:
+            steps = self._engine.steps if isinstance(self._engine, Observed) else None
+            self._channel.send("beat", steps=steps)
+            time.sleep(_BEAT_S)
+
+
+def or_die(work: Callable[[], None]) -> None:
+    """End the process on an error, which nobody else would see."""
+    try:
+        work()
+    except BrokenPipeError:
+        os._exit(0)  # the owner is gone
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _end_with(parent: int) -> None:
+    """End this process and what it started once its owner is gone."""
+    while os.getppid() == parent:
+        time.sleep(_BEAT_S)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    or_die(lambda: main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.stderr.flush()
+    os._exit(0)  # threads that still generate need not end first

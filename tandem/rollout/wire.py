@@ -1,0 +1,153 @@
+"""Messages between a process and the engine that it hosts: JSON, tensors as raw bytes, an open file. Never a pickle."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load, save
+
+from tandem.rollout.protocol import GroupRequest, SampleOutput, Sampling
+
+_HEAD = struct.Struct("!IQ")  # bytes of JSON, bytes of tensors
+_FILE = struct.Struct("i")
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """``kind`` says what it is. ``file``: an open file that came along, which the receiver closes."""
+
+    kind: str
+    fields: Mapping[str, Any]
+    tensors: Mapping[str, torch.Tensor]
+    file: int | None = None
+
+
+class Line(Protocol):
+    """One end of a line between an engine and its owner. Any thread may send, one receives."""
+
+    def send(
+        self, kind: str, tensors: Mapping[str, torch.Tensor] | None = None, file: int | None = None, **fields: Any
+    ) -> None:
+        """Send one message. Raises ``OSError`` where the other end is known to be gone."""
+
+    def receive(self) -> Message | None:
+        """The next message, or None once the other end is gone. Blocks."""
+
+    def close(self) -> None:
+        """No more messages, either way; one who waits in ``receive`` gets None."""
+
+
+class Channel:
+    """A ``Line`` over a stream socket. A send takes at most ``send_s`` seconds."""
+
+    def __init__(self, end: socket.socket, send_s: int | None = None) -> None:
+        self._end = end
+        if send_s is not None:  # not a timeout of Python's, which would hold for receiving too
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", send_s, 0))
+        self._sending = threading.Lock()
+
+    def send(
+        self, kind: str, tensors: Mapping[str, torch.Tensor] | None = None, file: int | None = None, **fields: Any
+    ) -> None:
+        """Send one message. Raises ``OSError`` where the other end is gone or takes nothing."""
+        text = json.dumps([kind, fields]).encode()
+        data = save(dict(tensors)) if tensors else b""
+        head = _HEAD.pack(len(text), len(data))
+        with self._sending:
+            if file is not None:
+                socket.send_fds(self._end, [head], [file])
+                self._end.sendall(text + data)
+            else:
+                self._end.sendall(head + text + data)
+
+    def receive(self) -> Message | None:
+        """The next message, or None once the other end is gone. Blocks."""
+        files: list[int] = []
+        head = self._exactly(_HEAD.size, files)
+        if head is None:
+            return None
+        sizes = _HEAD.unpack(head)
+        text, data = (self._exactly(size, files) for size in sizes)
+        if text is None or data is None:
+            return None
+        kind, fields = json.loads(text)
+        return Message(kind, fields, load(bytes(data)) if data else {}, files[0] if files else None)
+
+    def close(self) -> None:
+        """No more messages, either way; one who waits in ``receive`` gets None."""
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+        self._end.close()
+
+    def _exactly(self, count: int, files: list[int]) -> bytearray | None:
+        buffer = bytearray(count)
+        view, done = memoryview(buffer), 0
+        while done < count:
+            try:
+                read, control, *_ = self._end.recvmsg_into([view[done:]], socket.CMSG_SPACE(_FILE.size))
+            except OSError:
+                read, control = 0, []
+            files += [_FILE.unpack_from(data)[0] for *_, data in control]
+            if read == 0:
+                for file in files:
+                    os.close(file)
+                return None
+            done += read
+        return buffer
+
+
+def pack_sampling(sampling: Sampling) -> dict[str, Any]:
+    """For JSON."""
+    return asdict(sampling)
+
+
+def unpack_sampling(fields: Mapping[str, Any]) -> Sampling:
+    """What ``pack_sampling`` packed."""
+    return Sampling(**{**fields, "stop_token_ids": tuple(fields["stop_token_ids"])})
+
+
+def pack_request(request: GroupRequest) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Fields and tensors of a message."""
+    fields, tensors = pack_samples(request.begun)
+    prompt = request.prompt_ids.contiguous()
+    return {"key": request.key, "seeds": request.seeds, "begun": fields}, {"prompt_ids": prompt, **tensors}
+
+
+def unpack_request(message: Message) -> GroupRequest:
+    """What ``pack_request`` packed."""
+    fields = message.fields
+    begun = unpack_samples(fields["begun"], message.tensors)
+    return GroupRequest(fields["key"], message.tensors["prompt_ids"], tuple(fields["seeds"]), begun)
+
+
+def pack_samples(samples: Sequence[SampleOutput]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Fields, and tensors of all samples end to end."""
+    fields = {"lengths": [len(s.token_ids) for s in samples], "reasons": [s.finish_reason for s in samples]}
+    if not samples:
+        return fields, {}
+    return fields, {
+        "token_ids": torch.cat([s.token_ids for s in samples]),
+        "logprobs": torch.cat([s.logprobs for s in samples]),
+        "versions": torch.cat([s.versions for s in samples]),
+    }
+
+
+def unpack_samples(fields: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> tuple[SampleOutput, ...]:
+    """What ``pack_samples`` packed."""
+    if not fields["lengths"]:
+        return ()
+    lengths, reasons = fields["lengths"], fields["reasons"]
+    columns = (tensors[name].split(lengths) for name in ("token_ids", "logprobs", "versions"))
+    return tuple(
+        SampleOutput(token_ids, logprobs, versions, reason)
+        for token_ids, logprobs, versions, reason in zip(*columns, reasons, strict=True)
+    )

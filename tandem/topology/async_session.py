@@ -1,0 +1,101 @@
+"""The live handles of the fully asynchronous mode."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tandem.base.errors import DeadlineError
+from tandem.columns.proto import DataProto
+from tandem.dataflow.tickets import Lease
+from tandem.roles.batch_metrics import check_lag
+from tandem.roles.loss import without_samples
+from tandem.roles.serving import ServingRole
+from tandem.topology.streaming import StreamingSession
+
+_TICK_S = 0.25
+_JOIN_S = 10.0
+
+
+@dataclass
+class Loops:
+    """The threads of the serving roles; ``error`` is what ended one of them, ``stopping`` ends all."""
+
+    stopping: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+    threads: list[threading.Thread] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class AsyncSession(StreamingSession):
+    """A streaming session in which ``roles`` serve the actor with columns."""
+
+    roles: tuple[ServingRole, ...]
+    loops: Loops
+
+    @contextmanager
+    def serving(self, serve: Callable[[ServingRole, AsyncSession], None]) -> Iterator[None]:
+        """Around the loop: each role's ``serve`` runs in a thread of its own, beside generation."""
+
+        def run(role: ServingRole) -> None:
+            try:
+                serve(role, self)
+            except BaseException as error:  # raised to the actor's loop by check()
+                self.loops.error = self.loops.error or error
+
+        with self.streaming():
+            try:
+                for role in self.roles:
+                    thread = threading.Thread(target=run, args=(role,), name=role.name, daemon=True)
+                    self.loops.threads.append(thread)
+                    thread.start()
+                yield
+            finally:
+                self.loops.stopping.set()
+                for thread in self.loops.threads:
+                    thread.join(_JOIN_S)
+
+    def check(self) -> None:
+        """Raise what ended a loop, if anything did."""
+        super().check()
+        if self.loops.error is not None:
+            raise self.loops.error
+
+    def partitions(self) -> Iterator[int]:
+        """The partitions that a serving role works through."""
+        yield from range(self.progress.step, self.progress.last)
+
+    def lend(self, role: ServingRole, partition: int) -> Iterator[tuple[Lease, DataProto]]:
+        """Groups of ``partition`` as they get the columns that ``role`` reads; ends with the partition or the run."""
+        names = list(dict.fromkeys([*role.columns, "reward_valid", "response_mask"]))
+        while not self.loops.stopping.is_set():
+            try:
+                lease = self.plane.take(
+                    role.name, names, role.groups, timeout=_TICK_S, partition=partition, consumer=role.name
+                )
+            except DeadlineError:
+                continue  # the actor's loop watches how long this takes, and says who is to blame
+            if lease is None:
+                return
+            batch = self.plane.get(lease.tickets, names)
+            yield lease, without_samples(batch, ~batch.dense("reward_valid"))
+
+    def give(self, role: ServingRole, lease: Lease, batch: DataProto) -> None:
+        """Put the columns that ``role`` gives into the plane, and acknowledge the groups."""
+        columns = batch.select(*role.gives, "group_ids", "sample_index")
+        self.plane.put(lease.tickets, columns, timeout=self.config.execution.deadline_s)
+        self.plane.acknowledge(lease)
+
+    def complete(self, partition: int) -> DataProto:
+        """The partition in canonical order, with every column that the train call needs."""
+        given = [name for role in self.roles for name in role.gives]
+        names = list(dict.fromkeys([*self.group_columns(), *given]))
+        with self.log.timed("wait"):
+            lease = self.next_groups(partition, 0, names, "canonical", self.config.data.train_batch_size)
+        batch = self.plane.get(lease.tickets, names)
+        check_lag(batch, partition, self.max_staleness)
+        self.plane.acknowledge(lease)
+        batch.tokenizer = self.composite.tokenizer
+        return without_samples(batch, ~batch.dense("reward_valid"))

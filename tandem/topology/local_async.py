@@ -1,0 +1,103 @@
+"""The local runtime of the fully asynchronous mode: a loop in a thread, and weights of its own, for each role."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+
+import torch
+
+from tandem.columns.proto import DataProto
+from tandem.models.loading import load_causal_lm
+from tandem.roles.serving import ForwardModel, ServingRole, columns_read
+from tandem.roles.stages import BatchStage
+from tandem.topology.async_session import AsyncSession, Loops
+from tandem.topology.local_streaming import connect_streaming
+from tandem.topology.parts import Parts
+from tandem.train.engine import FsdpEngine
+
+ACTOR_FWD, REFERENCE, ADVANTAGES = "actor_fwd", "reference", "advantages"
+
+
+def connect_async(parts: Parts) -> AsyncSession:
+    """The streaming session of the mode, with the roles that serve the actor beside it."""
+    execution = parts.config.execution
+    assert execution.mode == "fully_async"
+    forward = _forward_model(parts, ACTOR_FWD) if _has(parts, "old") and _role(parts, "old") == ACTOR_FWD else None
+    interval = parts.config.actor_rollout_ref.ref.update_interval
+    reference = _forward_model(parts, REFERENCE, every=interval) if _has(parts, "ref") else None
+    followers = [follower for follower in (forward, reference) if follower is not None]
+    session = connect_streaming(parts, followers)
+    groups = parts.config.data.train_batch_size // parts.plan.batch.sub_batches
+    deadline_s, roles = execution.deadline_s, []
+    if reference is not None:
+        begin = partial(_refresh, reference, interval, deadline_s)
+        roles.append(
+            _serving(parts, REFERENCE, {"ref": partial(reference.logprobs, column="ref_logprobs")}, groups, begin)
+        )
+    if forward is not None:
+        begin = partial(_follow, forward, execution.max_staleness, deadline_s)
+        roles.append(_serving(parts, ACTOR_FWD, {"old": partial(_old_logprobs, forward)}, groups, begin))
+    own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in ("ref", "old")}
+    roles.append(_serving(parts, ADVANTAGES, own, parts.config.data.train_batch_size))
+    inherited = {field.name: getattr(session, field.name) for field in fields(session)}
+    return AsyncSession(**inherited, roles=tuple(roles), loops=Loops())
+
+
+def _has(parts: Parts, stage: str) -> bool:
+    return any(planned.name == stage for planned in parts.plan.stages)
+
+
+def _role(parts: Parts, stage: str) -> str:
+    return next(planned.role for planned in parts.plan.stages if planned.name == stage)
+
+
+def _serving(
+    parts: Parts,
+    name: str,
+    runs: dict[str, Callable[[DataProto], DataProto]],
+    groups: int,
+    begin: Callable[[int], None] | None = None,
+) -> ServingRole:
+    """The role that runs these stages, with the columns that the plan gives them."""
+    stages = tuple(
+        BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name], stage.per)
+        for stage in parts.plan.stages
+        if stage.name in runs
+    )
+    role = ServingRole(name, stages, columns_read(stages), groups)
+    return role if begin is None else replace(role, begin=begin)
+
+
+def _forward_model(parts: Parts, name: str, every: int | None = 1) -> ForwardModel:
+    """A copy of the model as it was before training: version 0 until the first broadcast."""
+    section = parts.config.actor_rollout_ref
+    model = load_causal_lm(
+        section.model.path, dtype=section.model.dtype, trust_remote_code=section.model.trust_remote_code
+    )
+    engine = FsdpEngine(
+        model,
+        optim=section.actor.optim,
+        total_updates=1,
+        max_tokens_per_micro_batch=section.actor.ppo_max_token_len_per_gpu,
+        temperature=section.rollout.temperature,
+        exact=parts.config.trainer.exact,
+    )
+    return ForwardModel(name, model, engine, version=0, every=every)
+
+
+def _follow(model: ForwardModel, max_staleness: int, seconds: float, partition: int) -> None:
+    """One version for the whole partition k: the newest held of those from k - max_staleness to k."""
+    model.adopt(max(0, partition - max_staleness), partition, seconds)
+
+
+def _refresh(model: ForwardModel, interval: int | None, seconds: float, partition: int) -> None:
+    """The reference of partition k is the actor of the last multiple of the interval; version 0 without one."""
+    wanted = 0 if interval is None else partition // interval * interval
+    model.adopt(wanted, wanted, seconds)
+
+
+def _old_logprobs(model: ForwardModel, batch: DataProto) -> DataProto:
+    scored = model.logprobs(batch, "old_logprobs")
+    return scored.union(DataProto({"old_version": torch.full((len(batch),), model.version, dtype=torch.int64)}))

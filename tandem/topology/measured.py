@@ -1,0 +1,143 @@
+"""What a finished run tells of itself: the parts of its mean step, how it was run, and how near it came to its limit.
+
+No torch: reads ``metrics.jsonl`` and ``config.yaml`` in the run's folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.base.errors import ConfigError, DataError
+from tandem.config.load import load_config
+from tandem.config.schema import Config
+from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, Row, read_rows
+from tandem.topology.limits import Limit, Parts, Setting, best_step
+from tandem.topology.plan_batch import sub_batches
+from tandem.topology.plan_placement import placements
+
+WARM_UP = 2
+"""First steps left out: they compile, allocate, and fill the pipeline."""
+
+ENOUGH = 3
+"""Steps after them that make a mean."""
+
+STEP, ROLLOUT, TRAIN = "time/step", "time/rollout", "time/train"
+
+WORK = {"reference": ("time/ref", "time/teacher"), "old": ("time/old",)}
+"""Part -> keys of ``metrics.jsonl`` that add up to it; seconds on the devices of its role."""
+
+CLOCK = {
+    "advantages": ("time/advantages", "time/correction"),
+    "snapshot": ("time/push_snapshot",),
+    "broadcast": ("time/push_transfer",),
+    "swap": ("time/push_apply",),
+}
+PUBLISH = "time/publish"
+LONGEST = "rollout/longest_s"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The mean step of a run, over ``steps`` steps; ``seconds`` is its wall time."""
+
+    run: Path
+    setting: Setting
+    parts: Parts
+    steps: int
+    seconds: float
+
+    @property
+    def limit(self) -> Limit:
+        """The best possible step of these parts, run as they were."""
+        return best_step(self.parts, self.setting)
+
+    @property
+    def fraction(self) -> float:
+        """How much of the limit was reached: 1 is all of it."""
+        return self.limit.seconds / self.seconds
+
+    @property
+    def rest(self) -> float:
+        """Seconds of a step that no part explains: waits that should not be, logging, whatever else."""
+        return max(0.0, self.seconds - self.limit.seconds)
+
+
+def read_measured(run: Path) -> Measured:
+    """The measured run in the folder ``run``.
+
+    Raises ``DataError`` where there is no training run, where it has too few steps, or where it lacks a part.
+    """
+    rows = [row for row in read_rows(run / METRICS_FILE) if STEP in row]
+    config = _config(run)
+    setting = setting_of(config)
+    left_out = WARM_UP + setting.staleness  # in the last steps of a run there is less and less to generate
+    counted = rows[WARM_UP : len(rows) - setting.staleness]
+    if len(counted) < ENOUGH:
+        raise DataError(
+            f"{run / METRICS_FILE} has {len(rows)} timed steps; the first {WARM_UP} and the last max_staleness are "
+            f"left out and {ENOUGH} more make a mean: run at least {left_out + ENOUGH} (trainer.total_steps)"
+        )
+    for key in (ROLLOUT, TRAIN):
+        if not any(key in row for row in counted):
+            raise DataError(f"{run / METRICS_FILE}: no step has {key!r}; was it written by a training run?")
+    return Measured(run, setting, _parts(counted, setting), len(counted), _mean(counted, (STEP,)))
+
+
+def setting_of(config: Config) -> Setting:
+    """How ``config`` runs a step."""
+    execution = config.execution
+    devices = {placement.role: placement.devices for placement in placements(config)}
+    if execution.mode == "colocate":
+        return Setting("colocate", rollout=max(devices.values()))
+    return Setting(
+        execution.mode,
+        rollout=devices["rollout"],
+        actor=devices["actor"],
+        reference=devices.get("reference", 0),
+        actor_fwd=devices.get("actor_fwd", 0),
+        sub_batches=sub_batches(config),
+        staleness=execution.max_staleness,
+        overlap=execution.weight_sync.overlap,
+        pipelined=execution.mode == "hybrid" and execution.train_pipelining != "off",
+        drains=config.actor_rollout_ref.rollout.on_weight_update == "wait",
+    )
+
+
+def _config(run: Path) -> Config:
+    if not (run / METRICS_FILE).is_file() or not (run / CONFIG_FILE).is_file():
+        raise DataError(
+            f"{run}: holds no {METRICS_FILE} with a {CONFIG_FILE} beside it; name the trainer.output_dir of a run"
+        )
+    try:
+        config = load_config(run / CONFIG_FILE)
+    except ConfigError as error:
+        raise DataError(f"{run / CONFIG_FILE} can't be read as a config any more: {error}") from error
+    if not isinstance(config, Config):
+        raise DataError(f"{run}: is an SFT run; name the folder of a training run")
+    return config
+
+
+def _parts(rows: Sequence[Row], setting: Setting) -> Parts:
+    """Work is seconds times the devices of the role that did it."""
+    together, apart = setting.mode == "colocate", setting.mode == "fully_async"
+    actor = setting.rollout if together else setting.actor
+    forward = {"reference": setting.reference, "old": setting.actor_fwd} if apart else dict.fromkeys(WORK, actor)
+    work = {part: _mean(rows, keys) * forward[part] for part, keys in WORK.items()}
+    clock = {part: _mean(rows, keys) for part, keys in CLOCK.items()}
+    publish = _mean(rows, (PUBLISH,))
+    return Parts(
+        rollout=_mean(rows, (ROLLOUT,)) * setting.rollout,
+        train=_mean(rows, (TRAIN,)) * actor,
+        longest=_mean(rows, (LONGEST,)),
+        turns=publish if together else 0.0,
+        push=0.0 if together or setting.overlap else publish,
+        **work,
+        **clock,
+    )
+
+
+def _mean(rows: Sequence[Row], keys: Sequence[str]) -> float:
+    """Mean over the rows of the sum of ``keys``; a key that a row lacks took no time in it."""
+    return sum(float(str(row[key])) for row in rows for key in keys if row.get(key) is not None) / len(rows)

@@ -1,0 +1,106 @@
+"""What the sessions of all modes are made of, from one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.config.schema import Config
+from tandem.dataflow.gate import Gate
+from tandem.dataflow.ledger import Ledger
+from tandem.dataflow.source import Prompt, PromptSource
+from tandem.dataflow.store import DataPlane, LocalStore
+from tandem.observe.run_log import RunLog
+from tandem.observe.trackers import RunInfo
+from tandem.roles.actor_rollout_ref import ActorRolloutRef
+from tandem.roles.evaluation import Evaluator
+from tandem.roles.generation import evaluation_sampling
+from tandem.roles.reward import RewardManager
+from tandem.roles.rollout import Filling, Rollout
+from tandem.topology.plan import Plan
+from tandem.topology.session import CHECKPOINTS, Progress, Session
+from tandem.train import checkpoint
+
+ENGINE = "rollout-0"
+"""The first rollout engine, in the gate and in messages."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The roles and facts that exist before a mode connects them."""
+
+    config: Config
+    plan: Plan
+    composite: ActorRolloutRef
+    source: PromptSource
+    held_out: list[Prompt]
+    rewards: RewardManager
+    progress: Progress
+
+    def gate(self, max_staleness: int) -> Gate:
+        """A gate over the steps that are left, with one engine that has loaded nothing yet."""
+        prompts = self.config.data.train_batch_size
+        gate = Gate(prompts, max_staleness, first=self.progress.step, last=self.progress.last)
+        gate.join(ENGINE)
+        return gate
+
+    def plane(self, partitions: int, capacity: int | None = None) -> LocalStore:
+        """A store in this process that holds so many partitions at once."""
+        prompts = self.config.data.train_batch_size
+        ledger = Ledger(
+            prompts,
+            self.composite.sampling.n,
+            capacity=prompts * partitions if capacity is None else capacity,
+            max_draws=self.config.algorithm.filter_groups.max_draws,
+            settled_by=("responses", "rewards"),
+            first=self.progress.step,
+        )
+        return LocalStore(ledger, lease_seconds=self.config.execution.deadline_s)
+
+    def filling(self) -> Filling:
+        """How groups are drawn and which are kept."""
+        algorithm = self.config.algorithm
+        return Filling(
+            self.composite.sampling,
+            self.config.trainer.seed,
+            algorithm.filter_groups.enable,
+            algorithm.overlong,
+            self.config.execution.deadline_s,
+        )
+
+    def session(self, rollout: Rollout, plane: DataPlane, max_staleness: int) -> Session:
+        """The handles that every loop needs."""
+        config, progress = self.config, self.progress
+        output_dir = Path(config.trainer.output_dir)
+        checkpoint.set_aside(output_dir / CHECKPOINTS, progress.step)
+        resumed_step = progress.step if progress.step else None
+        info = RunInfo(output_dir, progress.last, resumed_step, config.model_dump(mode="json", by_alias=True))
+        return Session(
+            config=config,
+            plan=self.plan,
+            composite=self.composite,
+            rollout=rollout,
+            rewards=self.rewards,
+            evaluator=build_evaluator(config, self.composite, self.held_out, self.rewards) if self.held_out else None,
+            plane=plane,
+            source=self.source,
+            log=RunLog(info, config.trainer.logger, trace=config.trainer.trace),
+            progress=progress,
+            max_staleness=max_staleness,
+            output_dir=output_dir,
+        )
+
+
+def build_evaluator(
+    config: Config, composite: ActorRolloutRef, prompts: list[Prompt], rewards: RewardManager
+) -> Evaluator:
+    """The evaluation that the config describes, on the composite's engine."""
+    return Evaluator(
+        composite.engine,
+        prompts,
+        evaluation_sampling(config.evaluation, composite.sampling),
+        rewards,
+        composite.tokenizer,
+        k=config.evaluation.k,
+        seed=config.trainer.seed,
+    )

@@ -1,0 +1,145 @@
+"""The live handles of the modes in which generation goes on while the actor trains."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tandem.base.errors import DeadlineError
+from tandem.columns.proto import DataProto
+from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.dataflow.partition import Order
+from tandem.dataflow.tickets import Lease
+from tandem.roles.batch_metrics import check_lag
+from tandem.roles.loss import without_samples
+from tandem.roles.rollout_stream import StreamingRollout, cause_of_stall
+from tandem.roles.stages import BatchStage
+from tandem.roles.update import UPDATES, Update
+from tandem.topology.session import Session
+from tandem.weights.sync import WeightSync
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.5  # between looks at the loops while waiting for data
+_JOIN_S = 10.0  # for a loop that is told to end
+
+
+@dataclass(frozen=True)
+class StreamingSession(Session):
+    """A session whose rollout engines work in loops of their own.
+
+    ``keeper`` is the gate behind its lock. ``streams`` are the loops. ``closers`` end what was started for them.
+    """
+
+    keeper: GateKeeper
+    streams: tuple[StreamingRollout, ...]
+    publisher: WeightSync
+    sub_batches: int
+    closers: tuple[Callable[[], None], ...]
+
+    @property
+    def forwards(self) -> tuple[BatchStage, ...]:
+        """The planned stages that a sub-batch goes through as it arrives."""
+        return tuple(stage for stage in self.stages if stage.per == "sub_batch")
+
+    @property
+    def merged(self) -> tuple[BatchStage, ...]:
+        """The planned stages that see the whole partition."""
+        return tuple(stage for stage in self.stages if stage.per == "partition")
+
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """Around the loop: generation starts with it and ends with it."""
+        try:
+            for stream in self.streams:
+                stream.start()
+            yield
+            self.publisher.close()
+        finally:
+            for stream in self.streams:
+                stream.stop(_JOIN_S)
+            for close in self.closers:
+                close()
+
+    def arriving(self, partition: int, order: Order = "arrival") -> Iterator[DataProto]:
+        """The sub-batches of ``partition``, each once its groups are scored; what counts in nothing is masked."""
+        names, count = self.group_columns(), self.config.data.train_batch_size // self.sub_batches
+        for index in range(self.sub_batches):
+            with self.log.timed("wait"):
+                lease = self.next_groups(partition, index, names, order, count)
+            batch = self.plane.get(lease.tickets, names)
+            check_lag(batch, partition, self.max_staleness)
+            batch.tokenizer = self.composite.tokenizer
+            yield without_samples(batch, ~batch.dense("reward_valid"))
+            self.plane.acknowledge(lease)
+
+    def begin_update(self) -> Update:
+        """An empty update of the planned kind."""
+        kind = UPDATES[self.pipelining]
+        return kind(self.composite.actor, self.composite.objective, self.merged, self.run)
+
+    def publish(self, version: int) -> None:
+        """Bring weights ``version`` to everyone who generates or scores with them."""
+        self.progress.push = self.publisher.push(version)
+
+    def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
+        """See ``Session.end_step``; the scorers' reports are gathered too."""
+        self.plane.seal(step, timeout=0.0)
+        self.rollout.report = self.streams[0].take_report()
+        pushed = {f"time/push_{phase}": seconds for phase, seconds in self.progress.push.items()}
+        super().end_step(step, batch, {**update, **self._generated(), **pushed})
+
+    def _generated(self) -> dict[str, float]:
+        """Seconds since the last step in which an engine generated, on average, and of the longest group."""
+        taken = [stream.occupancy.take() for stream in self.streams]
+        busy, longest = zip(*taken, strict=True)
+        return {"time/rollout": sum(busy) / len(busy), "rollout/longest_s": max(longest)}
+
+    def check(self) -> None:
+        """Raise what ended a loop or a push, if anything did."""
+        for stream in self.streams:
+            stream.check()
+        self.publisher.check()
+
+    def next_groups(self, partition: int, index: int, names: list[str], order: Order, count: int) -> Lease:
+        """Wait for ``count`` groups. Warns with the cause after ``stall_warning_s``; gives up after ``deadline_s``."""
+        execution, started, warned = self.config.execution, time.monotonic(), 0.0
+        while True:
+            self.check()
+            try:
+                lease = self.plane.take(
+                    "train", names, count, timeout=_TICK_S, partition=partition, order=order, consumer="actor"
+                )
+            except DeadlineError:
+                waited = time.monotonic() - started
+                if waited - warned < execution.stall_warning_s and waited < execution.deadline_s:
+                    continue
+                cause = cause_of_stall(self.plane, self.keeper, list(self.streams), partition)
+                place = f"{self.loop_name}(rollout_id={partition}) batch_index={index}"
+                told = f"{place} stalled for {waited:.0f} seconds: {cause}"
+                if waited >= execution.deadline_s:
+                    raise DeadlineError(told) from None
+                logger.warning(told)
+                warned = waited
+                continue
+            assert lease is not None  # a partition is consumed once
+            return lease
+
+    @property
+    def order(self) -> Order:
+        """Slices that are optimizer steps are fixed by ticket: else short samples would always come first."""
+        return "canonical" if self.pipelining == "step" else "arrival"
+
+    @property
+    def loop_name(self) -> str:
+        """What the stall warning calls the loop."""
+        return f"train_{self.plan.mode}"
+
+    @property
+    def pipelining(self) -> str:
+        """``execution.train_pipelining``, off in modes without it."""
+        execution = self.config.execution
+        return execution.train_pipelining if execution.mode == "hybrid" else "off"

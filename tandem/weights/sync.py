@@ -1,0 +1,231 @@
+"""The actor's weights on their way to everyone who generates or scores with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+
+from tandem.base.deadline import Deadline
+from tandem.base.errors import ContractError, DeadlineError, TandemError
+from tandem.models.fingerprint import fingerprint
+from tandem.models.shared_weights import SharedWeights
+from tandem.weights.delivery import Delivery
+
+Weights: TypeAlias = Iterable[tuple[str, torch.Tensor]]
+"""(Hugging Face name, full tensor) pairs, adapters merged; tied ones under every name that they have."""
+
+
+class Receiver(Protocol):
+    """Whoever takes weights over: a rollout engine, a model for forwards."""
+
+    def load(self, weights: Weights, version: int) -> str | None:
+        """Take over ``weights`` as ``version``; the fingerprint of what is there now, None from one that has none."""
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """A receiver that can be asked whether it is well."""
+
+    def ping(self, deadline_s: float) -> int:
+        """The version that it has; ``DeadlineError`` where it doesn't answer in time."""
+
+    @property
+    def applied_s(self) -> float:
+        """Seconds for which its last ``load`` kept it from working."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Weights that stay as they are until the next snapshot; ``fingerprint`` computes theirs, in any thread."""
+
+    weights: Weights
+    fingerprint: Callable[[], str]
+
+
+class SharedSnapshots:
+    """Snapshots of an ``export``, each in place of the last, in memory that other processes can map.
+
+    Floats are kept as ``dtype``, or without one as they are exported.
+    """
+
+    def __init__(
+        self, export: Callable[[], Weights], *, dtype: torch.dtype | None = None, bucket_bytes: int = 2**26
+    ) -> None:
+        self._export, self._dtype = export, dtype
+        self._memory = SharedWeights(bucket_bytes)
+
+    def __call__(self) -> Snapshot:
+        """A copy of the weights as they are now."""
+        self._memory.write(self._export(), self._dtype)
+        return Snapshot(self._memory, lambda: fingerprint(self._memory))
+
+
+class WeightSync:
+    """Pushes each version to all ``receivers`` (by name), which answer with a fingerprint that must be the snapshot's.
+
+    One push is under way at most: the next waits for it, so no version is skipped. ``require_actor`` refuses to publish
+    other weights than the actor's. ``acknowledged(name, version)`` is called, in any thread, for each receiver that has
+    answered rightly. ``overlap``: ``push`` returns once the snapshot is taken, and what goes wrong later is raised by
+    the next call, whichever it is, until ``leave`` names the culprit. ``deadline_s`` is for a push, ``health_s`` for
+    the answers to the health call before it.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot],
+        receivers: Mapping[str, Receiver],
+        *,
+        require_actor: Callable[[str], None],
+        acknowledged: Callable[[str, int], None],
+        overlap: bool = False,
+        deadline_s: float = 300.0,
+        health_s: float = 60.0,
+    ) -> None:
+        self._snapshot = snapshot
+        self._receivers = dict(receivers)
+        self._require_actor, self._acknowledged = require_actor, acknowledged
+        self._overlap, self._deadline_s, self._health_s = overlap, deadline_s, health_s
+        self._version: int | None = None
+        self._current: Snapshot | None = None
+        self._deliveries: dict[str, Delivery[float]] = {}
+        self._deadline = Deadline(deadline_s)
+        self._arrived: dict[str, float] = {}
+
+    @property
+    def version(self) -> int | None:
+        """Of the last push; None before the first."""
+        return self._version
+
+    def push(self, version: int) -> dict[str, float]:
+        """Send the weights of this moment as ``version``, the one after the last.
+
+        Gives seconds by phase: ``wait`` for the push before, ``health``, ``snapshot``, and then ``transfer`` and
+        ``apply``, which under ``overlap`` are those of the last push that has arrived. Raises ``DeadlineError`` naming
+        the receivers that are awaited, ``TandemError`` for one whose weights are not those that were sent.
+        """
+        self._require_actor("publish weights")
+        phases: dict[str, float] = {}
+        with _timed(phases, "wait"):
+            self.wait()
+        if self._version is not None and version != self._version + 1:
+            raise ContractError(f"push of version {version} after {self._version}: versions are pushed one by one")
+        with _timed(phases, "health"):
+            self._check_health()
+        with _timed(phases, "snapshot"):
+            self._current = self._snapshot()
+        self._version = version
+        self._send(self._current, version)
+        if not self._overlap:
+            self.wait()
+        return phases | self._arrived
+
+    def wait(self) -> None:
+        """Return once every receiver has acknowledged the last push."""
+        self._join(self._deliveries, self._deadline, f"weights version {self._version}")
+        self._settle()
+
+    def check(self) -> None:
+        """Raise what has gone wrong with the push under way, a passed deadline included; doesn't wait."""
+        for delivery in self._deliveries.values():
+            delivery.check()
+        if any(delivery.under_way for delivery in self._deliveries.values()) and self._deadline.left == 0.0:
+            self.wait()
+
+    def close(self) -> None:
+        """Wait for a push under way; nothing is pushed after it."""
+        self.wait()
+        self._receivers.clear()
+
+    def join(self, name: str, receiver: Receiver) -> None:
+        """A receiver more, which loads the last version that was pushed before this returns."""
+        if name in self._receivers:
+            raise ContractError(f"receiver {name!r} is there already; one that restarts leaves first")
+        self.wait()
+        if self._current is not None and self._version is not None:
+            delivery = self._deliver(name, receiver, self._current, self._version, self._current.fingerprint)
+            self._join({name: delivery}, Deadline(self._deadline_s), f"weights version {self._version}")
+        self._receivers[name] = receiver
+
+    def leave(self, name: str) -> None:
+        """The receiver is gone or given up: nobody waits for it any more, and its error is forgotten."""
+        if name not in self._receivers:
+            raise ContractError(f"receiver {name!r} is unknown; there are {sorted(self._receivers)}")
+        del self._receivers[name]
+        self._deliveries.pop(name, None)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _send(self, snapshot: Snapshot, version: int) -> None:
+        self._deadline = Deadline(self._deadline_s)
+        expected = Delivery("the fingerprint of the snapshot", snapshot.fingerprint)
+        self._deliveries = {
+            name: self._deliver(name, receiver, snapshot, version, expected.result)
+            for name, receiver in self._receivers.items()
+        }
+
+    def _deliver(
+        self, name: str, receiver: Receiver, snapshot: Snapshot, version: int, expected: Callable[[], str]
+    ) -> Delivery[float]:
+        """A thread that loads, compares and acknowledges; its result is the seconds of the load."""
+
+        def deliver() -> float:
+            started = time.perf_counter()
+            answer = receiver.load(snapshot.weights, version)
+            seconds = time.perf_counter() - started
+            sent = expected()
+            if answer is not None and answer != sent:
+                raise TandemError(
+                    f"{name} answered fingerprint {answer} to weights version {version}, which have {sent}: "
+                    "it does not generate with what was sent"
+                )
+            self._acknowledged(name, version)
+            return seconds
+
+        return Delivery(name, deliver)
+
+    def _check_health(self) -> None:
+        """Every receiver that can be asked answers in time, and has the version that it acknowledged."""
+        calls = {
+            name: Delivery(name, partial(receiver.ping, self._health_s))
+            for name, receiver in self._receivers.items()
+            if isinstance(receiver, Answering)
+        }
+        self._join(calls, Deadline(self._health_s), "an answer to the health call before a push")
+        for name, call in calls.items():
+            if self._version is not None and call.result() != self._version:
+                raise TandemError(
+                    f"{name} has weights version {call.result()}, it acknowledged {self._version}: it was started "
+                    "anew, or loaded by somebody else. Let it leave and join"
+                )
+
+    def _join(self, deliveries: Mapping[str, Delivery[Any]], deadline: Deadline, awaited: str) -> None:
+        """Wait for all; raise the first error, or name those that are late."""
+        for delivery in deliveries.values():
+            delivery.join(deadline.left)
+        for delivery in deliveries.values():
+            delivery.check()
+        late = [name for name, delivery in deliveries.items() if delivery.under_way]
+        if late:
+            raise DeadlineError(f"waited {deadline.seconds:g} s for {awaited}; blocked by {', '.join(late)}")
+
+    def _settle(self) -> None:
+        """Note how long the push took that has arrived."""
+        if not self._deliveries:
+            return
+        applied = {n: r.applied_s for n, r in self._receivers.items() if isinstance(r, Answering)}
+        transfers = [d.result() - applied.get(name, 0.0) for name, d in self._deliveries.items()]
+        self._arrived = {"transfer": max(transfers), "apply": max(applied.values(), default=0.0)}
+        self._deliveries = {}
+
+
+@contextmanager
+def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    phases[name] = time.perf_counter() - started

@@ -1,0 +1,158 @@
+"""Staleness is bounded on what is trained; nothing is lost; a run ends with its cause and never hangs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.base.errors import DeadlineError, RewardError, StarvationError
+from tandem.control.entry import LOOPS
+from tandem.topology.streaming import StreamingSession
+from tests.e2e.seven import prepare, train
+
+MODES = ("hybrid", "fully_async")
+
+
+def streaming(*words: str | Path) -> StreamingSession:
+    session = prepare(*words)
+    assert isinstance(session, StreamingSession)
+    return session
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("staleness", [0, 1, 2, 4])
+@pytest.mark.parametrize("update", ["wait", "keep"])
+def test_consumed_lag_is_bounded(task: Path, tmp_path: Path, mode: str, staleness: int, update: str) -> None:
+    run = train(
+        task,
+        f"trainer.output_dir={tmp_path}",
+        f"execution={{mode: {mode}, max_staleness: {staleness}, num_iters_per_train_update: 2}}",
+        f"actor_rollout_ref.rollout.on_weight_update={update}",
+        "trainer.total_steps=8",
+        "data.train_batch_size=4",
+    )
+    lags = run.column("lag/max")
+    assert len(lags) == 8 and max(lags) <= staleness
+    assert max(lags) > 0 or staleness == 0
+    status = run.session.plane.status()
+    status.accounts.check()
+    assert status.accounts.trained == 8 * 4 * 8
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_modes_learn(task: Path, tmp_path: Path, mode: str) -> None:
+    execution = f"execution={{mode: {mode}, max_staleness: 1, num_iters_per_train_update: 4}}"
+    run = train(task, f"trainer.output_dir={tmp_path}", execution)
+    assert sum(run.rewards[:5]) / 5 < 0.4
+    assert sum(run.rewards[-5:]) / 5 >= 0.7
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_b56_a_constant_reward_under_a_filter_ends_with_the_cause(task: Path, tmp_path: Path, mode: str) -> None:
+    file = tmp_path / "constant.py"
+    file.write_text("def constant(response):\n    return 1.0\n")
+    with pytest.raises(StarvationError, match="equal rewards"):
+        train(
+            task,
+            f"trainer.output_dir={tmp_path / 'run'}",
+            f"execution.mode={mode}",
+            "algorithm.filter_groups={enable: true, max_draws: 3}",
+            f"reward_manager={{type: constant, file: {file}}}",
+        )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_error_in_a_loop_ends_the_run_with_it(task: Path, tmp_path: Path, mode: str) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("def broken(response):\n    raise ValueError('no score for this')\n")
+    with pytest.raises(RewardError, match="no score for this"):
+        train(
+            task,
+            f"trainer.output_dir={tmp_path / 'run'}",
+            f"execution.mode={mode}",
+            f"reward_manager={{type: broken, file: {file}, on_error: stop}}",
+        )
+
+
+class TestStalls:
+    """The three causes of a stall, each provoked, each named in the warning and in the error after it."""
+
+    @staticmethod
+    def stalled(session: StreamingSession, caplog: pytest.LogCaptureFixture, partition: int = 0) -> tuple[str, str]:
+        with caplog.at_level(logging.WARNING), pytest.raises(DeadlineError) as error, session.streaming():
+            session.next_groups(partition, 3, session.group_columns(), "arrival", 2)
+        warnings = [record.getMessage() for record in caplog.records if "stalled" in record.getMessage()]
+        session.rewards.close()
+        return warnings[0], str(error.value)
+
+    @pytest.fixture
+    def session(self, task: Path, tmp_path: Path) -> StreamingSession:
+        """Warns after half a second, gives up after one and a half."""
+        execution = "{mode: hybrid, max_staleness: 1, stall_warning_s: 0.5, deadline_s: 1.5}"
+        return streaming(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", "data.train_batch_size=4")
+
+    def test_partition_that_is_not_filled(
+        self, session: StreamingSession, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def never(requests: Any, sampling: Any) -> Any:
+            for _ in requests:
+                time.sleep(0.05)
+            yield from ()
+
+        monkeypatch.setattr(session.streams[0].engine, "generate", never)
+        session.publish(0)
+        warning, error = self.stalled(session, caplog)
+        assert warning.startswith("train_hybrid(rollout_id=0) batch_index=3 stalled for ")
+        assert "4 of 4 groups unfilled" in warning and "rollout-0" in warning
+        assert "4 of 4 groups unfilled" in error
+
+    def test_rollout_that_is_paused(self, session: StreamingSession, caplog: pytest.LogCaptureFixture) -> None:
+        session.publish(0)
+        session.keeper.pause("rollout-0", "its health check failed")
+        warning, error = self.stalled(session, caplog)
+        assert "'rollout-0' is paused: its health check failed" in warning
+        assert "its health check failed" in error
+
+    def test_budget_of_staleness_that_is_used_up(
+        self, session: StreamingSession, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        session.publish(0)
+        warning, error = self.stalled(session, caplog, partition=2)
+        assert "partition 2 needs version 1 published (max_staleness 1), 0 is; awaited from rollout-0" in warning
+        assert "awaited from rollout-0" in error
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_b68_a_killed_run_resumes_without_losing_or_repeating_a_prompt(task: Path, tmp_path: Path, mode: str) -> None:
+    words = (
+        task,
+        f"trainer.output_dir={tmp_path}",
+        f"execution={{mode: {mode}, max_staleness: 2, num_iters_per_train_update: 2}}",
+        "trainer.total_epochs=4",
+        "trainer.total_steps=null",
+        "trainer.save_interval=1",
+        "trainer.keep_checkpoints=9",
+        "trainer.rollouts_per_step=99",
+        "data.train_batch_size=4",
+    )
+    session = streaming(*words)
+
+    class Killed(Exception):
+        pass
+
+    def until(step: int, batch: Any, update: Any) -> None:
+        if step == 4:
+            raise Killed
+        type(session).end_step(session, step, batch, update)
+
+    object.__setattr__(session, "end_step", until)
+    with pytest.raises(Killed), session.running():
+        LOOPS[mode](session)
+    resumed = train(*words, "trainer.resume=auto")
+    assert [row["step"] for row in resumed.rows] == list(range(1, 11))
+    seen = [prompt for step in resumed.prompts for prompt in step]
+    assert sorted(seen) == sorted(f"{d}>" for d in range(10) for _ in range(4))

@@ -1,0 +1,28 @@
+"""One Ray cluster for all tests here. Without the package they are skipped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("ray")
+
+from tandem.topology.ray_cluster import connect, disconnect
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes of Ray can be chosen or left out: ``-m 'not ray'``."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker("ray")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """As a run starts it on this machine."""
+    os.environ.pop("RAY_ADDRESS", None)
+    assert connect()
+    yield
+    disconnect()

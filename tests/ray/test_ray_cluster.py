@@ -1,0 +1,110 @@
+"""Joining a cluster and reserving its devices, or saying within seconds why not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tandem.base.errors import ConfigError, DeadlineError, TandemError
+from tandem.topology.ray_cluster import connect, inventory, release, reserve
+from tandem.topology.ray_devices import Share
+
+ray = pytest.importorskip("ray")
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Code in a process of its own."""
+    env = {**os.environ, "PYTHONPATH": os.getcwd(), **environment}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=50)
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:{port}", r"no Ray cluster answers at RAY_ADDRESS=127\.0\.0\.1:\d+: .*refused"),
+        ("http://127.0.0.1:8265", r"ray job submit --address=http://127\.0\.0\.1:8265 -- python -m tandem train"),
+    ],
+)
+def test_an_address_without_a_cluster_is_refused_in_seconds(
+    address: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", address.format(port=closed_port()))
+    started = time.monotonic()
+    with pytest.raises(TandemError, match=words):
+        connect()
+    assert time.monotonic() - started < 6
+
+
+def test_a_run_joins_the_cluster_that_the_address_names(cluster: None) -> None:
+    """As inside ``ray job submit``: devices are those of the cluster, which goes on afterwards."""
+    code = (
+        "from tandem.topology.ray_cluster import connect, disconnect, inventory, reserve\n"
+        "from tandem.topology.ray_devices import Share\n"
+        "assert not connect()\n"
+        "assert len(reserve([Share('actor', ('actor',), 1, 2)])['actor']) == 2\n"
+        "print(inventory().kind, inventory().total)\n"
+        "disconnect()"
+    )
+    done = python(code, RAY_ADDRESS=ray.get_runtime_context().gcs_address)
+    assert done.returncode == 0, done.stderr
+    there = inventory()
+    assert done.stdout.split() == [there.kind, str(there.total)]
+
+
+def test_without_ray_tandem_is_there_and_ray_is_asked_for_by_name() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['ray'] = None\n"
+        "import tandem.dataflow.ray_store, tandem.topology.ray_runtime\n"
+        "from tandem.base.errors import TandemError\n"
+        "try:\n"
+        "    tandem.topology.ray_runtime.RayRuntime.start([])\n"
+        "except TandemError as error:\n"
+        "    print(error)"
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'tandem-rl[ray]'" in done.stdout
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_too_few_devices_are_an_error_within_seconds(cluster: None) -> None:
+    there, started = inventory(), time.monotonic()
+    wanted = [Share("actor", ("actor",), 1, there.total), Share("rollout", ("rollout",), 1, 1)]
+    with pytest.raises(ConfigError, match=rf"has {there.total} CPU slots .*: 1 missing"):
+        reserve(wanted)
+    assert time.monotonic() - started < 5
+
+
+def test_devices_that_others_hold_are_not_waited_for_without_end(cluster: None) -> None:
+    there = inventory()
+    held = reserve([Share("actor", ("actor",), 1, there.total - 1)])
+    started = time.monotonic()
+    try:
+        with pytest.raises(DeadlineError, match=rf"rollout 1 x 2; .* {there.total - 1} of them taken by others"):
+            reserve([Share("rollout", ("rollout",), 1, 2)], timeout=1)
+    finally:
+        release(held)
+    assert time.monotonic() - started < 10
+    until(lambda: inventory().free == there.free)
