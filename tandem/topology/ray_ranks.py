@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore  # what torch.distributed.TCPStore is; mypy can't see that one
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tandem.dataflow.ray_calls import Remote, Reply, import_ray
+from tandem.dataflow.ray_calls import Remote, Reply, end_with_node, import_ray
 from tandem.dataflow.ray_payload import Packed, pack, unpack
 from tandem.roles.train_group import RankError, TrainGroup
 from tandem.roles.train_rank import TrainRank
@@ -50,6 +50,7 @@ class RankActor:
     """The process of one rank. Its ``TrainRank`` exists from ``build`` on."""
 
     def __init__(self, rank: int, world: int) -> None:
+        end_with_node()
         self._rank, self._world = rank, world
         self._store: TCPStore | None = None
         self._hosted: TrainRank | None = None
