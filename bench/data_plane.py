@@ -156,7 +156,7 @@ def measure(
         start = time.perf_counter()
         put(step)
         puts.append(time.perf_counter() - start)
-        for _ in range(SMALL_TAKES):
+        for _ in range(min(SMALL_TAKES, sizes.samples // N)):
             start = time.perf_counter()
             take(step)
             takes.append(time.perf_counter() - start)
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--tq-python", help="interpreter of an environment with TransferQueue, to compare with")
     parser.add_argument("--json", help="write the result to this file too")
     parser.add_argument("--side", choices=["local", "ray", "transferqueue"], help="measure this one, here")
-    for name, default in Sizes(10_000, 1_000, 10, 3)._asdict().items():
+    for name, default in Sizes(10_000, 1_000, 10, 6)._asdict().items():
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     sizes = Sizes(given.samples, given.tokens, given.pieces, given.repetitions)

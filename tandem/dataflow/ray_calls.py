@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
+import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +14,8 @@ from tandem.base.errors import DeadlineError, DiedError, TandemError
 
 REPLY_SECONDS = 60.0
 """A living actor answers within this time beyond what it was asked to wait: longer means that it is stuck."""
+
+_LOOK_S = 0.5
 
 
 def import_ray() -> Any:
@@ -23,6 +29,17 @@ def import_ray() -> Any:
             "this run needs the package ray (runtime.name: ray): pip install 'tandem-rl[ray]', or write "
             "runtime.name: local and give each role one device"
         ) from error
+
+
+def end_with_node() -> None:
+    """In an actor: end its process once the node's daemon, which started it, is gone. Ray itself takes seconds."""
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(1)
 
 
 @dataclass(frozen=True)
@@ -86,7 +103,10 @@ class Remote:
 
 
 def _reason(error: Exception) -> str:
-    """What Ray knows of a death, in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """What Ray knows of a death, in one line: of a start that failed the error, else what happened to the process."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    if "creation task" in lines[0]:
+        return f"It could not start: {lines[-1]}"
     causes = [line for line in lines if "exit" in line.lower() or "died" in line.lower()]
-    return (causes or lines or [type(error).__name__])[0]
+    return (causes or lines)[0]

@@ -18,6 +18,7 @@ from tandem.dataflow.diagnosis import plane_status, what_fills, who_blocks
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.partition import Order
 from tandem.dataflow.progress import Outcome, PlaneStatus
+from tandem.dataflow.ray_calls import end_with_node
 from tandem.dataflow.tickets import Lease, Ticket
 
 
@@ -49,6 +50,7 @@ class Controller:
     """The ledger behind asynchronous calls. ``seconds`` of a wait are at most what the caller has left."""
 
     def __init__(self, ledger: Ledger, lease_seconds: float) -> None:
+        end_with_node()
         self._ledger = ledger
         self._lease_seconds = lease_seconds
         self._change = 0

@@ -9,6 +9,7 @@ from typing import Any
 
 from tandem.base.deadline import Deadline
 from tandem.dataflow.progress import Outcome
+from tandem.dataflow.ray_calls import end_with_node
 from tandem.dataflow.ray_controller import Written
 from tandem.dataflow.ray_payload import Packed, pack, unpack
 from tandem.dataflow.shelf import Shelf, join
@@ -23,6 +24,7 @@ class StorageUnit:
     """
 
     def __init__(self, controller: Any, samples: int, produced_by: str) -> None:
+        end_with_node()
         self._controller = controller
         self._samples = samples
         self._shelf = Shelf(samples, produced_by)

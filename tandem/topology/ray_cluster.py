@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +19,7 @@ from tandem.dataflow.ray_calls import import_ray
 from tandem.topology.ray_devices import SLOT, SLOTS_PER_CORE, Inventory, Share, require_devices
 
 ADDRESS = "RAY_ADDRESS"
+_MODULES = "PYTHONPATH"
 _CONNECT_S = 5.0
 _RESERVE_S = 15.0
 
@@ -28,6 +33,11 @@ def connect() -> bool:
     ray = import_ray()
     if ray.is_initialized():
         return False
+    with _own_signals():
+        return _connect(ray)
+
+
+def _connect(ray: Any) -> bool:
     address = os.environ.get(ADDRESS, "")
     if address:
         _check_address(address)
@@ -35,13 +45,37 @@ def connect() -> bool:
             ray.init(address=address, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise TandemError(
-                f"no Ray cluster answers at {ADDRESS}={address}: {_first_line(error)}. Start one (ray start --head), "
-                f"set RAY_AUTH_MODE as it was set there, or unset {ADDRESS} to run on this machine alone"
+                f"no Ray cluster answers at {ADDRESS}={address}: {_first_line(error)}. A new cluster wants a token: "
+                f"set RAY_AUTH_MODE=token, or what was set there (here: {os.environ.get('RAY_AUTH_MODE', 'unset')}). "
+                f"Else start one (ray start --head), or unset {ADDRESS} to run on this machine alone"
             ) from error
         return False
     slots = SLOTS_PER_CORE * len(os.sched_getaffinity(0))
-    ray.init(include_dashboard=False, resources={SLOT: slots}, logging_level=logging.WARNING)
+    with _our_modules():
+        ray.init(include_dashboard=False, resources={SLOT: slots}, logging_level=logging.WARNING)
     return True
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """What SIGTERM does to this process stays as it was: Ray makes it abort with a dump of the stack."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _our_modules() -> Iterator[None]:
+    """A cluster started inside finds every module that this process finds: its actors inherit the environment."""
+    before = os.environ.get(_MODULES)
+    os.environ[_MODULES] = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+    try:
+        yield
+    finally:
+        del os.environ[_MODULES]
+        if before is not None:
+            os.environ[_MODULES] = before
 
 
 def disconnect() -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tandem.base.errors import ContractError, EngineDiedError, TandemError
-from tandem.dataflow.ray_calls import Remote, import_ray
+from tandem.dataflow.ray_calls import Remote, end_with_node, import_ray
 from tandem.dataflow.ray_payload import Packed, pack, unpack
 from tandem.rollout.connection import Patience
 from tandem.rollout.host import Host, host, or_die
@@ -126,6 +126,7 @@ class EngineActor:
     """The process of an engine. ``collect`` runs beside the other methods, which keep their order."""
 
     def __init__(self) -> None:
+        end_with_node()
         self._line = HostedLine()
 
     def start(self, spec: EngineSpec) -> int:

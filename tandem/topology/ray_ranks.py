@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch._C._distributed_c10d import TCPStore  # what torch.distributed.TCPStore is; mypy can't see that one
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tandem.dataflow.ray_calls import Remote, Reply, import_ray
+from tandem.dataflow.ray_calls import Remote, Reply, end_with_node, import_ray
 from tandem.dataflow.ray_payload import Packed, pack, unpack
 from tandem.roles.train_group import RankError, TrainGroup
 from tandem.roles.train_rank import TrainRank
@@ -34,8 +35,9 @@ _START_S = 300.0
 class RankSetup:
     """What every rank is told. ``plugins`` are imported first; ``threads`` None: PyTorch's own choice.
 
-    ``device`` is ``cpu`` or ``cuda``. ``seed`` is the same for all, because what is made at random, such as adapters,
-    must be equal on all ranks. ``meeting_s``: longest wait of one rank for another.
+    ``device`` is ``cpu``, ``cuda`` or ``auto``: the first CUDA device that the process sees, if any. ``seed`` is the
+    same for all, because what is made at random, such as adapters, must be equal on all ranks. ``meeting_s``: longest
+    wait of one rank for another.
     """
 
     build: BuildEngine
@@ -50,6 +52,7 @@ class RankActor:
     """The process of one rank. Its ``TrainRank`` exists from ``build`` on."""
 
     def __init__(self, rank: int, world: int) -> None:
+        end_with_node()
         self._rank, self._world = rank, world
         self._store: TCPStore | None = None
         self._hosted: TrainRank | None = None
@@ -64,6 +67,7 @@ class RankActor:
     def build(self, packed: Packed, meeting: tuple[str, int]) -> int:
         """Meet the other ranks and make the engine; the pid of this process."""
         setup: RankSetup = unpack(packed)
+        transformers.utils.logging.disable_progress_bar()
         for plugin in setup.plugins:
             importlib.import_module(plugin)
         if setup.threads is not None:
@@ -72,9 +76,11 @@ class RankActor:
         patience = timedelta(seconds=setup.meeting_s)
         if self._store is None:
             self._store = TCPStore(*meeting, self._world, False, patience, wait_for_workers=False)
-        backend = {"cpu": "gloo", "cuda": "nccl"}[setup.device]
+        found = "cuda" if torch.cuda.is_available() else "cpu"
+        device = found if setup.device == "auto" else setup.device
+        backend = {"cpu": "gloo", "cuda": "nccl"}[device]
         dist.init_process_group(backend, store=self._store, timeout=patience, rank=self._rank, world_size=self._world)
-        self._hosted = TrainRank(setup.build(init_device_mesh(setup.device, (self._world,))), self._rank)
+        self._hosted = TrainRank(setup.build(init_device_mesh(device, (self._world,))), self._rank)
         return os.getpid()
 
     def call(self, method: str, packed: Packed) -> Packed:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tandem.base.errors import ContractError, DeadlineError, StarvationError
@@ -93,7 +93,8 @@ def in_thread(work: Callable[[], Any]) -> Iterator[None]:
 class StoreCases:
     """Needs a class-scoped fixture ``store``: a ``MakeStore``."""
 
-    @settings(max_examples=60, deadline=None)
+    # One test for several stores on purpose: what hypothesis calls executors are the classes of these cases.
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow])
     @given(st.data())
     def test_b01_what_comes_out_does_not_depend_on_how_it_was_cut(self, store: MakeStore, data: st.DataObject) -> None:
         """Any packing of groups into puts, whole or by sample, and any order of get give each group's own rows."""
