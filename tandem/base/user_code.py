@@ -37,7 +37,7 @@ def import_file(file: str) -> ModuleType:
     return module
 
 
-def import_problem(key: str, file: str, error: Exception) -> Problem:
+def import_problem(key: str, file: str, error: BaseException) -> Problem:
     """Where in the user's file it went wrong: the line of a syntax error, else the innermost frame in that file."""
     if isinstance(error, SyntaxError):
         reason = f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
@@ -53,13 +53,13 @@ def load_class(file: str, name: str, parameters: Mapping[str, Any], *, key: str)
     """An object of the class ``name`` in ``file``, made with ``parameters``; ``key`` is where the config names it.
 
     Raises ``ConfigError`` for a file that isn't there or can't be run, a class that it doesn't define, and parameters
-    that its constructor lacks or needs. What the constructor itself raises passes through.
+    that its constructor lacks or needs. An error of the constructor is one too.
     """
     if not Path(file).is_file():
         raise ConfigError([Problem(f"{key}.file", file, "there is no such file", "Write the path of a .py file")])
     try:
         module = import_file(file)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError([import_problem(f"{key}.file", file, error)]) from error
     classes = {k: v for k, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__}
     if name not in classes:
@@ -78,5 +78,9 @@ def load_class(file: str, name: str, parameters: Mapping[str, Any], *, key: str)
     ]
     if problems:
         raise ConfigError(problems)
-    made: object = classes[name](**parameters)
+    try:
+        made: object = classes[name](**parameters)
+    except (Exception, SystemExit) as error:
+        reason = f"{name} can't be made: {type(error).__name__}: {error}"
+        raise ConfigError([Problem(f"{key}.type", name, reason, "Mend its constructor or its parameters")]) from error
     return made

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -100,7 +101,7 @@ class RolloutConfig(Node):
     """Nucleus mass; 1 keeps all tokens."""
     top_k: Annotated[int, Field(ge=-1)] = -1
     """Tokens kept; -1 keeps all."""
-    stop_token_ids: list[int] = []
+    stop_token_ids: list[TokenId] = []
     """Tokens that end an answer besides the tokenizer's end token."""
     ignore_eos: bool = False
     """Generate max_response_length tokens whatever comes."""

@@ -54,7 +54,10 @@ def run_export(saved: Path, out: Path) -> int:
         raise DataError(f"{saved}: holds no model; name a checkpoint (checkpoints/step_…) or a run's folder")
     if out.exists():
         raise DataError(f"{out} exists: choose another name, or remove it")
-    with whole_folder(out) as scratch:
-        shutil.copytree(model, scratch, dirs_exist_ok=True)
+    try:
+        with whole_folder(out) as scratch:
+            shutil.copytree(model, scratch, dirs_exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{out}: can't be written ({error.strerror or error}); choose another folder") from error
     print(out)
     return 0

@@ -82,4 +82,5 @@ def _keep_config(config: BaseModel, output_dir: Path) -> None:
 def quiet() -> None:
     """Library progress bars would tear the progress line."""
     transformers_logging.disable_progress_bar()
+    logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)  # it prints what is raised as well
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

@@ -95,18 +95,30 @@ def _from_pretrained(path: str | Path, trust_remote_code: bool, **options: Any) 
     if local.is_dir() and not (local / "config.json").is_file():
         raise DataError(f"model path {str(path)!r}: the folder has no config.json, so it holds no Hugging Face model")
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=torch.float32, trust_remote_code=trust_remote_code, **options
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=torch.float32, trust_remote_code=trust_remote_code, output_loading_info=True, **options
         )
-    except OSError as error:
+    except Exception as error:  # whatever a broken folder provokes in transformers: many types, none documented
         reason = "it could not be read" if local.is_dir() else "there is no such folder, and no such model on the hub"
         raise DataError(
-            f"model path {str(path)!r}: {reason} ({str(error).splitlines()[0]}). Write the path of a Hugging Face "
+            f"model path {str(path)!r}: {reason} ({_first_line(error)}). Write the path of a Hugging Face "
             "folder (with config.json and weights) or a hub id such as Qwen/Qwen3-0.6B"
         ) from error
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        # transformers would go on with random values in their place
+        raise DataError(
+            f"model path {str(path)!r}: {len(missing)} weights that config.json asks for are not in its files, "
+            f"{missing[0]!r} among them. Save the whole model, or name a folder whose config.json fits its weights"
+        )
     assert isinstance(model, PreTrainedModel)
     model.eval()
     return model
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _without_peft(model: PreTrainedModel | PeftModel) -> PreTrainedModel:

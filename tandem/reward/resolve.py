@@ -154,7 +154,7 @@ def _locate_in_file(type_: str, file: str) -> tuple[ModuleType, str]:
     signature = describe(type_, file)
     try:
         module = import_file(file) if Path(file).is_file() else None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError([import_problem("reward_manager.file", file, error)]) from error
     if module is not None:
         for name in candidate_names(type_):

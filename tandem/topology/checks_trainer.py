@@ -14,6 +14,9 @@ from tandem.observe.trackers import TRACKERS
 from tandem.topology.plan_batch import BatchPlan
 from tandem.topology.plan_entries import unknown
 
+MOST_SAMPLES = 10_000_000
+"""A step is held in memory: more than this is a slip of the pen."""
+
 
 def check_trainer(trainer: TrainerConfig) -> Iterator[Problem]:
     """Loggers, resume, and the folder to write to."""
@@ -66,6 +69,10 @@ def check_length(config: Config, batch: BatchPlan, rows: int | None) -> Iterator
             f"the data have {rows} prompts, fewer than one step needs in all epochs together: nothing would be trained"
         )
         yield Problem(key, value, reason, f"Write at most {rows}, or raise trainer.total_epochs")
+    elif batch.samples > MOST_SAMPLES:
+        key, value = "data.train_batch_size", config.data.train_batch_size
+        reason = f"with {config.actor_rollout_ref.rollout.n} samples each a step has {batch.samples} samples"
+        yield Problem(key, value, reason, f"Write a number that gives at most {MOST_SAMPLES} samples")
 
 
 def _check_resume(trainer: TrainerConfig) -> Iterator[Problem]:
@@ -87,8 +94,17 @@ def _check_output(trainer: TrainerConfig) -> Iterator[Problem]:
         )
         return
     place = Path(trainer.output_dir).expanduser()
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+    except OSError as error:
+        yield Problem(
+            "trainer.output_dir",
+            trainer.output_dir,
+            f"no folder can have this name: {error.strerror}",
+            "Write another one",
+        )
+        return
     if not place.is_dir():
         yield Problem("trainer.output_dir", trainer.output_dir, f"{place} is a file", "Write a folder")
     elif not os.access(place, os.W_OK):

@@ -68,6 +68,9 @@ def run_device(runtime: RuntimeConfig) -> torch.device:
     """Where this process computes: ``auto`` is the first CUDA device if there is one, else the CPU."""
     if runtime.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if runtime.device == "cuda" and not torch.cuda.is_available():
+        reason = "this torch finds no CUDA device"
+        raise ConfigError([Problem("runtime.device", "cuda", reason, "Write auto or cpu, or install a CUDA build")])
     return torch.device(runtime.device)
 
 

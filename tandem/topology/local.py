@@ -43,7 +43,7 @@ def build_session(config: Config, plan: Plan) -> Session:
         )
     progress = Progress(0, source.total_steps(config.data.train_batch_size, config.trainer.total_steps))
     if resumed is not None:
-        _continue(progress, source, resumed)
+        _continue(progress, source, config.data.train_batch_size, resumed)
     rewards = build_reward_manager(
         config.reward_manager, tokenizer=tokenizer, plugins=config.plugins, inline=config.runtime.threads
     )
@@ -86,13 +86,17 @@ def find_checkpoint(config: Config) -> Checkpoint | None:
     return checkpoint.open_checkpoint(Path(resume))
 
 
-def _continue(progress: Progress, source: PromptSource, saved: Checkpoint) -> None:
+def _continue(progress: Progress, source: PromptSource, batch_size: int, saved: Checkpoint) -> None:
     """Put the run and its data where ``saved`` has them."""
     if saved.step > progress.last:
         reason = f"the checkpoint is of step {saved.step}, the run ends at step {progress.last}"
         raise ConfigError([Problem("trainer.resume", str(saved.path), reason, "Raise trainer.total_steps")])
+    facts = saved.read()
+    if facts["prompts"] != batch_size:
+        reason = f"the saved run has {facts['prompts']} prompts per step, so its data position is another step's"
+        raise ConfigError([Problem("data.train_batch_size", batch_size, reason, f"Write {facts['prompts']}")])
     progress.step = saved.step
-    source.load_state_dict(saved.read()["data"])
+    source.load_state_dict(facts["data"])
 
 
 def _restore(composite: ActorRolloutRef, saved: Checkpoint) -> None:

@@ -100,7 +100,7 @@ def import_plugins(config: Config) -> list[Problem]:
             else:
                 reason = f"importing it fails: {error}"
                 problems.append(Problem(key, name, reason, f"Install {error.name}, or correct the import"))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             reason = f"importing it fails: {type(error).__name__}: {error}"
             problems.append(Problem(key, name, reason, "Correct the module"))
     return problems

@@ -184,6 +184,7 @@ class Session:
         """What a resumed run must know beside the actor."""
         return {
             "step": self.progress.step,
+            "prompts": self.config.data.train_batch_size,
             "data": self.source.state_dict(rewind=self.source.drawn - self._trained_prompts()),
             "kl": self.composite.advantages.state_dict(),
         }

@@ -28,7 +28,7 @@ from tandem.roles.generation import end_tokens
 from tandem.rollout.hf import HfEngine
 from tandem.topology.composite import load_trainable, model_tokenizer, run_device
 from tandem.topology.session import CHECKPOINTS, FINAL_FOLDER, MODEL_FOLDER
-from tandem.topology.sources import example_source, user_source
+from tandem.topology.sources import example_source, rows_of, user_source
 from tandem.train import checkpoint
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import SftObjective
@@ -203,7 +203,7 @@ def _held_out(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> list[Pai
     data = config.data
     tables: list[Table] = open_tables(data.val_files) if data.val_files else []
     if data.source is not None:
-        rows = user_source(data.source).get_val_dataset()
+        rows = rows_of(user_source(data.source).get_val_dataset, data.source.type)
         name = f"{data.source.type}.get_val_dataset()"
         tables += [as_rows(rows, name=name, split="validation")] if rows is not None else []
     pairs: list[Pair] = []

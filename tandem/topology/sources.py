@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from tandem.dataflow.rows import Table
 from tandem.dataflow.source import Prompt, PromptColumns, PromptSource
 from tandem.dataflow.tasks import TaskTable
 from tandem.models.tokenizer import load_tokenizer
+from tandem.reward.scoring import describe_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,6 +35,14 @@ def user_source(source: SourceConfig) -> BaseDataSource:
     if not isinstance(made, BaseDataSource):
         raise DataError(f"data.source: class {source.type} in {source.file} must be a subclass of BaseDataSource")
     return made
+
+
+def rows_of(method: Callable[[], Any], name: str) -> Any:
+    """What a method of the user's data source returns. Raises ``DataError`` with whatever it raises."""
+    try:
+        return method()
+    except (Exception, SystemExit) as error:
+        raise DataError(f"data.source: {name}.{method.__name__}() fails: {describe_error(error)}. Mend it") from error
 
 
 def prompt_source(config: Config, tokenizer: PreTrainedTokenizerBase, *, endless: bool = False) -> PromptSource:
@@ -121,8 +130,8 @@ def _prompt_tables(config: Config) -> tuple[Sequence[Table], Sequence[Table]]:
     if data.source is not None:
         source = user_source(data.source)
         name = data.source.type
-        held_out = source.get_val_dataset()
-        train = as_rows(source.get_train_dataset(), name=f"{name}.get_train_dataset()")
+        held_out = rows_of(source.get_val_dataset, name)
+        train = as_rows(rows_of(source.get_train_dataset, name), name=f"{name}.get_train_dataset()")
         val = [] if held_out is None else [as_rows(held_out, name=f"{name}.get_val_dataset()", split="validation")]
         return [train], [*val, *_tables(data.val_files)]
     if data.reasoning_gym is not None:
@@ -161,7 +170,7 @@ def example_source(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Con
     """The stream of SFT examples."""
     data, trainer = config.data, config.trainer
     if data.source is not None:
-        rows = user_source(data.source).get_train_dataset()
+        rows = rows_of(user_source(data.source).get_train_dataset, data.source.type)
         tables: Sequence[Table] = [as_rows(rows, name=f"{data.source.type}.get_train_dataset()")]
     else:
         tables = open_tables(data.train_files)

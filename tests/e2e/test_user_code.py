@@ -1,0 +1,49 @@
+"""Files of the user's that fail: the run ends with the cause and never as a success."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandem.base.errors import ConfigError, DataError
+from tests.e2e.seven import prepare, train
+
+SOURCE = "from tandem import BaseDataSource\n\nclass Rows(BaseDataSource):\n"
+BROKEN = {
+    "exits": (SOURCE + "    pass\n\nraise SystemExit(0)\n", "SystemExit"),
+    "abstract": (SOURCE + "    pass\n", "abstract"),
+    "constructor": (SOURCE + "    def __init__(self):\n        raise ValueError('no rows today')\n", "no rows today"),
+    "rows": (SOURCE + "    def get_train_dataset(self):\n        raise OSError('disk gone')\n", "disk gone"),
+    "exits late": (SOURCE + "    def get_train_dataset(self):\n        raise SystemExit(0)\n", "SystemExit"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_data_source_that_fails_is_told_with_its_error(task: Path, tmp_path: Path, kind: str) -> None:
+    text, cause = BROKEN[kind]
+    file = tmp_path / "rows.py"
+    file.write_text(text)
+    with pytest.raises((ConfigError, DataError), match=cause):
+        prepare(task, f"data.source={{file: {file}, type: Rows}}", "data.train_files=[]")
+
+
+@pytest.mark.parametrize("place", ["reward", "plugin"])
+def test_a_module_that_exits_is_no_success(
+    task: Path, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"leaving_{place}.py").write_text("def leaving(response):\n    return 1.0\n\nraise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = {
+        "reward": f"reward_manager={{type: leaving, file: {tmp_path / 'leaving_reward.py'}}}",
+        "plugin": "plugins=[leaving_plugin]",
+    }
+    with pytest.raises(ConfigError, match="SystemExit"):
+        prepare(task, words[place])
+
+
+def test_another_batch_size_is_refused_on_resume(task: Path, tmp_path: Path) -> None:
+    words = (task, f"trainer.output_dir={tmp_path}", "data.train_batch_size=4", "trainer.save_interval=2")
+    train(*words, "trainer.total_steps=2")
+    with pytest.raises(ConfigError, match=r"data\.train_batch_size = 8: the saved run has 4 prompts per step"):
+        prepare(*words, "trainer.total_steps=4", "trainer.resume=auto", "data.train_batch_size=8")
