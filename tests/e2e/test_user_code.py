@@ -10,10 +10,14 @@ from tandem.base.errors import ConfigError, DataError
 from tests.e2e.seven import prepare, train
 
 SOURCE = "from tandem import BaseDataSource\n\nclass Rows(BaseDataSource):\n"
+GET = "    def get_train_dataset(self):\n        return []\n\n"
 BROKEN = {
     "exits": (SOURCE + "    pass\n\nraise SystemExit(0)\n", "SystemExit"),
     "abstract": (SOURCE + "    pass\n", "abstract"),
-    "constructor": (SOURCE + "    def __init__(self):\n        raise ValueError('no rows today')\n", "no rows today"),
+    "constructor": (
+        SOURCE + GET + "    def __init__(self):\n        raise ValueError('no rows today')\n",
+        "no rows today",
+    ),
     "rows": (SOURCE + "    def get_train_dataset(self):\n        raise OSError('disk gone')\n", "disk gone"),
     "exits late": (SOURCE + "    def get_train_dataset(self):\n        raise SystemExit(0)\n", "SystemExit"),
 }
