@@ -18,7 +18,7 @@ from tandem.topology.composite import build_composite, model_tokenizer
 from tandem.topology.parts import build_evaluator
 from tandem.topology.plan import compile_plan
 from tandem.topology.session import FINAL_FOLDER, MODEL_FOLDER
-from tandem.topology.sources import held_out_prompts
+from tandem.topology.sources import held_out_prompts, prompt_tables
 
 
 def run_eval(source: Path, words: Sequence[str]) -> int:
@@ -34,7 +34,7 @@ def run_eval(source: Path, words: Sequence[str]) -> int:
     plan = compile_plan(config)
     plan.require_runnable()
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
-    prompts = held_out_prompts(config, tokenizer)
+    prompts = held_out_prompts(config, tokenizer, prompt_tables(config))
     if not prompts:
         raise DataError("nothing to evaluate on: name data.val_files, or a data.source with a get_val_dataset()")
     rewards = build_reward_manager(config.reward_manager, tokenizer=tokenizer, plugins=config.plugins)

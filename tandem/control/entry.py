@@ -15,6 +15,7 @@ from tandem.base.errors import ContractError
 from tandem.config.schema import Config, SftConfig
 from tandem.control import colocate, fully_async, hybrid
 from tandem.control.sft import require_updates, tune
+from tandem.dataflow.catalog import RowCounts
 from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, read_rows
 from tandem.topology.local import build_session
 from tandem.topology.plan import Plan
@@ -34,6 +35,7 @@ def run_train(config: Config, plan: Plan) -> int:
     quiet()
     session = build_session(config, plan)
     _keep_config(config, Path(config.trainer.output_dir))
+    _tell_counts(session.source.counts)
     left = session.progress.last - session.progress.step
     if session.progress.step:
         print(f"resumed after step {session.progress.step}; {left} steps left")
@@ -50,12 +52,19 @@ def run_sft(config: SftConfig) -> int:
     """Fine-tune, and tell what came of it."""
     quiet()
     session = build_sft_session(config)
+    _tell_counts(session.source.counts)
     _keep_config(config, Path(config.trainer.output_dir))
     with session.running():
         tune(session)
     require_updates(session.engine.updates, session.last)
     _summarize(Path(config.trainer.output_dir))
     return 0
+
+
+def _tell_counts(counts: RowCounts) -> None:
+    """What became of the rows, where not all are used as they are."""
+    if counts.dropped or counts.cut:
+        print(f"data: {counts}")
 
 
 def _summarize(output_dir: Path) -> None:

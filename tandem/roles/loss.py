@@ -8,7 +8,6 @@ import torch
 
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
-from tandem.roles.advantages import AdvantageStage
 from tandem.train.objective import Objective, PolicyObjective
 
 
@@ -56,8 +55,3 @@ def without_samples(batch: DataProto, excluded: torch.Tensor) -> DataProto:
     result.batch["response_mask"] = mask.like(kept)
     result.batch["reward_valid"] = batch.dense("reward_valid") & ~excluded
     return result
-
-
-def build_loss(batch: DataProto, advantages: AdvantageStage, objective: Objective) -> Loss:
-    """Advantages over the whole batch, then the objective on it."""
-    return Loss(advantages(batch), objective)

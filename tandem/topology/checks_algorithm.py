@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem.base.errors import Problem
 from tandem.base.registry import Entry, Scope
-from tandem.config.schema import Config
+from tandem.config.schema import Config, KlConfig
 from tandem.topology.checks_parameters import check_parameters
 from tandem.topology.plan_batch import longest_sequence, mini_batch_prompts
 from tandem.topology.plan_entries import Entries, advantage_name
@@ -89,6 +89,9 @@ def _check_kl(config: Config) -> Iterator[Problem]:
         if kl.where != "reward":
             reason = "the adaptive controller steers a KL in the reward; this config has none"
             yield Problem("algorithm.kl.controller", kl.controller, reason, "Write kl.in: reward, or controller: fixed")
+    if kl.where == "off" and kl.coef not in (0, KlConfig.model_fields["coef"].default):
+        reason = "a KL that is off has no weight"
+        yield Problem("algorithm.kl.coef", kl.coef, reason, "Write algorithm.kl.in: loss or reward, or remove it")
     interval = config.actor_rollout_ref.ref.update_interval
     if interval is not None and not uses_reference(config):
         reason = "there is no reference policy to refresh: no KL is asked for"

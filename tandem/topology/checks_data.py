@@ -63,6 +63,7 @@ def check_sft_data(config: SftConfig) -> Iterator[Problem]:
         keys = [("data.messages_key", data.messages_key)]
     yield from _check_files("data.train_files", data.train_files, keys, data.on_bad_row)
     yield from _check_files("data.val_files", data.val_files, keys, data.on_bad_row)
+    yield from _check_overlap(data.train_files, data.val_files)
 
 
 def count_rows(files: Sequence[str]) -> int | None:

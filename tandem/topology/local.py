@@ -19,7 +19,7 @@ from tandem.topology.local_streaming import connect_streaming
 from tandem.topology.parts import ENGINE, Parts
 from tandem.topology.plan import Plan
 from tandem.topology.session import CHECKPOINTS, Progress, Session
-from tandem.topology.sources import held_out_prompts, prompt_source
+from tandem.topology.sources import held_out_prompts, prompt_source, prompt_tables
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
 
@@ -34,9 +34,10 @@ def build_session(config: Config, plan: Plan) -> Session:
         torch.set_num_threads(config.runtime.torch_threads)
     resumed = find_checkpoint(config)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
-    source = prompt_source(config, tokenizer)
+    tables = prompt_tables(config)
+    source = prompt_source(config, tokenizer, tables)
     evaluated = config.evaluation.interval > 0 or config.evaluation.at_start
-    held_out = held_out_prompts(config, tokenizer) if evaluated else []
+    held_out = held_out_prompts(config, tokenizer, tables) if evaluated else []
     if evaluated and not held_out:
         raise DataError(
             "an evaluation is asked for, and there are no held-out prompts: name data.val_files, or turn it off"

@@ -11,8 +11,7 @@ from typing import Any
 
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
-from tandem.dataflow.draws import Draws
-from tandem.dataflow.source import Prompt
+from tandem.dataflow.source import PromptSource
 from tandem.dataflow.store import DataPlane
 from tandem.models.loading import save_pretrained_atomic
 from tandem.observe.metrics import RolloutRecord
@@ -58,7 +57,7 @@ class Session:
     rewards: RewardManager
     evaluator: Evaluator | None
     plane: DataPlane
-    source: Draws[Prompt]
+    source: PromptSource
     log: RunLog
     progress: Progress
     max_staleness: int
@@ -177,8 +176,10 @@ class Session:
         """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
         with self.log.timed("save"):
             root, keep = self.output_dir / CHECKPOINTS, self.config.trainer.keep_checkpoints
+            exported = root / f".{MODEL_FOLDER}.partial"  # first, so that a kill leaves no checkpoint without a model
+            self.export(exported)
             saved = self.composite.actor.save(root, step, facts=self.facts(), keep=keep)
-            self.export(saved.path / MODEL_FOLDER)
+            exported.rename(saved.path / MODEL_FOLDER)
 
     def facts(self) -> dict[str, Any]:
         """What a resumed run must know beside the actor."""

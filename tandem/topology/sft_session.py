@@ -13,7 +13,8 @@ import torch
 from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.columns.proto import DataProto
 from tandem.config.schema import SftConfig, SftModelConfig
-from tandem.dataflow.base_source import as_rows
+from tandem.dataflow.base_source import BaseDataSource, as_rows
+from tandem.dataflow.chat import encode_chat_prompt
 from tandem.dataflow.examples import ConversationSource
 from tandem.dataflow.files import open_tables
 from tandem.dataflow.rows import Row, Table
@@ -128,8 +129,9 @@ def build_sft_session(config: SftConfig) -> SftSession:
         torch.set_num_threads(config.runtime.torch_threads)
     new = config.model.new
     tokenizer = model_tokenizer(config.model) if new is None else character_tokenizer(new.alphabet, eos=new.alphabet[0])
-    source = example_source(config, tokenizer)
-    held_out = _held_out(config, tokenizer) if config.evaluation.interval else []
+    own = None if config.data.source is None else user_source(config.data.source)
+    source = example_source(config, tokenizer, own)
+    held_out = _held_out(config, tokenizer, own) if config.evaluation.interval else []
     steps = source.total_steps(config.data.train_batch_size, config.trainer.total_steps)
     model = load_trainable(config.model, tokenizer) if new is None else _new(config, tokenizer)
     engine = FsdpEngine(
@@ -198,12 +200,25 @@ def llama_shape(model: SftModelConfig, tokenizer: PreTrainedTokenizerBase) -> di
     }
 
 
-def _held_out(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> list[Pair]:
-    """Held-out rows as pairs. Raises ``DataError`` with the row for one that isn't prompt and response."""
+def _pair(row: Row, config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Pair:
+    data = config.data
+    prompt, response = row[data.prompt_key], row[data.response_key]
+    if not isinstance(prompt, str) or not isinstance(response, str) or not prompt:
+        raise row.bad("not text", f"{data.prompt_key!r} and {data.response_key!r} must be text, the first not empty")
+    try:
+        if data.chat:
+            return encode_chat_prompt(tokenizer, [{"role": "user", "content": prompt}])[1], response
+        return leading_ids(tokenizer) + encode_text(tokenizer, prompt), response
+    except DataError as error:
+        raise row.bad("not encodable", str(error)) from error
+
+
+def _held_out(config: SftConfig, tokenizer: PreTrainedTokenizerBase, own: BaseDataSource | None) -> list[Pair]:
+    """Held-out rows as pairs, asked as in training. Raises ``DataError`` with the row for one that can't be one."""
     data = config.data
     tables: list[Table] = open_tables(data.val_files) if data.val_files else []
-    if data.source is not None:
-        rows = rows_of(user_source(data.source).get_val_dataset, data.source.type)
+    if data.source is not None and own is not None:
+        rows = rows_of(own.get_val_dataset, data.source.type)
         name = f"{data.source.type}.get_val_dataset()"
         tables += [as_rows(rows, name=name, split="validation")] if rows is not None else []
     pairs: list[Pair] = []
@@ -211,8 +226,7 @@ def _held_out(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> list[Pai
         for row in table.scan():
             if not isinstance(row, Row):
                 raise row
-            prompt, response = str(row[data.prompt_key]), str(row[data.response_key])
-            pairs.append((leading_ids(tokenizer) + encode_text(tokenizer, prompt), response))
+            pairs.append(_pair(row, config, tokenizer))
     if not pairs:
         raise DataError(
             "evaluation.interval is set, but there are no held-out rows: name data.val_files, or set it to 0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tandem.base.errors import DataError
 from tandem.base.procedural import RECIPE
@@ -45,17 +45,25 @@ def rows_of(method: Callable[[], Any], name: str) -> Any:
         raise DataError(f"data.source: {name}.{method.__name__}() fails: {describe_error(error)}. Mend it") from error
 
 
-def prompt_source(config: Config, tokenizer: PreTrainedTokenizerBase, *, endless: bool = False) -> PromptSource:
+class Tables(NamedTuple):
+    """What is trained on and what is held out. Read together and once: a source of the user's may split by chance."""
+
+    train: Sequence[Table]
+    held_out: Sequence[Table]
+
+
+def prompt_source(
+    config: Config, tokenizer: PreTrainedTokenizerBase, tables: Tables, *, endless: bool = False
+) -> PromptSource:
     """The stream of training prompts; ``endless`` where the caller counts the epochs."""
     data, trainer = config.data, config.trainer
-    tables, held_out = _prompt_tables(config)
     epochs = trainer.total_epochs
     if endless:
         epochs = None
     elif epochs is None and trainer.total_steps is None:
         epochs = 1
     return PromptSource(
-        tables,
+        tables.train,
         tokenizer=tokenizer,
         columns=_prompt_columns(data),
         max_prompt_length=data.max_prompt_length,
@@ -65,7 +73,7 @@ def prompt_source(config: Config, tokenizer: PreTrainedTokenizerBase, *, endless
         shuffle=data.shuffle,
         epochs=epochs,
         streaming=data.use_streaming_dataset,
-        held_out=held_out if data.drop_val_prompts else (),
+        held_out=tables.held_out if data.drop_val_prompts else (),
     )
 
 
@@ -102,17 +110,17 @@ class PromptLoader:
 def build_dataloader(config: Config) -> PromptLoader:
     """The training prompts of ``config.data``, encoded by the model's tokenizer."""
     tokenizer = load_tokenizer(config.actor_rollout_ref.model.tokenizer)
-    return PromptLoader(prompt_source(config, tokenizer, endless=True), config.data.train_batch_size)
+    source = prompt_source(config, tokenizer, prompt_tables(config), endless=True)
+    return PromptLoader(source, config.data.train_batch_size)
 
 
-def held_out_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+def held_out_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, tables: Tables) -> list[Prompt]:
     """The prompts of the evaluation, in file order; none where the config names none."""
-    tables = _prompt_tables(config)[1]
-    if not tables:
+    if not tables.held_out:
         return []
     data = config.data
     source = PromptSource(
-        tables,
+        tables.held_out,
         tokenizer=tokenizer,
         columns=_prompt_columns(data),
         max_prompt_length=data.max_prompt_length,
@@ -124,7 +132,7 @@ def held_out_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> list
     return list(source.items[: len(source) if most is None else most])
 
 
-def _prompt_tables(config: Config) -> tuple[Sequence[Table], Sequence[Table]]:
+def prompt_tables(config: Config) -> Tables:
     """Training tables and held-out tables, whichever way the data are given."""
     data = config.data
     if data.source is not None:
@@ -133,10 +141,10 @@ def _prompt_tables(config: Config) -> tuple[Sequence[Table], Sequence[Table]]:
         held_out = rows_of(source.get_val_dataset, name)
         train = as_rows(rows_of(source.get_train_dataset, name), name=f"{name}.get_train_dataset()")
         val = [] if held_out is None else [as_rows(held_out, name=f"{name}.get_val_dataset()", split="validation")]
-        return [train], [*val, *_tables(data.val_files)]
+        return Tables([train], [*val, *_tables(data.val_files)])
     if data.reasoning_gym is not None:
-        return [TaskTable(**data.reasoning_gym)], [*_held_out_task(config, data.reasoning_gym)]
-    return open_tables(data.train_files), _tables(data.val_files)
+        return Tables([TaskTable(**data.reasoning_gym)], _held_out_task(config, data.reasoning_gym))
+    return Tables(open_tables(data.train_files), _tables(data.val_files))
 
 
 def _tables(files: Sequence[str]) -> list[Table]:
@@ -166,11 +174,13 @@ def _prompt_columns(data: DataConfig) -> PromptColumns:
     )
 
 
-def example_source(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> ConversationSource:
-    """The stream of SFT examples."""
+def example_source(
+    config: SftConfig, tokenizer: PreTrainedTokenizerBase, own: BaseDataSource | None
+) -> ConversationSource:
+    """The stream of SFT examples; ``own`` is the user's source, if the config names one."""
     data, trainer = config.data, config.trainer
-    if data.source is not None:
-        rows = rows_of(user_source(data.source).get_train_dataset, data.source.type)
+    if data.source is not None and own is not None:
+        rows = rows_of(own.get_train_dataset, data.source.type)
         tables: Sequence[Table] = [as_rows(rows, name=f"{data.source.type}.get_train_dataset()")]
     else:
         tables = open_tables(data.train_files)

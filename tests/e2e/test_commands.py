@@ -32,13 +32,14 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished ``tandem sft``."""
     folder = tmp_path_factory.mktemp("tuned")
     write_rows(folder / "train.jsonl", ROWS)
+    write_rows(folder / "held_out.jsonl", ROWS)
     tree = {
         "model": {
             "new": {"alphabet": ALPHABET, "hidden_size": 48, "num_layers": 2, "max_position_embeddings": 32},
         },
         "data": {
             "train_files": [str(folder / "train.jsonl")],
-            "val_files": [str(folder / "train.jsonl")],
+            "val_files": [str(folder / "held_out.jsonl")],
             "train_batch_size": 20,
             "max_length": 16,
         },

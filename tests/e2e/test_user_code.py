@@ -51,3 +51,26 @@ def test_another_batch_size_is_refused_on_resume(task: Path, tmp_path: Path) -> 
     train(*words, "trainer.total_steps=2")
     with pytest.raises(ConfigError, match=r"data\.train_batch_size = 8: the saved run has 4 prompts per step"):
         prepare(*words, "trainer.total_steps=4", "trainer.resume=auto", "data.train_batch_size=8")
+
+
+def test_a_source_that_splits_by_chance_is_asked_once(task: Path, tmp_path: Path) -> None:
+    file = tmp_path / "split.py"
+    file.write_text(
+        "import random\n\nfrom tandem import BaseDataSource\n\n\n"
+        "class Split(BaseDataSource):\n"
+        "    def __init__(self):\n"
+        "        digits = random.SystemRandom().sample(range(10), 10)\n"
+        "        rows = [{'prompt': f'{d}>', 'answer': str(d) * 4} for d in digits]\n"
+        "        self.train, self.val = rows[:6], rows[6:]\n\n"
+        "    def get_train_dataset(self):\n        return self.train\n\n"
+        "    def get_val_dataset(self):\n        return self.val\n"
+    )
+    session = prepare(
+        task, f"trainer.output_dir={tmp_path / 'run'}", f"data.source={{file: {file}, type: Split}}",
+        "data.train_files=[]", "evaluation.interval=5", "data.train_batch_size=6",
+    )  # fmt: skip
+    session.rewards.close()
+    assert session.evaluator is not None
+    held_out = {prompt.text for prompt in session.evaluator._prompts}
+    trained = {prompt.text for prompt in session.source.items}
+    assert (len(held_out), len(trained)) == (4, 6) and not held_out & trained

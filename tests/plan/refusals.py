@@ -115,6 +115,7 @@ REFUSALS = [
         "whole",
         "ppo_clip",
     ),
+    ("algorithm.kl={in: off, coef: 0.1}", "algorithm.kl.coef", "off", "loss"),
     ("data.train_batch_size=100000000", "data.train_batch_size", "samples", "at most"),
     (f"{ROLLOUT}.stop_token_ids=[-1]", f"{ROLLOUT}.stop_token_ids[0]", "", "0"),
     (f"trainer.output_dir={'x' * 300}", "trainer.output_dir", "no folder can have this name", "another"),
