@@ -1,7 +1,7 @@
 """A GRPO step of Tandem against one of TRL: same weights, prompts, reward and settings, one thread, processor seconds.
 
 Both run in turn, each in a process and with an interpreter of its own. TRL runs in every variant of ``--trl``, and its
-fastest is what counts. Writes ``TASK_PROMPTS.json`` into ``--out`` and prints a table. Run, for example::
+fastest is what counts. Writes ``TASK_PROMPTS.json`` into ``--out`` after every round and prints a table. Run, for example::
 
     python bench/peers/compare.py smollm2 --model models/smollm2-135m --trl-python .venv-trl/bin/python
 """
@@ -89,11 +89,12 @@ def main() -> None:
         shared = trl_words(task, prompts, args.steps, model, data, seed)
         for name in args.trl:
             runs[name].append(python(args.trl_python, PEERS / "trl_step.py", *shared, *VARIANTS[name]))
-            print(f"round {seed}: tandem / TRL {name} = {seconds(runs['tandem'][-1:]) / seconds(runs[name][-1:]):.3f}")
-    best = min(args.trl, key=lambda name: seconds(runs[name]))
-    ratio = seconds(runs["tandem"]) / seconds(runs[best])
-    result = {"task": args.task, "prompts": prompts, "ratio": ratio, "best": best, "runs": runs}
-    (out / f"{args.task}_{prompts}.json").write_text(json.dumps(result, indent=2) + "\n")
+            each = seconds(runs["tandem"][-1:]) / seconds(runs[name][-1:])
+            print(f"round {seed}: tandem / TRL {name} = {each:.3f}", flush=True)
+        best = min(args.trl, key=lambda name: seconds(runs[name]))
+        ratio = seconds(runs["tandem"]) / seconds(runs[best])
+        result = {"task": args.task, "prompts": prompts, "ratio": ratio, "best": best, "runs": runs}
+        (out / f"{args.task}_{prompts}.json").write_text(json.dumps(result, indent=2) + "\n")
     print(as_table(runs))
     print(f"ratio to TRL's best ({best}): {ratio:.3f}")
 
