@@ -1,7 +1,7 @@
 """A GRPO step of Tandem against one of TRL: same weights, prompts, reward and settings, one thread, processor seconds.
 
 Both run in turn, each in a process and with an interpreter of its own. TRL runs in every variant of ``--trl``, and its
-fastest is what counts. Writes ``TASK_PROMPTS.json`` into ``--out`` after every round and prints a table. Run, for example::
+fastest is what counts. Writes ``TASK_PROMPTS.json`` into ``--out`` after every round, prints a table. For example::
 
     python bench/peers/compare.py smollm2 --model models/smollm2-135m --trl-python .venv-trl/bin/python
 """
