@@ -134,6 +134,8 @@ _ROW_COLUMNS = (
     ("group_ids", "int64", "ticket of the sample's group, unique within a partition"),
     ("sample_index", "int64", "index of the sample in its group"),
     ("truncated", "bool", "True where the answer hit the token limit"),
+    ("preferred", "bool", "True for the better answer of a pair, or for an answer marked good"),
+    ("reference_point", "float32", "KL to the reference that an answer's gain is measured from (KTO)"),
     ("old_version", "int64", "weights version that scored old_logprobs, one for a whole partition (fully async)"),
 )
 _OBJECT_COLUMNS = (

@@ -101,7 +101,7 @@ class FsdpEngine:
         chosen = batch.select(*dict.fromkeys([*forward_columns(batch), *needed]))
         ordered = chosen.reorder(canonical_order(chosen))
         total = LossSum(torch.zeros((), device=self.device))
-        rows = self._micro_batches(ordered)
+        rows = self._micro_batches(ordered, objective.whole_groups)
         fillers = self._missing(len(rows))
         for part in rows:
             micro = ordered[part]
@@ -169,12 +169,12 @@ class FsdpEngine:
 
     # --- one micro-batch ---------------------------------------------------------------------------------------------
 
-    def _micro_batches(self, ordered: DataProto) -> list[slice]:
+    def _micro_batches(self, ordered: DataProto, whole_groups: bool = False) -> list[slice]:
         if len(ordered) == 0:
             return []
         if self._exact and "group_ids" in ordered.batch:
             return list(group_by_group(ordered))
-        return list(token_budgeted(ordered, self._max_tokens))
+        return list(token_budgeted(ordered, self._max_tokens, whole_groups=whole_groups))
 
     def _pack(self, micro: DataProto) -> PackedSamples:
         columns = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
