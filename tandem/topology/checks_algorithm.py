@@ -184,5 +184,8 @@ def _orphan(config: Config, stage: Stage, column: str) -> Problem:
     if column == "old_logprobs":
         reason = f"it needs old_logprobs, and algorithm.old_logprobs is {old_logprobs_from(config)}"
         return Problem(key, value, reason, "Write algorithm.old_logprobs: recompute")
+    if column == "sum_pi_squared":
+        reason = f"it needs {column!r} of the old policy's forward, and algorithm.old_logprobs is rollout"
+        return Problem(key, value, reason, "Write algorithm.old_logprobs: recompute, or an estimator such as grpo")
     remedy = "Use another one. If it is yours: a column is positional, a parameter written in YAML stands behind a '*'"
     return Problem(key, value, f"it needs the column {column!r}, which no stage gives", remedy)
