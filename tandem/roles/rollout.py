@@ -32,8 +32,8 @@ class Filling:
     """How groups are drawn and which of them are kept.
 
     ``seed`` is the run's; ``filter_equal`` drops groups without a signal; ``overlong`` says what becomes of answers cut
-    at the token limit; ``deadline_s`` bounds every wait for the data plane. ``signal`` is the column in which samples of
-    a group must differ for the estimator to learn from them.
+    at the token limit; ``deadline_s`` bounds every wait for the data plane. ``signal`` is the column in which samples
+    of a group must differ for the estimator to learn from them.
     """
 
     sampling: Sampling
