@@ -18,6 +18,11 @@ CONFIGS: dict[str, tuple[str, ...]] = {
     "old from the engine": ("algorithm.old_logprobs=rollout",),
     "another estimator": ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm.old_logprobs=recompute"),
     "sums of squared probabilities": ("algorithm.adv_estimator=optimal_token_baseline",),
+    "parts of a reward": (
+        "algorithm.adv_estimator=gdpo",
+        "reward_manager.type=weighted_sum",
+        "reward_manager.parts=[{type: match_fraction}, {type: keyword, keyword: '7', weight: -1}]",
+    ),
     "all of it": (
         "algorithm.kl.in=reward",
         "algorithm.use_tis=true",
@@ -37,6 +42,7 @@ EXPECTED = {
     "old from the engine": ["old", "advantages"],
     "another estimator": ["old", "advantages"],
     "sums of squared probabilities": ["old", "advantages"],
+    "parts of a reward": ["advantages"],
     "all of it": ["ref", "old", "advantages", "correction"],
 }
 
