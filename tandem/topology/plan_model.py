@@ -89,7 +89,7 @@ def _number(config: Mapping[str, Any], *names: str) -> int | None:
 
 
 def _shapes_in_files(folder: Path) -> dict[str, list[int]]:
-    """Every tensor's shape by the headers of the safetensors files (8 bytes of length, then JSON); none if one is bad."""
+    """Every tensor's shape by the headers of the safetensors files (a length, then JSON); none if one is bad."""
     shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
