@@ -122,6 +122,7 @@ _RESPONSE_COLUMNS = (
     ("old_logprobs", "float32", "log-prob under the trainer's weights at the start of the step (proximal)"),
     ("ref_logprobs", "float32", "log-prob under the reference weights"),
     ("entropies", "float32", "entropy of the next-token distribution, nats"),
+    ("sum_pi_squared", "float32", "sum of the squared probabilities of all tokens, under the weights of old_logprobs"),
     ("values", "float32", "critic's value before each token"),
     ("token_rewards", "float32", "reward given at each token, KL penalty included where it is part of the reward"),
     ("advantages", "float32", "advantage of each token"),
@@ -130,6 +131,7 @@ _RESPONSE_COLUMNS = (
 )
 _ROW_COLUMNS = (
     ("rewards", "float32", "score of the whole answer"),
+    ("reward_components", "float32", "the K weighted terms (B, K) that the reward of a sample is the sum of"),
     ("reward_valid", "bool", "False where scoring failed: the sample counts in no statistic and no loss"),
     ("group_ids", "int64", "ticket of the sample's group, unique within a partition"),
     ("sample_index", "int64", "index of the sample in its group"),
