@@ -89,11 +89,7 @@ def build_composite(
     """The composite node of ``plan``; ``total_updates`` is where a falling learning rate ends."""
     section, trainer = config.actor_rollout_ref, config.trainer
     model = load_trainable(section.model, tokenizer)
-    ranks = TrainGroup.in_process(
-        build_train_engine(config, model, total_updates), deadline_s=config.execution.deadline_s
-    )
-    batching = Batching(plan.batch.mini_batch_prompts, section.actor.ppo_epochs, trainer.seed)
-    actor = Actor(ranks, batching, keep_reference="ref" in plan.tags, reference_is_base="ref" in plan.base_tags)
+    actor = build_actor(config, plan, model, total_updates)
     advantages = AdvantageStage.of(config.algorithm)
     return ActorRolloutRef(
         model=model,
@@ -114,6 +110,15 @@ def build_composite(
         objective=policy_objective(config),
         seed=trainer.seed,
     )
+
+
+def build_actor(config: Config, plan: Plan, model: CausalLM, total_updates: int) -> Actor:
+    """The actor of one rank in this process, with the tags of ``plan``."""
+    ranks = TrainGroup.in_process(
+        build_train_engine(config, model, total_updates), deadline_s=config.execution.deadline_s
+    )
+    batching = Batching(plan.batch.mini_batch_prompts, config.actor_rollout_ref.actor.ppo_epochs, config.trainer.seed)
+    return Actor(ranks, batching, keep_reference="ref" in plan.tags, reference_is_base="ref" in plan.base_tags)
 
 
 def build_train_engine(

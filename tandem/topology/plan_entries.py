@@ -7,7 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.algorithms import ADVANTAGES, KL_TYPES, POLICY_LOSSES
+from tandem.algorithms import ADVANTAGES, KL_TYPES, POLICY_LOSSES, PREFERENCE_LOSSES
 from tandem.base.errors import Problem, UnknownNameError
 from tandem.base.registry import Entry, Registry, Scope, Signature, near
 from tandem.config.schema import Config
@@ -26,6 +26,7 @@ class Entries:
     advantage: Entry[Any] | None
     advantage_parameters: dict[str, Any]
     policy_loss: Entry[Any] | None
+    preference_loss: Entry[Any] | None
     kl: Entry[Any] | None
     engine: Entry[Any] | None
     reward: Signature | None
@@ -57,6 +58,7 @@ def look_up(config: Config) -> Entries:
         advantage=_find(ADVANTAGES, advantage_name(config)),
         advantage_parameters={} if isinstance(written, str) else written.parameters,
         policy_loss=_find(POLICY_LOSSES, algorithm.policy_loss.type),
+        preference_loss=_find(PREFERENCE_LOSSES, algorithm.policy_loss.type),
         kl=_find(KL_TYPES, algorithm.kl.type),
         engine=_find(engines, config.actor_rollout_ref.rollout.name),
         reward=reward if isinstance(reward, Signature) else None,
@@ -76,7 +78,12 @@ def unknown_names(config: Config) -> list[Problem]:
     rollout, strategy = config.actor_rollout_ref.rollout.name, config.actor_rollout_ref.actor.strategy
     named = (
         (estimator_key, advantage_name(config), "advantage estimator", list(ADVANTAGES)),
-        ("algorithm.policy_loss.type", config.algorithm.policy_loss.type, "policy loss", list(POLICY_LOSSES)),
+        (
+            "algorithm.policy_loss.type",
+            config.algorithm.policy_loss.type,
+            "policy loss",
+            [*POLICY_LOSSES, *PREFERENCE_LOSSES],
+        ),
         ("algorithm.kl.type", config.algorithm.kl.type, "KL type", list(KL_TYPES)),
         ("actor_rollout_ref.rollout.name", rollout, "rollout engine", [*engines, *ENGINES_LATER]),
         ("actor_rollout_ref.actor.strategy", strategy, "training engine", list(STRATEGIES)),

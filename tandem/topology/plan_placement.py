@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tandem.config.execution import Devices
 from tandem.config.schema import Config
+from tandem.topology.plan_preference import learns_preferences, loss_reads
 
 ONE_DEVICE = (1, 1)
 REFERENCE_NAMES = ("reference", "ref")
@@ -29,6 +30,8 @@ class Placement:
 
 def deployed_roles(config: Config) -> tuple[str, ...]:
     """The roles that a run of this config starts, in the order of the dataflow."""
+    if learns_preferences(config):
+        return ("actor",)
     critic = ("critic",) if config.critic.enable else ()
     if config.execution.mode != "fully_async":
         return ("actor", *critic, "rollout")
@@ -38,6 +41,8 @@ def deployed_roles(config: Config) -> tuple[str, ...]:
 
 def uses_reference(config: Config) -> bool:
     """Whether anything compares with the reference policy: a coefficient of 0 means off."""
+    if learns_preferences(config):
+        return loss_reads(config, "ref_logprobs")
     return config.algorithm.kl.where != "off" and config.algorithm.kl.coef > 0
 
 
