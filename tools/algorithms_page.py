@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tandem.algorithms import ADVANTAGES, KL_CONTROLLERS, KL_TYPES, POLICY_LOSSES, Aggregation
+from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_CONTROLLERS, KL_TYPES, POLICY_LOSSES, Aggregation
 from tandem.base.registry import Entry, Parameter, Registry
 from tandem.config.load import config_from_tree
 from tandem.config.schema import Config
@@ -51,6 +51,13 @@ KL = """\
 `algorithm.kl: {in: loss, type: NAME, coef: 0.001}` or `in: reward`. Arguments are log-probs of the sampled tokens under
 the policy (`pi`) and the reference (`ref`). A name with `+` has the value of the estimator and the gradient of `k2`.
 """
+TEACHING = """\
+## Distillation
+
+`algorithm.distillation: {type: NAME, coef: 1.0, ...parameters}`, with a teacher under `actor_rollout_ref.teacher`. The
+teacher scores what the student sampled. Columns named `teacher_*` come from its forward, `student_topk_logprobs` from
+the training forward: no matrix of tokens by vocabulary is kept of either.
+"""
 CONTROLLERS = """\
 ## KL controllers
 
@@ -77,6 +84,8 @@ def page() -> str:
         table(losses, (_loss(entry) for entry in own(POLICY_LOSSES))),
         KL,
         table(("name", "what it is"), ((code(entry.name), text(entry.summary)) for entry in own(KL_TYPES))),
+        TEACHING,
+        table(("name", "what it is", "columns", "scope", "parameters"), (_teaching(e) for e in own(DISTILLATIONS))),
         CONTROLLERS,
         table(("name", "what it is"), ((code(entry.name), text(entry.summary)) for entry in own(KL_CONTROLLERS))),
         AGGREGATION,
@@ -120,6 +129,10 @@ def _estimator(entry: Entry[Any]) -> tuple[str, ...]:
 def _loss(entry: Entry[Any]) -> tuple[str, ...]:
     whole = "yes" if entry.traits.get(WHOLE) else ""
     return (code(entry.name), text(entry.summary), _columns(entry), entry.scope.name.lower(), whole, _parameters(entry))
+
+
+def _teaching(entry: Entry[Any]) -> tuple[str, ...]:
+    return code(entry.name), text(entry.summary), _columns(entry), entry.scope.name.lower(), _parameters(entry)
 
 
 def _scorer(entry: Entry[Any]) -> tuple[str, ...]:

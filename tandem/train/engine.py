@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,17 +16,29 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM, Head
-from tandem.models.logprobs import token_logprobs
+from tandem.models.logprobs import token_logprobs, top_logprobs
 from tandem.models.lora import merged_weights
 from tandem.models.packing import PackedSamples, pack_samples
 from tandem.train.dealing import forward_columns, objective_columns
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
-from tandem.train.objective import LossSum, Objective
-from tandem.train.protocol import StepResult, Wanted
+from tandem.train.objective import AT_CANDIDATES, CANDIDATES, LossSum, Objective
+from tandem.train.protocol import StepResult, TopTokens, Wanted
 from tandem.train.sharding import local_shard, shard_layers, shard_like
 from tandem.train.updater import Updater
 
-TokenValues = tuple[torch.Tensor, torch.Tensor | None]
+
+@dataclass(frozen=True)
+class TokenValues:
+    """Of the N trained tokens of a micro-batch, what was asked for: ``logprobs`` and ``entropies`` (N,).
+
+    ``candidates`` (N, k): log-probs of given tokens; ``top_logprobs`` and ``top_ids`` (N, k): of the likeliest ones.
+    """
+
+    logprobs: torch.Tensor | None = None
+    entropies: torch.Tensor | None = None
+    candidates: torch.Tensor | None = None
+    top_logprobs: torch.Tensor | None = None
+    top_ids: torch.Tensor | None = None
 
 
 class FsdpEngine:
@@ -76,7 +88,8 @@ class FsdpEngine:
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
         """See ``TrainEngine.forward``."""
         responses = batch.ragged("responses")
-        results = {name: torch.zeros(len(responses.values)) for name in want}
+        top = next((asked for asked in want if isinstance(asked, TopTokens)), None)
+        results = _results(want, len(responses.values))
         order = canonical_order(batch)
         ordered = batch.select(*forward_columns(batch)).reorder(order)
         token = responses.like(torch.arange(len(responses.values))).take(order)
@@ -84,13 +97,11 @@ class FsdpEngine:
         fillers = self._missing(len(rows))
         for part in rows:
             samples = self._pack(ordered[part])
-            logprobs, entropies = self._run(samples, want_entropy="entropies" in want, entropy_grad=False)
+            found = self._run(samples, want_entropy="entropies" in want, top=top, top_only=len(want) == 1)
             place = token[part].padded().flatten()[samples.slots.cpu()]
-            found: dict[Wanted, torch.Tensor | None] = {"logprobs": logprobs, "entropies": entropies}
             for name, total in results.items():
-                values = found[name]
-                if values is not None:
-                    total[place] = values.float().cpu()
+                values: torch.Tensor = getattr(found, name)
+                total[place] = values.to(total.dtype).cpu()
         for _ in range(fillers):
             self._run_filler()
         return {name: responses.like(values) for name, values in results.items()}
@@ -107,11 +118,18 @@ class FsdpEngine:
             micro = ordered[part]
             samples = self._pack(micro)
             columns = {name: _dense(micro, name).to(self.device) for name in needed}
-            logprobs, entropies = self._run(
-                samples, want_entropy=objective.needs_entropy, entropy_grad=objective.needs_entropy
+            candidates = samples.chosen(columns[CANDIDATES]).long() if CANDIDATES in columns else None
+            found = self._run(
+                samples,
+                want_entropy=objective.needs_entropy,
+                entropy_grad=objective.needs_entropy,
+                candidates=candidates,
             )
-            padded = None if entropies is None else samples.padded(entropies)
-            result = objective.numerator(columns, samples.padded(logprobs), padded)
+            assert found.logprobs is not None
+            if found.candidates is not None:
+                columns[AT_CANDIDATES] = samples.padded(found.candidates)
+            padded = None if found.entropies is None else samples.padded(found.entropies)
+            result = objective.numerator(columns, samples.padded(found.logprobs), padded)
             result.loss.backward()
             total += replace(result, loss=result.loss.detach())
         for _ in range(fillers):
@@ -180,19 +198,37 @@ class FsdpEngine:
         columns = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
         return pack_samples(*columns, device=self.device)
 
-    def _run(self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool) -> TokenValues:
-        """Log-probs and entropies of the N trained tokens, (N,) each."""
+    def _run(
+        self,
+        samples: PackedSamples,
+        *,
+        want_entropy: bool = False,
+        entropy_grad: bool = False,
+        candidates: torch.Tensor | None = None,
+        top: TopTokens | None = None,
+        top_only: bool = False,
+    ) -> TokenValues:
+        """One forward of the micro-batch. ``candidates`` (N, k) are further tokens to be scored, with gradient."""
 
         def read(hidden: torch.Tensor, head: Head) -> TokenValues:
             chosen = nn.functional.embedding(samples.read, hidden)
-            return token_logprobs(
+            best: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
+            if top is not None:
+                best = top_logprobs(chosen, head, top.count, below=top.below, temperature=self._temperature)
+                if top_only:
+                    return TokenValues(None, None, None, *best)
+            targets = samples.targets
+            logprobs, entropies = token_logprobs(
                 chosen,
                 head,
-                samples.targets,
+                targets if candidates is None else torch.cat([targets[:, None], candidates], dim=1),
                 temperature=self._temperature,
                 want_entropy=want_entropy,
                 entropy_grad=entropy_grad,
             )
+            if candidates is None:
+                return TokenValues(logprobs, entropies, None, *best)
+            return TokenValues(logprobs[:, 0], entropies, logprobs[:, 1:], *best)
 
         values: TokenValues = self.model(samples.input_ids, samples.positions, samples.layout, read)
         return values
@@ -214,7 +250,9 @@ class FsdpEngine:
         """A forward over the smallest possible sample; its log-probs, to be weighted with 0."""
         token = Ragged.from_lengths(torch.zeros(1, dtype=torch.int64), [1])
         samples = pack_samples(token, token, token.like(torch.ones(1, dtype=torch.bool)), device=self.device)
-        return self._run(samples, want_entropy=False, entropy_grad=False)[0]
+        found = self._run(samples).logprobs
+        assert found is not None
+        return found
 
     def _over_ranks(self, total: LossSum) -> LossSum:
         """The sum over all ranks, which may have seen different metrics."""
@@ -224,6 +262,18 @@ class FsdpEngine:
         dist.all_gather_object(parts, total, self._group)
         every = [part for part in parts if part is not None]
         return sum(every[1:], every[0])
+
+
+def _results(want: Sequence[Wanted], tokens: int) -> dict[str, torch.Tensor]:
+    """Zeros for everything that is wanted, by the name of the field of ``TokenValues``."""
+    results: dict[str, torch.Tensor] = {}
+    for asked in want:
+        if isinstance(asked, TopTokens):
+            results["top_logprobs"] = torch.zeros(tokens, asked.count)
+            results["top_ids"] = torch.zeros(tokens, asked.count, dtype=torch.int32)
+        else:
+            results[asked] = torch.zeros(tokens)
+    return results
 
 
 def _dense(batch: DataProto, name: str) -> torch.Tensor:
