@@ -9,6 +9,7 @@ from tandem.algorithms.correction import tis_weights
 from tandem.algorithms.distillation import DISTILLATIONS
 from tandem.algorithms.kl import KL_CONTROLLERS, KL_TYPES
 from tandem.algorithms.policy_loss import POLICY_LOSSES
+from tandem.algorithms.preference_losses import PREFERENCE_LOSSES
 from tandem.algorithms.reduce import Aggregation, LossCounts
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "KL_CONTROLLERS",
     "KL_TYPES",
     "POLICY_LOSSES",
+    "PREFERENCE_LOSSES",
     "Aggregation",
     "LossCounts",
     "baselines",

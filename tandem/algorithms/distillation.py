@@ -45,7 +45,11 @@ class DistillationTerms:
 DISTILLATIONS: Registry[Callable[..., DistillationTerms]] = Registry("distillation")
 
 
-@DISTILLATIONS.register("reverse_kl", scope=Scope.SEQUENCE)
+@DISTILLATIONS.register(
+    "reverse_kl",
+    scope=Scope.SEQUENCE,
+    use_when="the default: one log-prob a token of the teacher; beside a reward, the two advantages add up",
+)
 def reverse_kl(
     old_logprobs: torch.Tensor,
     teacher_logprobs: torch.Tensor,
@@ -68,7 +72,11 @@ def reverse_kl(
     return DistillationTerms(advantages=advantages, metrics={"distill/kl": Metric.over(-gap, response_mask)})
 
 
-@DISTILLATIONS.register("forward_kl_topk", scope=Scope.TOKEN)
+@DISTILLATIONS.register(
+    "forward_kl_topk",
+    scope=Scope.TOKEN,
+    use_when="few samples, a weak student: a whole distribution a token, also of what it would not sample itself",
+)
 def forward_kl_topk(
     student_topk_logprobs: torch.Tensor,
     teacher_topk_logprobs: torch.Tensor,
@@ -91,7 +99,9 @@ def forward_kl_topk(
     return _loss(_kl(teacher, student), teacher, response_mask)
 
 
-@DISTILLATIONS.register("jsd_topk", scope=Scope.TOKEN)
+@DISTILLATIONS.register(
+    "jsd_topk", scope=Scope.TOKEN, use_when="between the two: less spread than the forward KL, bounded"
+)
 def jsd_topk(
     student_topk_logprobs: torch.Tensor,
     teacher_topk_logprobs: torch.Tensor,

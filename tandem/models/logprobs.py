@@ -57,12 +57,13 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probs of ``targets`` int64 under ``log_softmax(logits / temperature)``, and entropies if wanted.
 
-    ``hidden`` (N, d). ``targets`` are (N,), or (N, K) for K tokens at each place; log-probs have their shape, entropies
+    ``hidden`` (N, d). ``targets`` are (N,), or (N, K) for K tokens in each place; log-probs have their shape, entropies
     are (N,), float32 even for bfloat16 weights (float64 for float64). Entropies of the same distribution, in nats,
     carry a gradient only with ``entropy_grad``. ``chunk_elements`` bounds the logits that are in memory at once, and
     never changes a value beyond rounding.
     """
-    hidden, weight, bias = _computed(hidden, head)
+    weight, bias = _computing(hidden, head)
+    hidden = hidden.to(weight.dtype)
     projection = Projection(temperature, head.scale, head.softcap)
     want_entropy = want_entropy or entropy_grad
     wanted = targets if targets.dim() == 2 else targets[:, None]
@@ -91,10 +92,10 @@ def top_logprobs(
     Log-probs are of ``log_softmax(logits / temperature)`` over the whole vocabulary, without gradient; only tokens with
     an id below ``below`` are chosen. Memory as in ``token_logprobs``.
     """
-    hidden, weight, bias = _computed(hidden, head)
+    weight, bias = _computing(hidden, head)
     projection = Projection(temperature, head.scale, head.softcap)
     values, ids = [], []
-    for part in hidden.split(max(1, chunk_elements // len(weight))):
+    for part in hidden.to(weight.dtype).split(max(1, chunk_elements // len(weight))):
         logits = projection.logits(part, weight, bias)
         best = logits[:, :below].topk(count, dim=-1)
         values.append(best.values - logits.logsumexp(-1, keepdim=True))
@@ -102,14 +103,29 @@ def top_logprobs(
     return torch.cat(values), torch.cat(ids)
 
 
-def _computed(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Hidden states, weight and bias in the dtype that products run in."""
-    weight, bias = head.weight, head.bias
-    device = hidden.device.type
+@torch.no_grad()
+def sum_pi_squared(
+    hidden: torch.Tensor, head: Head, *, temperature: float = 1.0, chunk_elements: int = CHUNK_ELEMENTS
+) -> torch.Tensor:
+    """``sum_v pi_v^2`` of each next-token distribution ``softmax(logits / temperature)``: (N,) from ``hidden`` (N, d).
+
+    float32 (float64 for float64 weights), without gradient: the probability that two draws are the same token. The
+    logits are computed once more, in chunks of at most ``chunk_elements``.
+    """
+    weight, bias = _computing(hidden, head)
+    projection = Projection(temperature, head.scale, head.softcap)
+    rows = max(1, chunk_elements // len(weight))
+    chunks = hidden.to(weight.dtype).split(rows)
+    return torch.cat([projection.logits(part, weight, bias).softmax(-1).square().sum(-1) for part in chunks])
+
+
+def _computing(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The head's weight and bias in the dtype in which the device of ``hidden`` computes."""
+    device, weight, bias = hidden.device.type, head.weight, head.bias
     if not torch.is_autocast_enabled(device):
-        return hidden, weight, bias
+        return weight, bias
     compute = torch.get_autocast_dtype(device)
-    return hidden.to(compute), weight.to(compute), None if bias is None else bias.to(compute)
+    return weight.to(compute), None if bias is None else bias.to(compute)
 
 
 def _at_once(

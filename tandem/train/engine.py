@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM, Head
-from tandem.models.logprobs import token_logprobs, top_logprobs
-from tandem.models.lora import merged_weights
+from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
+from tandem.models.lora import adapted_layers, adapters_off, merged_weights
 from tandem.models.packing import PackedSamples, pack_samples
 from tandem.train.dealing import forward_columns, objective_columns
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
@@ -26,19 +27,8 @@ from tandem.train.protocol import StepResult, TopTokens, Wanted
 from tandem.train.sharding import local_shard, shard_layers, shard_like
 from tandem.train.updater import Updater
 
-
-@dataclass(frozen=True)
-class TokenValues:
-    """Of the N trained tokens of a micro-batch, what was asked for: ``logprobs`` and ``entropies`` (N,).
-
-    ``candidates`` (N, k): log-probs of given tokens; ``top_logprobs`` and ``top_ids`` (N, k): of the likeliest ones.
-    """
-
-    logprobs: torch.Tensor | None = None
-    entropies: torch.Tensor | None = None
-    candidates: torch.Tensor | None = None
-    top_logprobs: torch.Tensor | None = None
-    top_ids: torch.Tensor | None = None
+TokenValues = tuple[torch.Tensor, torch.Tensor | None]
+Found = dict[str, torch.Tensor]
 
 
 class FsdpEngine:
@@ -88,7 +78,6 @@ class FsdpEngine:
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
         """See ``TrainEngine.forward``."""
         responses = batch.ragged("responses")
-        top = next((asked for asked in want if isinstance(asked, TopTokens)), None)
         results = _results(want, len(responses.values))
         order = canonical_order(batch)
         ordered = batch.select(*forward_columns(batch)).reorder(order)
@@ -97,11 +86,10 @@ class FsdpEngine:
         fillers = self._missing(len(rows))
         for part in rows:
             samples = self._pack(ordered[part])
-            found = self._run(samples, want_entropy="entropies" in want, top=top, top_only=len(want) == 1)
+            found = self._look(samples, want)
             place = token[part].padded().flatten()[samples.slots.cpu()]
             for name, total in results.items():
-                values: torch.Tensor = getattr(found, name)
-                total[place] = values.to(total.dtype).cpu()
+                total[place] = found[name].to(total.dtype).cpu()
         for _ in range(fillers):
             self._run_filler()
         return {name: responses.like(values) for name, values in results.items()}
@@ -112,24 +100,20 @@ class FsdpEngine:
         chosen = batch.select(*dict.fromkeys([*forward_columns(batch), *needed]))
         ordered = chosen.reorder(canonical_order(chosen))
         total = LossSum(torch.zeros((), device=self.device))
-        rows = self._micro_batches(ordered)
+        rows = self._micro_batches(ordered, objective.whole_groups)
         fillers = self._missing(len(rows))
         for part in rows:
             micro = ordered[part]
             samples = self._pack(micro)
             columns = {name: _dense(micro, name).to(self.device) for name in needed}
             candidates = samples.chosen(columns[CANDIDATES]).long() if CANDIDATES in columns else None
-            found = self._run(
-                samples,
-                want_entropy=objective.needs_entropy,
-                entropy_grad=objective.needs_entropy,
-                candidates=candidates,
+            logprobs, entropies = self._run(
+                samples, want_entropy=objective.needs_entropy, entropy_grad=objective.needs_entropy, also=candidates
             )
-            assert found.logprobs is not None
-            if found.candidates is not None:
-                columns[AT_CANDIDATES] = samples.padded(found.candidates)
-            padded = None if found.entropies is None else samples.padded(found.entropies)
-            result = objective.numerator(columns, samples.padded(found.logprobs), padded)
+            if candidates is not None:
+                columns[AT_CANDIDATES], logprobs = samples.padded(logprobs[:, 1:]), logprobs[:, 0]
+            padded = None if entropies is None else samples.padded(entropies)
+            result = objective.numerator(columns, samples.padded(logprobs), padded)
             result.loss.backward()
             total += replace(result, loss=result.loss.detach())
         for _ in range(fillers):
@@ -179,6 +163,17 @@ class FsdpEngine:
         )
         self._updater.updates, self._updater.skipped = state["updates"], state["skipped"]
 
+    # --- adapters ----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are what is trained."""
+        return bool(adapted_layers(self.model))
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """Forwards in this block are the base model's."""
+        return adapters_off(self.model)
+
     # --- shards and the whole ----------------------------------------------------------------------------------------
 
     def as_sharded(self, copies: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -187,48 +182,60 @@ class FsdpEngine:
 
     # --- one micro-batch ---------------------------------------------------------------------------------------------
 
-    def _micro_batches(self, ordered: DataProto) -> list[slice]:
+    def _micro_batches(self, ordered: DataProto, whole_groups: bool = False) -> list[slice]:
         if len(ordered) == 0:
             return []
         if self._exact and "group_ids" in ordered.batch:
             return list(group_by_group(ordered))
-        return list(token_budgeted(ordered, self._max_tokens))
+        return list(token_budgeted(ordered, self._max_tokens, whole_groups=whole_groups))
 
     def _pack(self, micro: DataProto) -> PackedSamples:
         columns = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
         return pack_samples(*columns, device=self.device)
 
+    def _look(self, samples: PackedSamples, want: Sequence[Wanted]) -> Found:
+        """What is wanted of the N trained tokens, (N, ...) each."""
+        top = next((asked for asked in want if isinstance(asked, TopTokens)), None)
+
+        def read(hidden: torch.Tensor, head: Head) -> Found:
+            chosen, found = nn.functional.embedding(samples.read, hidden), Found()
+            if top is not None:
+                found["top_logprobs"], found["top_ids"] = top_logprobs(
+                    chosen, head, top.count, below=top.below, temperature=self._temperature
+                )
+                if len(want) == 1:
+                    return found
+            found["logprobs"], entropies = token_logprobs(
+                chosen, head, samples.targets, temperature=self._temperature, want_entropy="entropies" in want
+            )
+            if entropies is not None:
+                found["entropies"] = entropies
+            if "sum_pi_squared" in want:
+                found["sum_pi_squared"] = sum_pi_squared(chosen, head, temperature=self._temperature)
+            return found
+
+        found: Found = self.model(samples.input_ids, samples.positions, samples.layout, read)
+        return found
+
     def _run(
-        self,
-        samples: PackedSamples,
-        *,
-        want_entropy: bool = False,
-        entropy_grad: bool = False,
-        candidates: torch.Tensor | None = None,
-        top: TopTokens | None = None,
-        top_only: bool = False,
+        self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool, also: torch.Tensor | None = None
     ) -> TokenValues:
-        """One forward of the micro-batch. ``candidates`` (N, k) are further tokens to be scored, with gradient."""
+        """Log-probs and entropies of the N trained tokens, (N,) each.
+
+        With ``also`` (N, k), further tokens in each place, log-probs are (N, 1 + k).
+        """
+        targets = samples.targets if also is None else torch.cat([samples.targets[:, None], also], dim=1)
 
         def read(hidden: torch.Tensor, head: Head) -> TokenValues:
             chosen = nn.functional.embedding(samples.read, hidden)
-            best: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
-            if top is not None:
-                best = top_logprobs(chosen, head, top.count, below=top.below, temperature=self._temperature)
-                if top_only:
-                    return TokenValues(None, None, None, *best)
-            targets = samples.targets
-            logprobs, entropies = token_logprobs(
+            return token_logprobs(
                 chosen,
                 head,
-                targets if candidates is None else torch.cat([targets[:, None], candidates], dim=1),
+                targets,
                 temperature=self._temperature,
                 want_entropy=want_entropy,
                 entropy_grad=entropy_grad,
             )
-            if candidates is None:
-                return TokenValues(logprobs, entropies, None, *best)
-            return TokenValues(logprobs[:, 0], entropies, logprobs[:, 1:], *best)
 
         values: TokenValues = self.model(samples.input_ids, samples.positions, samples.layout, read)
         return values
@@ -250,9 +257,7 @@ class FsdpEngine:
         """A forward over the smallest possible sample; its log-probs, to be weighted with 0."""
         token = Ragged.from_lengths(torch.zeros(1, dtype=torch.int64), [1])
         samples = pack_samples(token, token, token.like(torch.ones(1, dtype=torch.bool)), device=self.device)
-        found = self._run(samples).logprobs
-        assert found is not None
-        return found
+        return self._run(samples, want_entropy=False, entropy_grad=False)[0]
 
     def _over_ranks(self, total: LossSum) -> LossSum:
         """The sum over all ranks, which may have seen different metrics."""
@@ -264,9 +269,9 @@ class FsdpEngine:
         return sum(every[1:], every[0])
 
 
-def _results(want: Sequence[Wanted], tokens: int) -> dict[str, torch.Tensor]:
-    """Zeros for everything that is wanted, by the name of the field of ``TokenValues``."""
-    results: dict[str, torch.Tensor] = {}
+def _results(want: Sequence[Wanted], tokens: int) -> Found:
+    """Zeros for everything that is wanted."""
+    results: Found = {}
     for asked in want:
         if isinstance(asked, TopTokens):
             results["top_logprobs"] = torch.zeros(tokens, asked.count)

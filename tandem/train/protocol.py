@@ -24,7 +24,12 @@ class TopTokens:
     below: int
 
 
-Wanted = Literal["logprobs", "entropies"] | TopTokens
+Wanted = Literal["logprobs", "entropies", "sum_pi_squared"] | TopTokens
+
+
+def logprobs_and(squares: bool) -> list[Wanted]:
+    """What a forward is asked for: log-probs, with or without the sums of squared probabilities."""
+    return ["logprobs", "sum_pi_squared"] if squares else ["logprobs"]
 
 
 @dataclass(frozen=True)
