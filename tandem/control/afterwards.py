@@ -12,6 +12,7 @@ from tandem.base.folders import whole_folder
 from tandem.config.load import load_config
 from tandem.config.schema import Config
 from tandem.control.entry import quiet
+from tandem.models.loading import check_weight_files
 from tandem.observe.metrics import CONFIG_FILE
 from tandem.roles.reward import build_reward_manager
 from tandem.topology.composite import build_composite, model_tokenizer
@@ -54,6 +55,9 @@ def run_export(saved: Path, out: Path) -> int:
         raise DataError(f"{saved}: holds no model; name a checkpoint (checkpoints/step_…) or a run's folder")
     if out.exists():
         raise DataError(f"{out} exists: choose another name, or remove it")
+    if out.resolve().is_relative_to(model.resolve()):
+        raise DataError(f"{out} lies inside the model that is to be copied: choose a folder elsewhere")
+    check_weight_files(model)
     try:
         with whole_folder(out) as scratch:
             shutil.copytree(model, scratch, dirs_exist_ok=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -88,6 +90,21 @@ def save_pretrained_atomic(
         plain.save_pretrained(scratch, state_dict=state)
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
+
+
+def check_weight_files(folder: Path) -> None:
+    """Raise ``DataError`` unless the folder has safetensors files, all of those that its index lists, each whole."""
+    names = {path.name for path in folder.glob("*.safetensors")}
+    for index in folder.glob("*.safetensors.index.json"):
+        names |= set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+    if not names:
+        raise DataError(f"{folder}: has no weights (*.safetensors)")
+    for name in sorted(names):
+        try:
+            with safe_open(folder / name, framework="pt"):
+                pass  # the header says how long the file must be
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{folder / name}: not a whole file of weights ({_first_line(error)})") from error
 
 
 def _from_pretrained(path: str | Path, trust_remote_code: bool, **options: Any) -> PreTrainedModel:

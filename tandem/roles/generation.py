@@ -92,9 +92,14 @@ def as_batch(prompt: Prompt, output: GroupOutput, group_id: int, tokenizer: Any)
 def as_prompts(prompts: Iterable[object], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     """Whatever a loop of the user's holds as prompts: ``Prompt``, text, chat messages, or token ids.
 
-    Raises ``ContractError`` naming the position of one that is none of these.
+    Raises ``ContractError`` naming the position of one that is none of these, or where there is none at all.
     """
-    return [_as_prompt(i, prompt, tokenizer) for i, prompt in enumerate(prompts)]
+    if isinstance(prompts, str):
+        raise ContractError(f"prompts is the text {prompts!r}: give a list of prompts, such as [{prompts!r}]")
+    found = [_as_prompt(i, prompt, tokenizer) for i, prompt in enumerate(prompts)]
+    if not found:
+        raise ContractError("there are no prompts: give at least one")
+    return found
 
 
 def _as_prompt(index: int, prompt: object, tokenizer: PreTrainedTokenizerBase) -> Prompt:
@@ -105,6 +110,9 @@ def _as_prompt(index: int, prompt: object, tokenizer: PreTrainedTokenizerBase) -
     if isinstance(prompt, torch.Tensor):
         prompt = prompt.tolist()
     if isinstance(prompt, Sequence) and prompt and all(isinstance(token, int) for token in prompt):
+        if outside := [token for token in prompt if not 0 <= token < len(tokenizer)]:
+            known = f"the tokenizer knows 0 to {len(tokenizer) - 1}"
+            raise ContractError(f"prompt {index} holds the token id {outside[0]}: {known}")
         text = str(tokenizer.decode(list(prompt)))
         return Prompt(text, tuple(prompt), text)
     if isinstance(prompt, Sequence) and prompt and all(isinstance(turn, dict) for turn in prompt):

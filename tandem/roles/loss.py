@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
 from tandem.train.objective import Objective, PolicyObjective
@@ -36,8 +37,15 @@ def policy_objective(config: Config) -> PolicyObjective:
 
 
 def with_rewards(batch: DataProto, rewards: torch.Tensor) -> DataProto:
-    """The batch with its scores (B,); a score that is not finite takes its sample out of statistics and loss."""
-    rewards = rewards.to(torch.float32)
+    """The batch with its scores (B,); a score that is not finite takes its sample out of statistics and loss.
+
+    Raises ``ContractError`` for scores of another shape.
+    """
+    rewards = torch.as_tensor(rewards).detach().to(torch.float32)
+    if rewards.shape != (len(batch),):
+        raise ContractError(
+            f"rewards have shape {tuple(rewards.shape)}: give one number per sample, shape ({len(batch)},)"
+        )
     valid = rewards.isfinite()
     scored = DataProto(batch.batch, batch.non_tensor_batch, batch.meta_info, batch.tokenizer)
     scored.batch["rewards"] = rewards

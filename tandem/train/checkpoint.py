@@ -31,6 +31,8 @@ from tandem.columns import plain_json
 _STATE = "state.json"
 _TENSORS = "tensors"
 _FORMAT = "tandem-checkpoint/1"
+_OTHER_CONTENT = ("Missing key", "ize mismatch")
+"""What torch says where a whole checkpoint is of other tensors than those asked for."""
 _NAME = re.compile(r"step_(\d+)")
 
 
@@ -50,15 +52,18 @@ class Checkpoint:
         """Fill ``tensors``, built like those saved (say ``{"actor": engine.state_dict()}``), in place.
 
         Numbers and strings in it are replaced; every rank calls this with its own shards. Raises ``DataError`` where
-        the checkpoint lacks one of them, or has it in another shape.
+        the checkpoint lacks one of them, has it in another shape, or can't be read.
         """
         try:
             with _single_process_is_meant():
                 load_sharded(tensors, checkpoint_id=self.path / _TENSORS, no_dist=not _distributed())
         except CheckpointException as error:
             reason = next(iter(error.failures.values()))[0]
+            said = (str(reason).splitlines() or [type(reason).__name__])[0]
+            if not any(sign in said for sign in _OTHER_CONTENT):
+                raise DataError(f"{self.path / _TENSORS} can't be read ({said}); take an older checkpoint") from error
             raise DataError(
-                f"{self.path} holds other weights than this config trains ({reason}): resume with the model, the LoRA "
+                f"{self.path} holds other weights than this config trains ({said}): resume with the model, the LoRA "
                 "rank and the KL of the saved run, or start a new run from its model"
             ) from error
 

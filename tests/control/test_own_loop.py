@@ -108,6 +108,9 @@ def test_rollouts_never_repeat_their_streams_and_follow_the_weights(task: Path) 
     assert rows[0::2] == rows[1::2]  # no randomness is left
     with pytest.raises(ContractError, match="prompt 1 is 3"):
         made.rollout(["1>", 3])
+    for shape in ((5,), (6, 1), ()):
+        with pytest.raises(ContractError, match=r"give one number per sample, shape \(6,\)"):
+            compute_grpo_loss(first, torch.ones(shape), made)
 
 
 def test_the_loop_of_ones_own_is_the_built_in_one(task: Path, tmp_path: Path) -> None:

@@ -129,6 +129,13 @@ def test_export_copies_a_model_that_transformers_loads(trained: Path, tmp_path: 
     assert again.exit_code == 2 and "exists" in again.output
     nothing = run("export", tmp_path / "nowhere", tmp_path / "model_2")
     assert nothing.exit_code == 2 and "holds no model" in nothing.output
+    inside = run("export", tmp_path / "model_0", tmp_path / "model_0" / "copy")
+    assert inside.exit_code == 2 and "lies inside the model" in inside.output
+    weights = tmp_path / "model_1" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    broken = run("export", tmp_path / "model_1", tmp_path / "model_3")
+    assert broken.exit_code == 2 and "not a whole file of weights" in broken.output.replace("\n", " ")
+    assert not (tmp_path / "model_3").exists()
 
 
 def test_sft_checkpoints_are_resumed_and_exported(tuned: Path, tmp_path: Path) -> None:

@@ -57,6 +57,13 @@ REFUSALS = [
         "an integer where a text",
         '"3"',
     ),
+    ("algorithm.adv_estimator=gdpo", "algorithm.adv_estimator", "no parts", "weighted_sum"),
+    (
+        "reward_manager={type: weighted_sum, parts: [{type: exact, weight: .nan}]}",
+        "reward_manager.parts[0].weight",
+        "and finite",
+        "0.5",
+    ),
     ("reward_manager={type: weighted_sum, parts: []}", "reward_manager.parts", "at least one part", "parts"),
     # files and folders
     ("data.train_files=[absent.jsonl]", "data.train_files[0]", "no such file", "existing"),
@@ -137,6 +144,12 @@ REFUSALS = [
         "algorithm.old_logprobs",
         "truncated distribution",
         "logprobs_of: full",
+    ),
+    (
+        "algorithm.adv_estimator=optimal_token_baseline algorithm.old_logprobs=rollout",
+        "algorithm.adv_estimator",
+        "old policy's forward",
+        "recompute",
     ),
     ("algorithm.use_tis=true algorithm.old_logprobs=rollout", "algorithm.use_tis", "weight 1", "recompute"),
     (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -53,3 +55,17 @@ def test_an_answer_ends_with_any_end_token_of_model_or_tokenizer() -> None:
     assert end_tokens(Model(), tokenizer) == tuple(sorted({5, 7, tokenizer.eos_token_id}))  # type: ignore[arg-type]
     Model.generation_config.eos_token_id = None  # type: ignore[assignment]
     assert end_tokens(Model(), tokenizer) == (tokenizer.eos_token_id,)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("12", r"prompts is the text '12': give a list of prompts, such as \['12'\]"),
+        ([], "there are no prompts"),
+        (["1", [0, 99]], r"prompt 1 holds the token id 99: the tokenizer knows 0 to \d"),
+        ([[-1]], "prompt 0 holds the token id -1"),
+    ],
+)
+def test_prompts_that_would_be_misread_are_refused(wrong: Any, said: str) -> None:
+    with pytest.raises(ContractError, match=said):
+        as_prompts(wrong, character_tokenizer("01>", eos=">"))

@@ -137,6 +137,31 @@ def test_a_checkpoint_is_opened_by_its_path(tmp_path: Path) -> None:
         checkpoint.open_checkpoint(tmp_path / "nowhere")
 
 
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "cut data": lambda folder: (folder / "__0_0.distcp").write_bytes((folder / "__0_0.distcp").read_bytes()[:900]),
+    "zeroed data": lambda folder: (folder / "__0_0.distcp").write_bytes(bytes(4000)),
+    "empty data": lambda folder: (folder / "__0_0.distcp").write_bytes(b""),
+    "no data": lambda folder: (folder / "__0_0.distcp").unlink(),
+    "cut list": lambda folder: (folder / ".metadata").write_bytes(b"\x80"),
+    "no list": lambda folder: (folder / ".metadata").unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_tensors_are_not_taken_for_another_config(damage: Callable[[Path], object], tmp_path: Path) -> None:
+    saved = checkpoint.save(tmp_path, 1, tensors={"actor": {"w": torch.ones(40)}}, facts={}, keep=1)
+    damage(saved.path / "tensors")
+    with pytest.raises(DataError, match=r"tensors can't be read .*; take an older checkpoint"):
+        saved.load_tensors({"actor": {"w": torch.zeros(40)}})
+
+
+@pytest.mark.parametrize("wanted", [{"v": torch.zeros(40)}, {"w": torch.zeros(41)}], ids=["name", "shape"])
+def test_tensors_of_another_config_are_not_taken_for_damage(wanted: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    saved = checkpoint.save(tmp_path, 1, tensors={"actor": {"w": torch.ones(40)}}, facts={}, keep=1)
+    with pytest.raises(DataError, match="holds other weights than this config trains"):
+        saved.load_tensors({"actor": wanted})
+
+
 def test_random_state_is_restored(tmp_path: Path) -> None:
     saved = write(tmp_path, 1)
 
