@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tandem.control.sft import require_updates, tune
 from tandem.dataflow.catalog import RowCounts
 from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, read_rows
 from tandem.topology.local import build_session
+from tandem.topology.measured import setting_of, step_summary
 from tandem.topology.plan import PREFERENCE, Plan
 from tandem.topology.preference_session import build_preference_session
 from tandem.topology.session import FINAL_FOLDER
@@ -29,6 +30,14 @@ LOOPS: dict[str, Callable[[Any], None]] = {
     "fully_async": fully_async.train,
     "preference": preference.train,
 }
+CURVES = (
+    ("reward", "reward/mean"),
+    ("held-out reward", "eval/reward"),
+    ("accuracy", "eval/accuracy"),
+    ("held-out loss", "eval/loss"),
+)
+"""What is told of a run at its end, where it has it: (label, metric)."""
+
 _WINDOW = 10
 
 
@@ -46,7 +55,8 @@ def run_train(config: Config, plan: Plan) -> int:
     if session.progress.step < session.progress.last:
         raise ContractError(f"the run ended after {session.progress.step} of {session.progress.last} steps")
     require_updates(session.actor.updates, session.progress.last)
-    _summarize(Path(config.trainer.output_dir))
+    measured = {} if plan.loop == PREFERENCE else step_summary(session.output_dir, setting_of(config))
+    _summarize(Path(config.trainer.output_dir), measured)
     return 0
 
 
@@ -59,7 +69,7 @@ def run_sft(config: SftConfig) -> int:
     with session.running():
         tune(session)
     require_updates(session.engine.updates, session.last)
-    _summarize(Path(config.trainer.output_dir))
+    _summarize(Path(config.trainer.output_dir), {})
     return 0
 
 
@@ -69,17 +79,18 @@ def _tell_counts(counts: RowCounts) -> None:
         print(f"data: {counts}")
 
 
-def _summarize(output_dir: Path) -> None:
-    """The first and last steps of the curve, and where everything is."""
+def _summarize(output_dir: Path, steps: Mapping[str, str]) -> None:
+    """The first and last steps of the curve, what the ``steps`` came to, and where everything is."""
     rows = read_rows(output_dir / METRICS_FILE)
-    told = (("reward", "reward/mean"), ("held-out reward", "eval/reward"), ("accuracy", "eval/accuracy"))
-    for label, key in (*told, ("held-out loss", "eval/loss")):
+    for label, key in CURVES:
         values = [float(str(row[key])) for row in rows if row.get(key) is not None]
         if len(values) > 1:
             window = min(_WINDOW, len(values) // 2) if key == "reward/mean" else 1
             first, last = sum(values[:window]) / window, sum(values[-window:]) / window
             span = f" (means of {window} steps)" if window > 1 else ""
             print(f"{label}: {first:.3f} -> {last:.3f}{span}")
+    for label, told in steps.items():
+        print(f"{label}: {told}")
     print(f"model: {output_dir / FINAL_FOLDER}")
     print(f"report: {output_dir / 'report.html'}")
 

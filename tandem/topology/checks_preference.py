@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from tandem.base.errors import Problem
 from tandem.base.registry import Entry
@@ -64,7 +64,7 @@ def _check_loss(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
             yield Problem(f"{LOSS}.type", loss.name, reason, remedy)
 
 
-def _number(value: object) -> bool:
+def _number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -76,14 +76,10 @@ def unknown_names(config: Config) -> list[Problem]:
     """A problem for each name that no registry has."""
     estimator_key = "algorithm.adv_estimator" + ("" if isinstance(config.algorithm.adv_estimator, str) else ".type")
     rollout, strategy = config.actor_rollout_ref.rollout.name, config.actor_rollout_ref.actor.strategy
+    losses = [*POLICY_LOSSES, *PREFERENCE_LOSSES]
     named = (
         (estimator_key, advantage_name(config), "advantage estimator", list(ADVANTAGES)),
-        (
-            "algorithm.policy_loss.type",
-            config.algorithm.policy_loss.type,
-            "policy loss",
-            [*POLICY_LOSSES, *PREFERENCE_LOSSES],
-        ),
+        ("algorithm.policy_loss.type", config.algorithm.policy_loss.type, "policy loss", losses),
         ("algorithm.kl.type", config.algorithm.kl.type, "KL type", list(KL_TYPES)),
         ("actor_rollout_ref.rollout.name", rollout, "rollout engine", [*engines, *ENGINES_LATER]),
         ("actor_rollout_ref.actor.strategy", strategy, "training engine", list(STRATEGIES)),

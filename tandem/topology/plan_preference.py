@@ -24,8 +24,8 @@ PREFERENCE_COLUMNS = (
 
 def preference_loss(config: Config) -> Entry[Any] | None:
     """The preference loss that the config names as its policy loss; None where it names another kind of loss."""
-    name = config.algorithm.policy_loss.type
-    return PREFERENCE_LOSSES[name] if name in PREFERENCE_LOSSES else None
+    entries = {name: PREFERENCE_LOSSES[name] for name in PREFERENCE_LOSSES}
+    return entries.get(config.algorithm.policy_loss.type)
 
 
 def learns_preferences(config: Config) -> bool:
