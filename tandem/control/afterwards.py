@@ -17,7 +17,8 @@ from tandem.observe.metrics import CONFIG_FILE
 from tandem.roles.reward import build_reward_manager
 from tandem.topology.composite import build_composite, model_tokenizer
 from tandem.topology.parts import build_evaluator
-from tandem.topology.plan import compile_plan
+from tandem.topology.plan import PREFERENCE, compile_plan
+from tandem.topology.preference_session import held_out_evaluator
 from tandem.topology.session import FINAL_FOLDER, MODEL_FOLDER
 from tandem.topology.sources import held_out_prompts, prompt_tables
 
@@ -33,6 +34,8 @@ def run_eval(source: Path, words: Sequence[str]) -> int:
         trained = (f"actor_rollout_ref.model.path={source / FINAL_FOLDER}", "trainer.resume=null")
         config = load_config(file, [*trained, *words], kind=Config)
     plan = compile_plan(config)
+    if plan.loop == PREFERENCE:
+        return _eval_preferences(source, file, words)
     plan.require_runnable()
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     prompts = held_out_prompts(config, tokenizer, prompt_tables(config))
@@ -44,6 +47,17 @@ def run_eval(source: Path, words: Sequence[str]) -> int:
         evaluator = build_evaluator(config, composite, prompts, rewards)
         for name, value in evaluator.metrics(evaluator.answers()).items():
             print(f"{name} {value:.4f}")
+    return 0
+
+
+def _eval_preferences(source: Path, file: Path, words: Sequence[str]) -> int:
+    """Compare the held-out preferences; the reference of a finished run is the model that it began with."""
+    config = load_config(file, ["trainer.resume=null", "actor_rollout_ref.model.lora_rank=0", *words], kind=Config)
+    plan = compile_plan(config)
+    plan.require_runnable()
+    evaluator = held_out_evaluator(config, plan, source / FINAL_FOLDER if source.is_dir() else None)
+    for name, value in evaluator.metrics().items():
+        print(f"{name} {value:.4f}")
     return 0
 
 

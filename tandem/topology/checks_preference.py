@@ -78,7 +78,7 @@ def _check_ignored(config: Config) -> Iterator[Problem]:
     if config.critic.enable:
         yield Problem("critic.enable", True, f"{name} has no rewards to estimate", "Write false")
     if algorithm.kl.where != "off":
-        reason = f"{name} holds its own distance to the reference (beta)"
+        reason = f"{name} is a comparison and has no KL term"
         yield Problem("algorithm.kl.in", algorithm.kl.where, reason, "Leave it out, or write off")
     if config.actor_rollout_ref.rollout.temperature != 1.0:
         value, reason = config.actor_rollout_ref.rollout.temperature, "given answers have log-probs at temperature 1"

@@ -17,7 +17,7 @@ from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
 from tandem.dataflow.preferences import PreferenceSource
 from tandem.models.causal_lm import CausalLM
-from tandem.models.loading import save_pretrained_atomic
+from tandem.models.loading import load_model, save_pretrained_atomic
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.roles.actor import Actor
@@ -189,6 +189,25 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
         progress=progress,
         output_dir=output_dir,
     )
+
+
+def held_out_evaluator(config: Config, plan: Plan, trained: Path | None) -> PreferenceEvaluator:
+    """The evaluation of the model in the folder ``trained``, or of the config's, which is the reference in any case.
+
+    Raises ``DataError`` where the config names no held-out preferences.
+    """
+    tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    held_out = held_out_preferences(config, tokenizer, prompt_tables(config))
+    if not held_out:
+        raise DataError("nothing to evaluate on: name data.val_files, or a data.source with a get_val_dataset()")
+    model = load_trainable(config.actor_rollout_ref.model, tokenizer)
+    actor = build_actor(config, plan, model, 1)
+    if trained is not None:
+        weights = load_model(str(trained), trust_remote_code=config.actor_rollout_ref.model.trust_remote_code)
+        model.model.load_state_dict(weights.state_dict())
+    loss = config.algorithm.policy_loss
+    objective = PreferenceObjective(loss.type, loss.parameters)
+    return PreferenceEvaluator(held_out, config.data.train_batch_size, actor, preference_stages(plan, actor), objective)
 
 
 def preference_stages(plan: Plan, actor: Actor) -> tuple[BatchStage, ...]:
