@@ -90,6 +90,7 @@ class StreamingSession(Session):
         self.plane.seal(step, timeout=0.0)
         self.rollout.report = self.streams[0].take_report()
         pushed = {f"time/push_{phase}": seconds for phase, seconds in self.progress.push.items()}
+        pushed["push/bytes"] = float(self.publisher.nbytes)
         super().end_step(step, batch, {**update, **self._generated(), **pushed})
 
     def _generated(self) -> dict[str, float]:
