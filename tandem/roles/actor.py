@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from tandem.base.errors import ContractError
-from tandem.base.seeding import derive_seed
 from tandem.columns.proto import DataProto
+from tandem.roles.batching import Batching
 from tandem.roles.loss import Loss
 from tandem.roles.train_group import TrainGroup
 from tandem.roles.train_rank import OLD_ACTOR, REF
@@ -19,15 +19,6 @@ from tandem.train.checkpoint import Checkpoint
 from tandem.train.objective import LossSum
 from tandem.train.protocol import StepResult
 from tandem.weights.store import ACTOR
-
-
-@dataclass(frozen=True)
-class Batching:
-    """How a partition becomes optimizer steps: ``epochs`` passes, mini-batches of ``groups`` whole groups."""
-
-    groups: int
-    epochs: int
-    seed: int
 
 
 @dataclass
@@ -45,13 +36,16 @@ class Actor:
 
     ``steps`` counts train calls (the weights version), ``updates`` the optimizer steps that were applied. A step is
     one ``step``; or sub-batches one by one: any number of ``accumulate`` and one ``apply`` (a single optimizer step),
-    or any number of ``step_slice`` (an optimizer step each) and one ``end_slices``.
+    or any number of ``step_slice`` (an optimizer step each) and one ``end_slices``. In the first ``untrained_steps`` of
+    them nothing is trained, only counted: a critic warms up meanwhile.
     """
 
-    def __init__(self, ranks: TrainGroup, batching: Batching, *, keep_reference: bool) -> None:
+    def __init__(
+        self, ranks: TrainGroup, batching: Batching, *, keep_reference: bool, untrained_steps: int = 0
+    ) -> None:
         self.ranks = ranks
         self.steps = self.updates = 0
-        self._batching = batching
+        self._batching, self._untrained_steps = batching, untrained_steps
         self._tally = _StepTally()
         self._pending: LossSum | None = None
         self._in_slices = False
@@ -81,7 +75,9 @@ class Actor:
         metrics: means over the trained tokens of all passes.
         """
         self._require_no_gradient("start a train call")
-        for rows in self._mini_batches(loss.batch):
+        if self.steps < self._untrained_steps:
+            return self._end_step()
+        for rows in self._batching.mini_batches(loss.batch, self.steps):
             mini = Loss(loss.batch[rows], loss.objective)
             self.accumulate(mini)
             self._update(mini.objective.denominator(mini.batch))
@@ -179,22 +175,6 @@ class Actor:
         imbalance = self.ranks.take_imbalance()
         balance = {} if imbalance is None else {"balance/max_over_mean": imbalance}
         return {"optim/empty_mini_batches": float(tally.empty), **balance, **_summary(tally)}
-
-    def _mini_batches(self, batch: DataProto) -> Iterator[torch.Tensor]:
-        """Rows of each mini-batch: a seeded shuffle of whole groups for every pass, from the canonical order."""
-        groups = batch.dense("group_ids")
-        ids = groups.unique()
-        if self._batching.groups >= len(ids):
-            for _ in range(self._batching.epochs):
-                yield torch.arange(len(batch))
-            return
-        for epoch in range(self._batching.epochs):
-            generator = torch.Generator().manual_seed(
-                derive_seed(self._batching.seed, "mini-batches", self.steps, epoch)
-            )
-            shuffled = ids[torch.randperm(len(ids), generator=generator)]
-            for chosen in shuffled.split(self._batching.groups):
-                yield torch.isin(groups, chosen).nonzero()[:, 0]
 
 
 def _summary(tally: _StepTally) -> dict[str, float]:

@@ -37,6 +37,9 @@ class FsdpEngine:
     group is a micro-batch of its own, in canonical order: bit-equal results whatever the batch came in with.
     """
 
+    reads: Wanted = "logprobs"
+    """What it reads of each trained token."""
+
     def __init__(
         self,
         model: CausalLM,
@@ -84,9 +87,9 @@ class FsdpEngine:
         fillers = self._missing(len(rows))
         for part in rows:
             samples = self._pack(ordered[part])
-            logprobs, entropies = self._run(samples, want_entropy="entropies" in want, entropy_grad=False)
+            read, entropies = self._run(samples, want_entropy="entropies" in want, entropy_grad=False)
             place = token[part].padded().flatten()[samples.slots.cpu()]
-            found: dict[Wanted, torch.Tensor | None] = {"logprobs": logprobs, "entropies": entropies}
+            found: dict[Wanted, torch.Tensor | None] = {self.reads: read, "entropies": entropies}
             for name, total in results.items():
                 values = found[name]
                 if values is not None:

@@ -12,7 +12,7 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.train.objective import LossSum, Objective
 
-Wanted = Literal["logprobs", "entropies"]
+Wanted = Literal["logprobs", "entropies", "values"]
 
 
 @dataclass(frozen=True)
