@@ -34,12 +34,16 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one sample. ``reward`` is NaN unless scored; ``reason`` is empty if scored."""
+    """The outcome of one sample. ``reward`` is NaN unless scored; ``reason`` is empty if scored.
+
+    ``components`` are the terms that ``reward`` is the sum of, where the scorer has such; none unless scored.
+    """
 
     reward: float
     outcome: Outcome = Outcome.SCORED
     reason: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    components: tuple[float, ...] = ()
 
 
 def failed(reason: str) -> Verdict:
@@ -110,6 +114,7 @@ class Scores:
     reasons: tuple[str, ...]
     metrics: tuple[dict[str, float], ...]
     names: tuple[str, ...]  # of the samples, for messages
+    components: tuple[tuple[float, ...], ...]  # K terms of each reward, none where there is no reward
 
     @classmethod
     def of(cls, verdicts: Sequence[Verdict], label: str) -> Scores:
@@ -120,16 +125,15 @@ class Scores:
             reasons=tuple(v.reason for v in verdicts),
             metrics=tuple(v.metrics for v in verdicts),
             names=tuple(f"{label}[{i}]" for i in range(len(verdicts))),
+            components=tuple(v.components for v in verdicts),
         )
 
     @classmethod
     def joined(cls, groups: Iterable[Scores]) -> Scores:
         """The scores of several groups, one after the other."""
-        columns = [(g.rewards, g.outcomes, g.reasons, g.metrics, g.names) for g in groups]
-        rewards, outcomes, reasons, metrics, names = (
-            tuple(item for column in columns for item in column[i]) for i in range(5)
-        )
-        return cls(rewards, outcomes, reasons, metrics, names)  # type: ignore[arg-type]
+        columns = [(g.rewards, g.outcomes, g.reasons, g.metrics, g.names, g.components) for g in groups]
+        joined = (tuple(item for column in columns for item in column[i]) for i in range(6))
+        return cls(*joined)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.rewards)

@@ -14,11 +14,10 @@ from tandem.base.errors import ConfigError, Problem
 from tandem.base.registry import near
 from tandem.base.user_code import import_file, import_problem
 from tandem.reward import scorers as _built_in  # noqa: F401  (registers them)
+from tandem.reward.parts import SUM, read_parts
 from tandem.reward.registry import REWARDS, ScorerTarget, call_style
 from tandem.reward.scoring import Part, Scorer, ScorerSpec, WeightedSum, bind_target, joint_style
 from tandem.reward.static import candidate_names, describe
-
-_PART_KEYS = ("type", "weight", "name", "file")
 
 
 def resolve(
@@ -43,9 +42,9 @@ def resolve(
     if target is not WeightedSum:
         packages = _packages(type_) if type_ in REWARDS and REWARDS[type_].target is target else ()
         return ScorerSpec(type_, module.__name__, attribute, call_style(target, type_), path, parameters, packages)
-    parts = _parts(parameters, "reward_manager")
+    parts = read_parts(parameters, "reward_manager")
     assert not isinstance(parts, Problem)
-    resolved = tuple((weight, name, resolve(t, f, given, plugins)) for weight, name, t, f, given in parts)
+    resolved = tuple((p.weight, p.name, resolve(p.type, p.file, p.parameters, plugins)) for p in parts)
     call = joint_style([part.call for _, _, part in resolved])
     return ScorerSpec(type_, module.__name__, attribute, call, path, parts=resolved)
 
@@ -95,40 +94,13 @@ def problems(
             Problem(f"{key}.type", type_, f"it needs the package {name}", f"Install it: pip install {name}")
             for name in (package.replace("_", "-") for package in missing)
         ]
-    if file is None and type_ == "weighted_sum" and not found:
-        parts = _parts(parameters, key)
+    if file is None and type_ == SUM and not found:
+        parts = read_parts(parameters, key)
         if isinstance(parts, Problem):
             return [parts]
-        for i, (_, _, part_type, part_file, part_parameters) in enumerate(parts):
-            found += problems(part_type, part_file, part_parameters, plugins, key=f"{key}.parts[{i}]")
+        for i, part in enumerate(parts):
+            found += problems(part.type, part.file, part.parameters, plugins, key=f"{key}.parts[{i}]")
     return found
-
-
-def _parts(
-    parameters: Mapping[str, Any], key: str
-) -> list[tuple[float, str, str, str | None, dict[str, Any]]] | Problem:
-    """(weight, metric name, type, file, parameters) of each part; the metric names are all different."""
-    written = parameters.get("parts")
-    if not isinstance(written, Sequence) or isinstance(written, str) or not written:
-        remedy = "Write a list: parts: [{type: gsm8k, weight: 1.0}, {type: length_penalty, weight: 0.1, ...}]"
-        return Problem(f"{key}.parts", written, "a weighted sum has at least one part", remedy)
-    parts: list[tuple[float, str, str, str | None, dict[str, Any]]] = []
-    names: set[str] = set()
-    for i, part in enumerate(written):
-        at = f"{key}.parts[{i}]"
-        if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
-            return Problem(at, part, "a part names its scorer", "Write {type: NAME, weight: W, ...parameters}")
-        weight, name = part.get("weight", 1.0), part.get("name", part["type"])
-        if isinstance(weight, bool) or not isinstance(weight, int | float):
-            return Problem(f"{at}.weight", weight, "a weight is a number", "Write for example weight: 0.5")
-        if name in names:
-            return Problem(
-                f"{at}.name", name, "two parts would report the same metric", "Give one of them another name:"
-            )
-        names.add(name)
-        rest = {k: v for k, v in part.items() if k not in _PART_KEYS}
-        parts.append((float(weight), str(name), part["type"], part.get("file"), rest))
-    return parts
 
 
 def _locate(type_: str, file: str | None, plugins: Sequence[str]) -> tuple[ModuleType, str]:

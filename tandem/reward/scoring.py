@@ -105,8 +105,8 @@ class WeightedSum(Scorer):
     """The sum of ``weight`` times the score of each part.
 
     YAML: ``parts: [{type: NAME, weight: W, name: METRIC, file: FILE, ...parameters}, ...]``; ``weight`` is 1 and
-    ``name`` is the type where they are not written. Each part's score becomes a metric under its name. A sample is
-    scored only if every part scored it.
+    ``name`` is the type where they are not written. Each part's score becomes a metric under its name, and the weighted
+    scores are the components of the reward. A sample is scored only if every part scored it.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -122,14 +122,17 @@ class WeightedSum(Scorer):
 
     def _total(self, verdicts: Sequence[Verdict]) -> Verdict:
         metrics: dict[str, float] = {}
-        total = 0.0
+        terms: list[float] = []
         for part, verdict in zip(self._parts, verdicts, strict=True):
             if verdict.outcome is not Outcome.SCORED:
                 return Verdict(math.nan, verdict.outcome, f"{part.name}: {verdict.reason}")
-            total += part.weight * verdict.reward
+            terms.append(part.weight * verdict.reward)
             metrics[part.name] = verdict.reward
             metrics.update({f"{part.name}/{key}": number for key, number in verdict.metrics.items()})
-        return Verdict(total, metrics=metrics) if math.isfinite(total) else failed(f"the weighted sum is {total}")
+        total = sum(terms)
+        if not math.isfinite(total):
+            return failed(f"the weighted sum is {total}")
+        return Verdict(total, metrics=metrics, components=tuple(terms))
 
 
 def joint_style(calls: Sequence[CallStyle]) -> CallStyle:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
@@ -16,6 +16,7 @@ from tandem.models.tokenizer import load_tokenizer
 from tandem.reward.inline import InlineScoring
 from tandem.reward.job import Handle
 from tandem.reward.outcome import Scores, apply_policy
+from tandem.reward.parts import component_names
 from tandem.reward.pool import ScoringPool
 from tandem.reward.resolve import bind, resolve
 
@@ -38,14 +39,19 @@ class Scoring(Protocol):
 class RewardManager:
     """Scores batches. Called with a batch it gives (B,) float32, NaN where scoring failed.
 
-    ``submit`` and ``collect`` are the same in two halves, so that scoring goes on beside generation. ``counts`` are the
-    outcomes of all scorings so far.
+    ``submit`` and ``collect`` are the same in two halves, so that scoring goes on beside generation. ``components`` are
+    the names of the K terms that each reward is the sum of, where the scorer has such.
     """
 
     def __init__(
-        self, scoring: Scoring, *, timeout_s: float = 30.0, on_error: Literal["mask", "refill", "stop"] = "mask"
+        self,
+        scoring: Scoring,
+        *,
+        timeout_s: float = 30.0,
+        on_error: Literal["mask", "refill", "stop"] = "mask",
+        components: tuple[str, ...] = (),
     ) -> None:
-        self.counts: Counter[str] = Counter()
+        self.components = components
         self._scoring = scoring
         self._timeout_s = timeout_s
         self._on_error = on_error
@@ -65,8 +71,20 @@ class RewardManager:
         """
         patience = self._timeout_s * max(1, len(handle)) + _SLACK_S
         scores = self._scoring.collect(handle, Deadline(patience))
-        self.counts.update(str(outcome) for outcome in scores.outcomes)
         return scores, bool(apply_policy(scores, self._on_error).refill)
+
+    def columns(self, scores: Scores) -> dict[str, torch.Tensor]:
+        """``rewards`` (B,) and ``reward_valid`` (B,), with ``reward_components`` (B, K) where there are such.
+
+        NaN, and False, where a sample has no reward.
+        """
+        rewards = torch.tensor(scores.rewards, dtype=torch.float32)
+        found = {"rewards": rewards, "reward_valid": rewards.isfinite()}
+        if self.components:
+            nothing = (math.nan,) * len(self.components)
+            rows = [terms or nothing for terms in scores.components]
+            found["reward_components"] = torch.tensor(rows, dtype=torch.float32).reshape(-1, len(self.components))
+        return found
 
     def close(self) -> None:
         """End the scoring processes."""
@@ -94,4 +112,5 @@ def build_reward_manager(
         if inline
         else ScoringPool(spec, workers=config.workers, deadline_s=config.timeout_s, tokenizer=tokenizer)
     )
-    return RewardManager(scoring, timeout_s=config.timeout_s, on_error=config.on_error)
+    components = component_names(config.type, config.file, config.parameters)
+    return RewardManager(scoring, timeout_s=config.timeout_s, on_error=config.on_error, components=components)

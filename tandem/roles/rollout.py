@@ -32,7 +32,8 @@ class Filling:
     """How groups are drawn and which of them are kept.
 
     ``seed`` is the run's; ``filter_equal`` drops groups without a signal; ``overlong`` says what becomes of answers cut
-    at the token limit; ``deadline_s`` bounds every wait for the data plane.
+    at the token limit; ``deadline_s`` bounds every wait for the data plane. ``signal`` is the column in which samples
+    of a group must differ for the estimator to learn from them.
     """
 
     sampling: Sampling
@@ -40,6 +41,7 @@ class Filling:
     filter_equal: bool
     overlong: Literal["train", "mask"]
     deadline_s: float
+    signal: Literal["rewards", "reward_components"] = "rewards"
 
 
 @dataclass
@@ -144,22 +146,21 @@ class Rollout:
         assert group.handle is not None
         found, failed = self._rewards.collect(group.handle)
         scores.append(found)
-        rewards = torch.tensor(found.rewards, dtype=torch.float32)
-        valid = rewards.isfinite()
+        columns = self._rewards.columns(found)
+        valid = columns["reward_valid"]
         if self._filling.overlong == "mask":
-            valid &= ~group.truncated
+            valid &= ~group.truncated  # in place: the column too
         reason: str | None = None
         if failed or (self._filling.filter_equal and not any(found.valid)):
             reason = FAILED
-        elif self._filling.filter_equal and _equal(rewards[valid]):
+        elif self._filling.filter_equal and _equal(columns[self._filling.signal][valid]):
             reason = FILTERED
         if reason is not None:
             self.counts[reason] += 1
             self._plane.drop(ticket, reason)
             self._gate.redraw(ticket)
             return True
-        columns = DataProto({"rewards": rewards, "reward_valid": valid})
-        self._plane.put([ticket], columns, timeout=self._filling.deadline_s)
+        self._plane.put([ticket], DataProto(columns), timeout=self._filling.deadline_s)
         self._gate.done(ticket)
         return False
 
@@ -173,5 +174,5 @@ def _first_failure(scores: list[Scores]) -> str:
 
 
 def _equal(rewards: torch.Tensor) -> bool:
-    """Whether the rewards say nothing about which sample was better."""
+    """Whether the rewards (B,) or their components (B, K) say nothing about which sample was better."""
     return len(rewards) < 2 or bool((rewards == rewards[0]).all())

@@ -184,5 +184,9 @@ def _orphan(config: Config, stage: Stage, column: str) -> Problem:
     if column == "old_logprobs":
         reason = f"it needs old_logprobs, and algorithm.old_logprobs is {old_logprobs_from(config)}"
         return Problem(key, value, reason, "Write algorithm.old_logprobs: recompute")
+    if column == "reward_components":
+        reason = f"{value} compares the parts of a reward one by one, and reward_manager has no parts"
+        remedy = "Write reward_manager: {type: weighted_sum, parts: [...]}, or an estimator such as grpo"
+        return Problem(key, value, reason, remedy)
     remedy = "Use another one. If it is yours: a column is positional, a parameter written in YAML stands behind a '*'"
     return Problem(key, value, f"it needs the column {column!r}, which no stage gives", remedy)

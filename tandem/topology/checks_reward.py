@@ -9,13 +9,10 @@ from typing import Any
 from tandem.base.errors import Problem
 from tandem.base.registry import Signature
 from tandem.config.schema import Config
+from tandem.reward.parts import PART_KEYS, SUM
 from tandem.reward.resolve import problems
 from tandem.reward.static import describe
 from tandem.topology.checks_parameters import check_type
-
-SUM = "weighted_sum"
-PART_KEYS = ("type", "file", "weight", "name")
-"""Keys of a part that are not its scorer's parameters."""
 
 
 @dataclass(frozen=True)

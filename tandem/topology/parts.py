@@ -60,12 +60,14 @@ class Parts:
     def filling(self) -> Filling:
         """How groups are drawn and which are kept."""
         algorithm = self.config.algorithm
+        compared = next(stage.needs for stage in self.plan.stages if stage.name == "advantages")
         return Filling(
             self.composite.sampling,
             self.config.trainer.seed,
             algorithm.filter_groups.enable,
             algorithm.overlong,
             self.config.execution.deadline_s,
+            "reward_components" if "reward_components" in compared else "rewards",
         )
 
     def session(self, rollout: Rollout, plane: DataPlane, max_staleness: int) -> Session:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from tandem.base.registry import Signature
 from tandem.config.schema import Config
+from tandem.reward.parts import component_names
 from tandem.topology.plan_batch import mini_batch_prompts
 from tandem.topology.plan_entries import Entries
 from tandem.topology.plan_placement import uses_reference
@@ -76,7 +77,7 @@ def plan_stages(config: Config, entries: Entries) -> tuple[Stage, ...]:
     """All stages of a step."""
     stages = [
         Stage("rollout", "rollout", None, "group", ("prompts",), ROLLOUT_COLUMNS),
-        Stage("reward", "reward", None, "group", _reward_needs(entries.reward), ("rewards", "reward_valid")),
+        Stage("reward", "reward", None, "group", _reward_needs(entries.reward), _reward_gives(config)),
         *_forwards(config, entries),
         _advantages(config, entries),
     ]
@@ -111,6 +112,12 @@ def _reward_needs(signature: Signature | None) -> tuple[str, ...]:
     fields = signature.columns + signature.optional_columns if signature is not None else ()
     needs = ["prompts", "responses", "response_mask", *(SAMPLE_COLUMNS.get(name, name) for name in fields)]
     return tuple(dict.fromkeys(needs))
+
+
+def _reward_gives(config: Config) -> tuple[str, ...]:
+    reward = config.reward_manager
+    parts = component_names(reward.type, reward.file, reward.parameters)
+    return ("rewards", "reward_valid", *(["reward_components"] if parts else []))
 
 
 def _forwards(config: Config, entries: Entries) -> list[Stage]:

@@ -17,6 +17,11 @@ CONFIGS: dict[str, tuple[str, ...]] = {
     "mini-batches": ("actor_rollout_ref.actor.ppo_mini_batch_size=2",),
     "old from the engine": ("algorithm.old_logprobs=rollout",),
     "another estimator": ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm.old_logprobs=recompute"),
+    "parts of a reward": (
+        "algorithm.adv_estimator=gdpo",
+        "reward_manager.type=weighted_sum",
+        "reward_manager.parts=[{type: match_fraction}, {type: keyword, keyword: '7', weight: -1}]",
+    ),
     "all of it": (
         "algorithm.kl.in=reward",
         "algorithm.use_tis=true",
@@ -35,6 +40,7 @@ EXPECTED = {
     "mini-batches": ["old", "advantages"],
     "old from the engine": ["old", "advantages"],
     "another estimator": ["old", "advantages"],
+    "parts of a reward": ["advantages"],
     "all of it": ["ref", "old", "advantages", "correction"],
 }
 

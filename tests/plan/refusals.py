@@ -57,6 +57,13 @@ REFUSALS = [
         "an integer where a text",
         '"3"',
     ),
+    ("algorithm.adv_estimator=gdpo", "algorithm.adv_estimator", "no parts", "weighted_sum"),
+    (
+        "reward_manager={type: weighted_sum, parts: [{type: exact, weight: .nan}]}",
+        "reward_manager.parts[0].weight",
+        "and finite",
+        "0.5",
+    ),
     ("reward_manager={type: weighted_sum, parts: []}", "reward_manager.parts", "at least one part", "parts"),
     # files and folders
     ("data.train_files=[absent.jsonl]", "data.train_files[0]", "no such file", "existing"),

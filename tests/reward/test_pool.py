@@ -262,6 +262,14 @@ def test_a_sum_may_mix_managers_and_functions() -> None:
         scores = scoring.collect(scoring.submit(batch("7", "12")), Deadline(1))
     assert scores.rewards == (1.0 - 2 * 0.25, 0.0 - 2 * 0.5)
     assert scores.metrics[1] == {"decoding": 0.0, "length_penalty": -0.5}
+    assert scores.components == ((1.0, -0.5), (0.0, -1.0))
+
+
+def test_components_come_back_from_a_process() -> None:
+    parts = [{"type": "obedient", "file": FILE}, {"type": "length_penalty", "weight": -2, "target": 0, "over": 4}]
+    with ScoringPool(resolve("weighted_sum", None, {"parts": parts}), deadline_s=5.0) as summing:
+        scores = score(summing, "3", "raise", response_length=2)
+    assert scores.components == ((3.0, 1.0), ())
 
 
 def test_inline_scores_the_same_without_processes() -> None:

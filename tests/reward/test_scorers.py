@@ -61,6 +61,8 @@ def test_weighted_sum_adds_and_reports_its_parts() -> None:
     verdict = run_now(scorer.score(Sample("#### 5", "5", response_length=4)))
     assert verdict.reward == pytest.approx(1.0 - 0.5 * 0.4)
     assert verdict.metrics == {"gsm8k": 1.0, "short": pytest.approx(-0.4)}
+    assert verdict.components == (1.0, pytest.approx(-0.2))
+    assert sum(verdict.components) == verdict.reward
 
 
 def test_weighted_sum_fails_with_the_part_that_failed() -> None:

@@ -183,21 +183,23 @@ def rig(
     engine: FakeEngine | None = None,
     source: Draws[Prompt] | None = None,
     seed: int = 0,
+    components: tuple[str, ...] = (),
 ) -> Rig:
     """Everything that fills partitions, at version 0."""
     gate = Gate(tickets, 0)
     gate.join("rollout-0")
     ledger = Ledger(tickets, n, capacity=tickets, max_draws=max_draws, settled_by=("responses", "rewards"))
     plane, scoring = LocalStore(ledger, lease_seconds=60.0), FakeScoring(judge)
+    signal: Literal["rewards", "reward_components"] = "reward_components" if components else "rewards"
     engine = FakeEngine() if engine is None else engine
     rollout = Rollout(
         "rollout-0",
         engine,
         prompts(10) if source is None else source,
-        RewardManager(scoring, on_error=on_error),
+        RewardManager(scoring, on_error=on_error, components=components),
         plane,
         gate,
-        Filling(Sampling(n=n, max_tokens=LENGTH), seed, filter_equal, overlong, 60.0),
+        Filling(Sampling(n=n, max_tokens=LENGTH), seed, filter_equal, overlong, 60.0, signal),
         FakeTokenizer(),
     )
     made = Rig(rollout, engine, scoring, plane, gate, tickets)

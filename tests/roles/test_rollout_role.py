@@ -162,6 +162,18 @@ def test_groups_without_a_signal_are_drawn_anew() -> None:
     assert made.plane.status().accounts.dropped == {FILTERED: 3 * (len(made.engine.asked) - 4)}
 
 
+def test_equal_sums_of_different_parts_are_a_signal_where_parts_are_compared() -> None:
+    made = rig(
+        filter_equal=True,
+        components=("right", "short"),
+        judge=lambda group, i: Verdict(1.0, components=(i / 4, 1 - i / 4)) if i < 2 else failed("no number"),
+    )
+    batch = made.fill(0)
+    assert not made.rollout.counts
+    assert made.plane.status().accounts.dropped == {}
+    assert batch.dense("reward_valid").tolist() == [True, True, False] * 4
+
+
 @pytest.mark.parametrize(("overlong", "valid"), [("train", True), ("mask", False)])
 def test_answers_cut_at_the_limit(overlong: Literal["train", "mask"], valid: bool) -> None:
     made = rig(engine=FakeEngine(finish_reason="length"), overlong=overlong)
