@@ -126,11 +126,13 @@ class Actor:
         """Refuse ``purpose`` unless the actor's own weights are in place."""
         self.ranks.require_actor(purpose)
 
-    def save(self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int) -> Checkpoint:
-        """Write a checkpoint of model, optimizer, tags and counters, with ``facts`` beside them."""
+    def save(
+        self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path] | None = None
+    ) -> Checkpoint:
+        """Write a checkpoint of model, optimizer, tags and counters; ``facts`` and the folders ``parts`` go with them."""
         self._require_no_gradient("save a checkpoint")
         own = {"actor": {"steps": self.steps, "updates": self.updates}}
-        return self.ranks.save_checkpoint(root, step, {**facts, **own}, keep)
+        return self.ranks.save_checkpoint(root, step, {**facts, **own}, keep, parts)
 
     def load(self, saved: Checkpoint) -> None:
         """Go on from what ``save`` wrote."""

@@ -18,7 +18,8 @@ from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, load_model
 from tandem.models.lora import get_lora_model
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
-from tandem.roles.actor import Actor, Batching
+from tandem.roles.actor import Actor
+from tandem.roles.batching import Batching
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.advantages import AdvantageStage
 from tandem.roles.generation import end_tokens, training_sampling
