@@ -122,6 +122,7 @@ _RESPONSE_COLUMNS = (
     ("old_logprobs", "float32", "log-prob under the trainer's weights at the start of the step (proximal)"),
     ("ref_logprobs", "float32", "log-prob under the reference weights"),
     ("entropies", "float32", "entropy of the next-token distribution, nats"),
+    ("sum_pi_squared", "float32", "sum of the squared probabilities of all tokens, under the weights of old_logprobs"),
     ("values", "float32", "critic's value before each token"),
     ("token_rewards", "float32", "reward given at each token, KL penalty included where it is part of the reward"),
     ("advantages", "float32", "advantage of each token"),

@@ -17,7 +17,7 @@ from tandem.roles.train_group import TrainGroup
 from tandem.roles.train_rank import OLD_ACTOR, REF
 from tandem.train.checkpoint import Checkpoint
 from tandem.train.objective import LossSum
-from tandem.train.protocol import StepResult
+from tandem.train.protocol import StepResult, logprobs_and
 from tandem.weights.store import ACTOR
 
 
@@ -54,9 +54,12 @@ class Actor:
 
     # --- forwards ----------------------------------------------------------------------------------------------------
 
-    def old_logprobs(self, batch: DataProto) -> DataProto:
-        """The batch with ``old_logprobs``: of the weights as they were at the start of this step."""
-        return self._with_logprobs(batch, "old_logprobs", OLD_ACTOR if self._in_slices else ACTOR)
+    def old_logprobs(self, batch: DataProto, *, squares: bool = False) -> DataProto:
+        """The batch with ``old_logprobs``: of the weights as they were at the start of this step.
+
+        ``squares``: also with ``sum_pi_squared``, of the same weights.
+        """
+        return self._with_logprobs(batch, "old_logprobs", OLD_ACTOR if self._in_slices else ACTOR, squares)
 
     def ref_logprobs(self, batch: DataProto) -> DataProto:
         """The batch with ``ref_logprobs``: of the reference, by switching the weight tag."""
@@ -151,8 +154,9 @@ class Actor:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _with_logprobs(self, batch: DataProto, column: str, tag: str) -> DataProto:
-        return batch.union(DataProto({column: self.ranks.forward(batch, ["logprobs"], tag)["logprobs"]}))
+    def _with_logprobs(self, batch: DataProto, column: str, tag: str, squares: bool = False) -> DataProto:
+        found = self.ranks.forward(batch, logprobs_and(squares), tag)
+        return batch.union(DataProto({column: found.pop("logprobs"), **found}))
 
     def _require_no_gradient(self, purpose: str) -> None:
         if self._pending is not None:

@@ -16,7 +16,7 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM, Head
-from tandem.models.logprobs import token_logprobs
+from tandem.models.logprobs import sum_pi_squared, token_logprobs
 from tandem.models.lora import merged_weights
 from tandem.models.packing import PackedSamples, pack_samples
 from tandem.train.dealing import forward_columns, objective_columns
@@ -27,6 +27,7 @@ from tandem.train.sharding import local_shard, shard_layers, shard_like
 from tandem.train.updater import Updater
 
 TokenValues = tuple[torch.Tensor, torch.Tensor | None]
+Found = dict[Wanted, torch.Tensor]
 
 
 class FsdpEngine:
@@ -36,9 +37,6 @@ class FsdpEngine:
     logits in every log-prob, as in sampling. ``total_updates`` is where a falling schedule ends. With ``exact`` each
     group is a micro-batch of its own, in canonical order: bit-equal results whatever the batch came in with.
     """
-
-    reads: Wanted = "logprobs"
-    """What it reads of each trained token."""
 
     def __init__(
         self,
@@ -87,13 +85,10 @@ class FsdpEngine:
         fillers = self._missing(len(rows))
         for part in rows:
             samples = self._pack(ordered[part])
-            read, entropies = self._run(samples, want_entropy="entropies" in want, entropy_grad=False)
+            found = self._look(samples, want)
             place = token[part].padded().flatten()[samples.slots.cpu()]
-            found: dict[Wanted, torch.Tensor | None] = {self.reads: read, "entropies": entropies}
             for name, total in results.items():
-                values = found[name]
-                if values is not None:
-                    total[place] = values.float().cpu()
+                total[place] = found[name].float().cpu()
         for _ in range(fillers):
             self._run_filler()
         return {name: responses.like(values) for name, values in results.items()}
@@ -182,6 +177,23 @@ class FsdpEngine:
     def _pack(self, micro: DataProto) -> PackedSamples:
         columns = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
         return pack_samples(*columns, device=self.device)
+
+    def _look(self, samples: PackedSamples, want: Sequence[Wanted]) -> Found:
+        """What is wanted of the N trained tokens, (N,) each."""
+
+        def read(hidden: torch.Tensor, head: Head) -> Found:
+            chosen, found = nn.functional.embedding(samples.read, hidden), Found()
+            found["logprobs"], entropies = token_logprobs(
+                chosen, head, samples.targets, temperature=self._temperature, want_entropy="entropies" in want
+            )
+            if entropies is not None:
+                found["entropies"] = entropies
+            if "sum_pi_squared" in want:
+                found["sum_pi_squared"] = sum_pi_squared(chosen, head, temperature=self._temperature)
+            return found
+
+        found: Found = self.model(samples.input_ids, samples.positions, samples.layout, read)
+        return found
 
     def _run(self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool) -> TokenValues:
         """Log-probs and entropies of the N trained tokens, (N,) each."""
