@@ -36,20 +36,23 @@ class Actor:
 
     ``steps`` counts train calls (the weights version), ``updates`` the optimizer steps that were applied. A step is
     one ``step``; or sub-batches one by one: any number of ``accumulate`` and one ``apply`` (a single optimizer step),
-    or any number of ``step_slice`` (an optimizer step each) and one ``end_slices``. In the first ``untrained_steps`` of
-    them nothing is trained, only counted: a critic warms up meanwhile.
+    or any number of ``step_slice`` (an optimizer step each) and one ``end_slices``.
+
+    The reference is a copy of the weights at the start, or, with ``reference_is_base``, the model without its adapters.
     """
 
     def __init__(
-        self, ranks: TrainGroup, batching: Batching, *, keep_reference: bool, untrained_steps: int = 0
+        self, ranks: TrainGroup, batching: Batching, *, keep_reference: bool, reference_is_base: bool = False
     ) -> None:
         self.ranks = ranks
         self.steps = self.updates = 0
-        self._batching, self._untrained_steps = batching, untrained_steps
+        self._batching = batching
         self._tally = _StepTally()
         self._pending: LossSum | None = None
         self._in_slices = False
-        if keep_reference:
+        if reference_is_base:
+            ranks.tag_base(REF)
+        elif keep_reference:
             ranks.save_tag(REF)
 
     # --- forwards ----------------------------------------------------------------------------------------------------
@@ -78,8 +81,6 @@ class Actor:
         metrics: means over the trained tokens of all passes.
         """
         self._require_no_gradient("start a train call")
-        if self.steps < self._untrained_steps:
-            return self._end_step()
         for rows in self._batching.mini_batches(loss.batch, self.steps):
             mini = Loss(loss.batch[rows], loss.objective)
             self.accumulate(mini)

@@ -147,6 +147,10 @@ class TrainGroup:
         """Copy the weights in place into ``tag``."""
         self.call("save_tag", tag)
 
+    def tag_base(self, tag: str) -> None:
+        """Let ``tag`` be the base model, the adapters switched off: no copy is made."""
+        self.call("tag_base", tag)
+
     def copy_tag(self, source: str, target: str) -> None:
         """Make ``target`` equal to the saved tag ``source``."""
         self.call("copy_tag", source, target)

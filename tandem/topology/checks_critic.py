@@ -7,13 +7,19 @@ from collections.abc import Iterator
 from tandem.base.errors import Problem
 from tandem.config.model import CriticConfig
 from tandem.config.schema import Config
-from tandem.topology.checks_model import check_adapters
+from tandem.topology.checks_model import check_adapters, read_checked
 from tandem.topology.checks_trainer import check_schedule
 from tandem.topology.plan_batch import BatchPlan, longest_sequence
 from tandem.topology.plan_critic import critic_epochs, critic_token_budget
 from tandem.topology.plan_model import ModelFacts
 
 MODEL = "critic.model"
+
+
+def read_critic(config: Config, actor: ModelFacts | None) -> tuple[ModelFacts | None, list[Problem]]:
+    """``read_checked`` of the critic's model; ``actor`` are the facts where it is the actor's."""
+    own = config.critic.model
+    return (actor, []) if own is None or not config.critic.enable else read_checked(MODEL, own)
 
 
 def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import Config
 from tandem.topology.checks_algorithm import check_algorithm
-from tandem.topology.checks_critic import check_critic, critic_notes
+from tandem.topology.checks_critic import check_critic, critic_notes, read_critic
 from tandem.topology.checks_data import check_data, count_rows
 from tandem.topology.checks_execution import check_execution
 from tandem.topology.checks_model import check_adapters, check_context, check_exact, read_checked
@@ -25,18 +25,26 @@ from tandem.topology.plan_later import what_comes_later
 from tandem.topology.plan_memory import MemoryPlan, plan_memory
 from tandem.topology.plan_model import ModelFacts
 from tandem.topology.plan_placement import Placement, choose_runtime, device_groups, placements
-from tandem.topology.plan_stages import SOURCE_COLUMNS, OldLogprobs, Stage, old_logprobs_from, plan_stages, plan_tags
+from tandem.topology.plan_stages import (
+    SOURCE_COLUMNS,
+    OldLogprobs,
+    Stage,
+    old_logprobs_from,
+    plan_base_tags,
+    plan_stages,
+    plan_tags,
+)
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
-CRITIC = "critic"
 
 
 @dataclass(frozen=True)
 class Plan:
     """What will run where, when, on how much; ``problems`` is empty in a plan that may start.
 
-    ``device_groups`` are devices per group; what a run needs is their sum. ``later`` names what can be planned and not
+    ``device_groups`` are devices per group; what a run needs is their sum. ``base_tags`` are those of the ``tags`` that
+    are no copies but the base model, its adapters switched off. ``later`` names what can be planned and not
     be run yet. ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown.
     ``batch.steps`` counts the rows of the files before any is dropped.
     """
@@ -46,6 +54,7 @@ class Plan:
     placements: tuple[Placement, ...]
     device_groups: dict[str, int]
     tags: tuple[str, ...]
+    base_tags: tuple[str, ...]
     old_logprobs: OldLogprobs
     source_columns: tuple[str, ...]
     stages: tuple[Stage, ...]
@@ -85,12 +94,10 @@ def compile_plan(config: Config) -> Plan:
     entries = look_up(config)
     placed = placements(config)
     facts, model_problems = read_checked(MODEL, config.actor_rollout_ref.model)
-    critic_facts, critic_problems = facts, []
-    if config.critic.enable and config.critic.model is not None:
-        critic_facts, critic_problems = read_checked(f"{CRITIC}.model", config.critic.model)
+    critic_facts, critic_problems = read_critic(config, facts)
     rows = count_rows(config.data.train_files) if config.data.train_files else None
     batch = plan_batch(config, _train_ranks(config, placed), rows)
-    tags, runtime = plan_tags(config), choose_runtime(config, placed)
+    tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
     problems = [
         *plugin_problems,
         *unknown_names(config),
@@ -107,11 +114,19 @@ def compile_plan(config: Config) -> Plan:
         placements=placed,
         device_groups=device_groups(placed),
         tags=tags,
+        base_tags=base_tags,
         old_logprobs=old_logprobs_from(config),
         source_columns=SOURCE_COLUMNS,
         stages=plan_stages(config, entries),
         batch=batch,
-        memory=plan_memory(config, facts, placed, tags, shares=_shares_weights(config), critic=critic_facts),
+        memory=plan_memory(
+            config,
+            facts,
+            placed,
+            copies=len(tags) - len(base_tags) - 1,
+            shares=_shares_weights(config),
+            critic=critic_facts,
+        ),
         later=what_comes_later(config, runtime),
         notes=tuple(_notes(config, facts)),
         problems=tuple({(problem.key, problem.reason): problem for problem in problems}.values()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM, Head
 from tandem.models.logprobs import sum_pi_squared, token_logprobs
-from tandem.models.lora import merged_weights
+from tandem.models.lora import adapted_layers, adapters_off, merged_weights
 from tandem.models.packing import PackedSamples, pack_samples
 from tandem.train.dealing import forward_columns, objective_columns
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
@@ -158,6 +159,17 @@ class FsdpEngine:
             optim_state_dict=state["optimizer"],
         )
         self._updater.updates, self._updater.skipped = state["updates"], state["skipped"]
+
+    # --- adapters ----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are what is trained."""
+        return bool(adapted_layers(self.model))
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """Forwards in this block are the base model's."""
+        return adapters_off(self.model)
 
     # --- shards and the whole ----------------------------------------------------------------------------------------
 
