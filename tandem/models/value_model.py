@@ -30,9 +30,9 @@ class ValueModel(CausalLM):
 def load_value_model(model: ModelConfig) -> ValueModel:
     """The model in ``model.path`` (folder or hub id) with a value head, and adapters where ``model`` asks for them.
 
-    A new head is zero: all values are 0 until something is learned, and nothing about it is random. A folder that brings
-    a head with one output (a saved critic, a reward model) keeps it. Raises ``DataError`` where there is no model, or
-    one of an architecture that transformers can't give such a head.
+    A new head is zero: all values are 0 until something is learned, and nothing about it is random. A folder that
+    brings a head with one output (a saved critic, a reward model) keeps it. Raises ``DataError`` where there is no
+    model, or one of an architecture that transformers can't give such a head.
     """
     with _quietly():
         plain = from_pretrained(
@@ -55,8 +55,8 @@ def _projection(model: PreTrainedModel) -> nn.Linear:
     found = [child for child in model.children() if isinstance(child, nn.Linear) and child.out_features == 1]
     if len(found) != 1 or found[0].bias is None:
         raise DataError(
-            f"{type(model).__name__} has no linear layer on top that gives one number a token, so it can't be a critic: "
-            "name another model in critic.model.path"
+            f"{type(model).__name__} has no linear layer on top that gives one number a token, so it can't be a "
+            "critic: name another model in critic.model.path"
         )
     return found[0]
 
@@ -70,7 +70,7 @@ def _zero_head(model: PreTrainedModel, missing: set[str]) -> set[str]:
 
 
 def _adapt(plain: PreTrainedModel, model: ModelConfig) -> None:
-    """Adapters in ``plain``, which with the value head are all that is trained; their random half is always the same."""
+    """Adapters in ``plain``: they and the value head are what is trained. Their random half is always the same."""
     targets = model.lora_target_modules
     config = LoraConfig(
         task_type=TaskType.TOKEN_CLS,

@@ -75,17 +75,18 @@ class Actor:
     # --- training ----------------------------------------------------------------------------------------------------
 
     def step(self, loss: Loss) -> dict[str, float]:
-        """Train on the loss's batch: ``epochs`` passes in mini-batches of whole groups.
+        """Train on the loss's batch: ``epochs`` passes in mini-batches of whole groups; its critic first, if any.
 
         A mini-batch in which nothing is to be learned, or whose gradient is not finite, is skipped and counted. Returns
         metrics: means over the trained tokens of all passes.
         """
         self._require_no_gradient("start a train call")
+        values = {} if loss.critic is None else loss.critic.step(loss.batch)
         for rows in self._batching.mini_batches(loss.batch, self.steps):
             mini = Loss(loss.batch[rows], loss.objective)
             self.accumulate(mini)
             self._update(mini.objective.denominator(mini.batch))
-        return self._end_step()
+        return self._end_step() | values
 
     def accumulate(self, loss: Loss) -> None:
         """Add the gradient of the loss's sum over its batch; ``apply`` makes the optimizer step."""
@@ -133,7 +134,7 @@ class Actor:
     def save(
         self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path] | None = None
     ) -> Checkpoint:
-        """Write a checkpoint of model, optimizer, tags and counters; ``facts`` and the folders ``parts`` go with them."""
+        """Write a checkpoint of model, optimizer, tags and counters, with ``facts`` and the folders ``parts``."""
         self._require_no_gradient("save a checkpoint")
         own = {"actor": {"steps": self.steps, "updates": self.updates}}
         return self.ranks.save_checkpoint(root, step, {**facts, **own}, keep, parts)

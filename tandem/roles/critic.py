@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from tandem.base.errors import DataError
+from tandem.base.errors import DataError, DeadlineError
 from tandem.columns.proto import DataProto
+from tandem.models.value_model import ValueModel
 from tandem.roles.batching import Batching
 from tandem.roles.train_group import TrainGroup
 from tandem.train import checkpoint
@@ -25,14 +28,15 @@ class Critic:
     """The ranks of the value model, and how a partition is cut into its optimizer steps.
 
     ``steps`` counts train calls, ``updates`` the optimizer steps that were applied. ``metrics`` are those of the last
-    train call.
+    train call. ``model`` is what the ranks train, as far as this process knows it: what it is, not what it learned.
     """
 
-    def __init__(self, ranks: TrainGroup, batching: Batching, objective: ValueObjective) -> None:
-        self.ranks = ranks
+    def __init__(self, model: ValueModel, ranks: TrainGroup, batching: Batching, objective: ValueObjective) -> None:
+        self.model, self.ranks = model, ranks
         self.steps = self.updates = 0
         self.metrics: dict[str, float] = {}
         self._batching, self._objective = batching, objective
+        self._over = threading.Condition()
 
     def values(self, batch: DataProto) -> DataProto:
         """The batch with ``values``: of the state before each trained token, 0 at tokens that aren't trained."""
@@ -56,12 +60,23 @@ class Critic:
             results.append(self.ranks.optim_step(denominator))
             loss += float(part.loss) / denominator
             total = part if total is None else total + part
-        self.steps += 1
         self.metrics = {}
         if total is not None:
             self.updates = results[-1].updates
             self.metrics = _summary(total, loss / len(results), results) | _fit(batch)
+        with self._over:
+            self.steps += 1
+            self._over.notify_all()
         return self.metrics
+
+    def await_steps(self, steps: int, seconds: float) -> None:
+        """Wait until so many train calls are over, in another thread. Raises ``DeadlineError``."""
+        with self._over:
+            if not self._over.wait_for(lambda: self.steps >= steps, seconds):
+                raise DeadlineError(
+                    f"the critic waited {seconds:g} s to be trained on partition {steps - 1}; blocked by the "
+                    "actor's loop, which trains it"
+                )
 
     def train(self, batch: DataProto) -> DataProto:
         """``step`` as a stage between others: the batch goes on as it came."""
@@ -75,18 +90,19 @@ class Critic:
         return self.ranks.export()
 
     def save(self, root: Path, step: int) -> Checkpoint:
-        """Write a checkpoint of model, optimizer and counters under ``root``: the only one there."""
+        """Write a checkpoint of model, optimizer and counters under ``root``, where nothing else is then."""
+        shutil.rmtree(root, ignore_errors=True)  # of a process that was killed while saving
         facts = {CRITIC: {"steps": self.steps, "updates": self.updates}}
         return self.ranks.save_checkpoint(root, step, facts, 1)
 
     def load(self, run: Checkpoint) -> None:
         """Go on from the critic's part of a checkpoint of a run. Raises ``DataError`` where it has none."""
-        if not (run.path / CRITIC).is_dir():
+        saved = checkpoint.latest(run.path / CRITIC)
+        if saved is None:
             raise DataError(
-                f"{run.path} holds no critic, and critic.enable is true: resume with the estimator of the saved run, or "
-                "start a new run from its model"
+                f"{run.path} holds no critic, and critic.enable is true: resume with the estimator of the saved run, "
+                "or start a new run from its model"
             )
-        saved = checkpoint.open_checkpoint(run.path / CRITIC)
         self.ranks.load_checkpoint(saved.path)
         own = saved.read()[CRITIC]
         self.steps, self.updates = own["steps"], own["updates"]

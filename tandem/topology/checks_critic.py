@@ -49,7 +49,7 @@ def _check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem
         return
     assert config.critic.model is not None
     reason = f"its context is {facts.context} tokens, and a prompt with its response can have {longest}"
-    yield Problem(f"{MODEL}.path", config.critic.model.path, reason, "Name a model of a longer context, or leave it out")
+    yield Problem(f"{MODEL}.path", config.critic.model.path, reason, "Name a model of longer context, or leave it out")
 
 
 def _check_warmup(config: Config, batch: BatchPlan) -> Iterator[Problem]:

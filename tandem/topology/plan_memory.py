@@ -56,7 +56,8 @@ def plan_memory(
 ) -> tuple[MemoryPlan, ...]:
     """One estimate a group; none where sizes are unknown.
 
-    ``facts`` are of the actor's model, ``critic`` of the critic's. ``copies`` are the actor's tags beside the weights in place, ``shares``: the engine uses the actor's weights.
+    ``facts`` are of the actor's model, ``critic`` of the critic's. ``copies`` are the actor's tags beside the weights
+    in place, ``shares``: the engine uses the actor's weights.
     """
     if facts is None or not (facts.parameters and facts.hidden and facts.layers and facts.vocabulary):
         return ()

@@ -18,8 +18,8 @@ from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.reward.outcome import failed
 from tandem.roles.actor import Actor
-from tandem.roles.batching import Batching
 from tandem.roles.advantages import AdvantageStage
+from tandem.roles.batching import Batching
 from tandem.roles.stages import BatchStage
 from tandem.roles.train_group import TrainGroup
 from tandem.topology.plan import Plan, compile_plan
