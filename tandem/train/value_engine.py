@@ -23,7 +23,9 @@ class ValueEngine(FsdpEngine):
     def _look(self, samples: PackedSamples, want: Sequence[Wanted]) -> Found:
         return {"values": self._values(samples)}
 
-    def _run(self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool) -> TokenValues:
+    def _run(
+        self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool, also: torch.Tensor | None = None
+    ) -> TokenValues:
         return self._values(samples), None
 
     def _values(self, samples: PackedSamples) -> torch.Tensor:

@@ -26,6 +26,7 @@ class ValueObjective:
     columns: tuple[str, ...] = ("values", "returns")
     optional_columns: tuple[str, ...] = ()
     needs_entropy: bool = False
+    whole_groups: bool = False
 
     def numerator(
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
