@@ -180,7 +180,7 @@ class TrainGroup:
         self, root: Path, step: int, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path] | None = None
     ) -> Checkpoint:
         """``checkpoint.save`` of model, optimizer and tags; ``root`` is a folder that every rank sees."""
-        saved: Checkpoint = self.call("save_checkpoint", root, step, facts, keep, parts or {})
+        saved: Checkpoint = self.call("save_checkpoint", root, step, facts, keep, parts)
         return saved
 
     def load_checkpoint(self, path: Path) -> None:

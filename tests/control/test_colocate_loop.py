@@ -45,6 +45,7 @@ class FakeComposite:
     stages: tuple[BatchStage, ...]
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     objective: SamplesObjective = field(default_factory=SamplesObjective)
+    critic: None = None
 
 
 class Loop:
