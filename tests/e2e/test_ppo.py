@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from tests.e2e.seven import Run, train
+from tests.e2e.seven import train
 
 PPO = (
     "algorithm.adv_estimator={type: gae, gamma: 1.0, lam: 0.95}",
