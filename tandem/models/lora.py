@@ -62,10 +62,15 @@ def with_adapters(model: PreTrainedModel, spec: AdapterSpec) -> PeftModel:
     targets = spec.target_modules
     adapted = get_lora_model(model, spec.rank, alpha=spec.alpha, target_modules=targets, seed=spec.seed)
     assert isinstance(adapted, PeftModel)
+    hold_base(model, spec.base_dtype)
+    return adapted
+
+
+def hold_base(model: PreTrainedModel, dtype: str) -> None:
+    """Cast the frozen weights of the layers that have adapters."""
     for layer in adapted_layers(model).values():
         base: Any = layer.get_base_layer()
-        base.weight.data = base.weight.data.to(getattr(torch, spec.base_dtype))
-    return adapted
+        base.weight.data = base.weight.data.to(getattr(torch, dtype))
 
 
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
