@@ -6,12 +6,13 @@ A test compares the page with what this module writes, so that it can't fall beh
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tandem.algorithms import ADVANTAGES, KL_CONTROLLERS, KL_TYPES, POLICY_LOSSES, Aggregation
+from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_CONTROLLERS, KL_TYPES, POLICY_LOSSES, Aggregation
 from tandem.base.registry import Entry, Parameter, Registry
 from tandem.config.load import config_from_tree
 from tandem.config.schema import Config
@@ -28,7 +29,8 @@ Generated from the registries by `python tools/algorithms_page.py`; do not edit.
 
 *Columns* are what the function reads; those in brackets are used where they exist. *Parameters* are written in YAML
 beside `type` (`policy_loss: {type: ppo_clip, clip_ratio: 0.2}`). *Scope* is the widest set of samples that it must see
-at once: `token`, `sequence`, `group` or `partition`. How to add one of your own: [extend.md](extend.md).
+at once: `token`, `sequence`, `group` or `partition`. *Source* is the paper, with the equation where one is meant. How
+to add one of your own: [extend.md](extend.md).
 """
 ESTIMATORS = """\
 ## Advantage estimators
@@ -51,6 +53,13 @@ KL = """\
 `algorithm.kl: {in: loss, type: NAME, coef: 0.001}` or `in: reward`. Arguments are log-probs of the sampled tokens under
 the policy (`pi`) and the reference (`ref`). A name with `+` has the value of the estimator and the gradient of `k2`.
 """
+TEACHING = """\
+## Distillation
+
+`algorithm.distillation: {type: NAME, coef: 1.0, ...parameters}`, with a teacher under `actor_rollout_ref.teacher`. The
+teacher scores what the student sampled. Columns named `teacher_*` come from its forward, `student_topk_logprobs` from
+the training forward: no matrix of tokens by vocabulary is kept of either.
+"""
 CONTROLLERS = """\
 ## KL controllers
 
@@ -62,13 +71,15 @@ SCORERS = """\
 
 `reward_manager: {type: NAME, ...parameters}`. *Reads* are fields of a sample. See [rewards.md](rewards.md).
 """
-NEEDS_PEERS, WHOLE = "group_baseline", "whole_mini_batch"
+NEEDS_PEERS, WHOLE, USE_WHEN = "group_baseline", "whole_mini_batch", "use_when"
+WHAT = ("name", "what it is", "use it when")
+PAPER = re.compile(r"arXiv \d{4}\.\d{5}(?:,\s+(?:equation|section) [\d.]*\d)?")
 
 
 def page() -> str:
     """The whole page."""
-    estimators = ("name", "what it is", "columns", "scope", "group", "missing", "parameters")
-    losses = ("name", "what it is", "columns", "scope", "mini-batch", "parameters")
+    estimators = (*WHAT, "source", "columns", "scope", "group", "missing", "parameters")
+    losses = (*WHAT, "source", "columns", "scope", "mini-batch", "parameters")
     parts = [
         HEAD,
         ESTIMATORS,
@@ -76,9 +87,11 @@ def page() -> str:
         LOSSES,
         table(losses, (_loss(entry) for entry in own(POLICY_LOSSES))),
         KL,
-        table(("name", "what it is"), ((code(entry.name), text(entry.summary)) for entry in own(KL_TYPES))),
+        table(WHAT, (_what(entry) for entry in own(KL_TYPES))),
+        TEACHING,
+        table((*WHAT, "source", "columns", "scope", "parameters"), (_teaching(entry) for entry in own(DISTILLATIONS))),
         CONTROLLERS,
-        table(("name", "what it is"), ((code(entry.name), text(entry.summary)) for entry in own(KL_CONTROLLERS))),
+        table(WHAT, (_what(entry) for entry in own(KL_CONTROLLERS))),
         AGGREGATION,
         "\n".join(text(line) for line in _modes()) + "\n",
         SCORERS,
@@ -113,13 +126,30 @@ def code(name: str) -> str:
 def _estimator(entry: Entry[Any]) -> tuple[str, ...]:
     peers = "yes" if entry.traits.get(NEEDS_PEERS) else ""
     absent = ", ".join(code(name) for name in entry.signature.columns if name in missing_columns(entry.name))
-    what = (code(entry.name), text(entry.summary), _columns(entry), entry.scope.name.lower())
-    return (*what, peers, absent, _parameters(entry))
+    return (*_what(entry), papers(entry), _columns(entry), _scope(entry), peers, absent, _parameters(entry))
 
 
 def _loss(entry: Entry[Any]) -> tuple[str, ...]:
     whole = "yes" if entry.traits.get(WHOLE) else ""
-    return (code(entry.name), text(entry.summary), _columns(entry), entry.scope.name.lower(), whole, _parameters(entry))
+    return (*_what(entry), papers(entry), _columns(entry), _scope(entry), whole, _parameters(entry))
+
+
+def _what(entry: Entry[Any]) -> tuple[str, str, str]:
+    return code(entry.name), text(entry.summary), text(str(entry.traits.get(USE_WHEN, "")))
+
+
+def papers(entry: Entry[Any]) -> str:
+    """The papers that the docstring cites."""
+    found = PAPER.findall(inspect.getdoc(entry.target) or "")
+    return "; ".join(dict.fromkeys(" ".join(paper.split()) for paper in found))
+
+
+def _scope(entry: Entry[Any]) -> str:
+    return entry.scope.name.lower()
+
+
+def _teaching(entry: Entry[Any]) -> tuple[str, ...]:
+    return (*_what(entry), papers(entry), _columns(entry), _scope(entry), _parameters(entry))
 
 
 def _scorer(entry: Entry[Any]) -> tuple[str, ...]:
@@ -129,8 +159,9 @@ def _scorer(entry: Entry[Any]) -> tuple[str, ...]:
 
 
 def missing_columns(estimator: str) -> set[str]:
-    """Columns of the estimator that no stage of a run gives, by the plan's own judgement."""
+    """Columns of the estimator that no stage of a run gives, by the plan's own judgement; a critic may be deployed."""
     tree = {
+        "critic": {"enable": "values" in ADVANTAGES[estimator].signature.columns},
         "actor_rollout_ref": {"model": {"path": "owner/model"}},
         "algorithm": {"adv_estimator": estimator, "old_logprobs": "recompute"},
     }

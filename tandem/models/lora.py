@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from peft.tuners.lora import LoraLayer
+from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from tandem.base.errors import ContractError
 from tandem.config.model import ModelConfig
+from tandem.models.adapter_spec import AdapterSpec
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -54,19 +57,68 @@ def get_lora_model(
     return adapted
 
 
+def with_adapters(model: PreTrainedModel, spec: AdapterSpec) -> PeftModel:
+    """``model`` with the adapters of ``spec``; its layers are replaced, and cast where the spec says so."""
+    targets = spec.target_modules
+    adapted = get_lora_model(model, spec.rank, alpha=spec.alpha, target_modules=targets, seed=spec.seed)
+    assert isinstance(adapted, PeftModel)
+    hold_base(model, spec.base_dtype)
+    return adapted
+
+
+def hold_base(model: PreTrainedModel, dtype: str) -> None:
+    """Cast the frozen weights of the layers that have adapters."""
+    for layer in adapted_layers(model).values():
+        base: Any = layer.get_base_layer()
+        base.weight.data = base.weight.data.to(getattr(torch, dtype))
+
+
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, full tensor) of all weights under the names that they have without adapters, adapters added in.
 
     Sharded tensors are gathered one at a time, by all ranks together. What has no adapter shares the model's memory.
     """
-    adapted = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    adapted = adapted_layers(model)
     for name, tensor in model.state_dict().items():
         owner, _, rest = name.rpartition(".base_layer.")
         if owner in adapted:
             change = _change(adapted[owner]) if rest == "weight" else 0
             yield f"{owner}.{rest}", _full(tensor) + change
-        elif not any(part.startswith("lora_") for part in name.split(".")):
+        elif not is_adapter(name):
             yield name, _full(tensor)
+
+
+def adapter_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, full tensor) of the adapters alone, as ``state_dict`` names them; gathered as ``merged_weights`` does."""
+    return ((name, _full(tensor)) for name, tensor in model.state_dict().items() if is_adapter(name))
+
+
+def base_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, full tensor) of everything that ``adapter_weights`` leaves out."""
+    return ((name, _full(tensor)) for name, tensor in model.state_dict().items() if not is_adapter(name))
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a weight of this name belongs to an adapter."""
+    return any(part.startswith("lora_") for part in name.split("."))
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """For a block, ``model`` computes what it did before it had adapters, bit by bit. For forwards without gradient."""
+    layers = adapted_layers(model).values()
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    """The layers of ``model`` that have adapters, by name."""
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
 
 
 def _change(layer: Any) -> torch.Tensor:

@@ -10,24 +10,15 @@ from typing import Any
 import torch
 
 from tandem.base.errors import ContractError
-from tandem.base.seeding import derive_seed
 from tandem.columns.proto import DataProto
+from tandem.roles.batching import Batching
 from tandem.roles.loss import Loss
 from tandem.roles.train_group import TrainGroup
 from tandem.roles.train_rank import OLD_ACTOR, REF
 from tandem.train.checkpoint import Checkpoint
 from tandem.train.objective import LossSum
-from tandem.train.protocol import StepResult
+from tandem.train.protocol import Exported, StepResult, logprobs_and
 from tandem.weights.store import ACTOR
-
-
-@dataclass(frozen=True)
-class Batching:
-    """How a partition becomes optimizer steps: ``epochs`` passes, mini-batches of ``groups`` whole groups."""
-
-    groups: int
-    epochs: int
-    seed: int
 
 
 @dataclass
@@ -46,23 +37,32 @@ class Actor:
     ``steps`` counts train calls (the weights version), ``updates`` the optimizer steps that were applied. A step is
     one ``step``; or sub-batches one by one: any number of ``accumulate`` and one ``apply`` (a single optimizer step),
     or any number of ``step_slice`` (an optimizer step each) and one ``end_slices``.
+
+    The reference is a copy of the weights at the start, or, with ``reference_is_base``, the model without its adapters.
     """
 
-    def __init__(self, ranks: TrainGroup, batching: Batching, *, keep_reference: bool) -> None:
+    def __init__(
+        self, ranks: TrainGroup, batching: Batching, *, keep_reference: bool, reference_is_base: bool = False
+    ) -> None:
         self.ranks = ranks
         self.steps = self.updates = 0
         self._batching = batching
         self._tally = _StepTally()
         self._pending: LossSum | None = None
         self._in_slices = False
-        if keep_reference:
+        if reference_is_base:
+            ranks.tag_base(REF)
+        elif keep_reference:
             ranks.save_tag(REF)
 
     # --- forwards ----------------------------------------------------------------------------------------------------
 
-    def old_logprobs(self, batch: DataProto) -> DataProto:
-        """The batch with ``old_logprobs``: of the weights as they were at the start of this step."""
-        return self._with_logprobs(batch, "old_logprobs", OLD_ACTOR if self._in_slices else ACTOR)
+    def old_logprobs(self, batch: DataProto, *, squares: bool = False) -> DataProto:
+        """The batch with ``old_logprobs``: of the weights as they were at the start of this step.
+
+        ``squares``: also with ``sum_pi_squared``, of the same weights.
+        """
+        return self._with_logprobs(batch, "old_logprobs", OLD_ACTOR if self._in_slices else ACTOR, squares)
 
     def ref_logprobs(self, batch: DataProto) -> DataProto:
         """The batch with ``ref_logprobs``: of the reference, by switching the weight tag."""
@@ -75,17 +75,18 @@ class Actor:
     # --- training ----------------------------------------------------------------------------------------------------
 
     def step(self, loss: Loss) -> dict[str, float]:
-        """Train on the loss's batch: ``epochs`` passes in mini-batches of whole groups.
+        """Train on the loss's batch: ``epochs`` passes in mini-batches of whole groups; its critic first, if any.
 
         A mini-batch in which nothing is to be learned, or whose gradient is not finite, is skipped and counted. Returns
         metrics: means over the trained tokens of all passes.
         """
         self._require_no_gradient("start a train call")
-        for rows in self._mini_batches(loss.batch):
+        values = {} if loss.critic is None else loss.critic.step(loss.batch)
+        for rows in self._batching.mini_batches(loss.batch, self.steps):
             mini = Loss(loss.batch[rows], loss.objective)
             self.accumulate(mini)
             self._update(mini.objective.denominator(mini.batch))
-        return self._end_step()
+        return self._end_step() | values
 
     def accumulate(self, loss: Loss) -> None:
         """Add the gradient of the loss's sum over its batch; ``apply`` makes the optimizer step."""
@@ -118,23 +119,25 @@ class Actor:
 
     # --- weights and checkpoints -------------------------------------------------------------------------------------
 
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(Hugging Face name, full tensor) of all weights; see ``TrainGroup.export``."""
-        return self.ranks.export()
+    def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full tensor) of ``part`` of the weights; see ``TrainGroup.export``."""
+        return self.ranks.export(part)
 
-    def fingerprint(self) -> str:
-        """Of the actor's weights; what an engine that holds them answers."""
-        return self.ranks.fingerprint()
+    def fingerprint(self, part: Exported = "merged") -> str:
+        """Of the actor's weights; what an engine that took an export of ``part`` over answers."""
+        return self.ranks.fingerprint(part)
 
     def require_actor(self, purpose: str) -> None:
         """Refuse ``purpose`` unless the actor's own weights are in place."""
         self.ranks.require_actor(purpose)
 
-    def save(self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int) -> Checkpoint:
-        """Write a checkpoint of model, optimizer, tags and counters, with ``facts`` beside them."""
+    def save(
+        self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path] | None = None
+    ) -> Checkpoint:
+        """Write a checkpoint of model, optimizer, tags and counters, with ``facts`` and the folders ``parts``."""
         self._require_no_gradient("save a checkpoint")
         own = {"actor": {"steps": self.steps, "updates": self.updates}}
-        return self.ranks.save_checkpoint(root, step, {**facts, **own}, keep)
+        return self.ranks.save_checkpoint(root, step, {**facts, **own}, keep, parts)
 
     def load(self, saved: Checkpoint) -> None:
         """Go on from what ``save`` wrote."""
@@ -153,8 +156,9 @@ class Actor:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _with_logprobs(self, batch: DataProto, column: str, tag: str) -> DataProto:
-        return batch.union(DataProto({column: self.ranks.forward(batch, ["logprobs"], tag)["logprobs"]}))
+    def _with_logprobs(self, batch: DataProto, column: str, tag: str, squares: bool = False) -> DataProto:
+        found = self.ranks.forward(batch, logprobs_and(squares), tag)
+        return batch.union(DataProto({column: found.pop("logprobs"), **found}))
 
     def _require_no_gradient(self, purpose: str) -> None:
         if self._pending is not None:
@@ -179,22 +183,6 @@ class Actor:
         imbalance = self.ranks.take_imbalance()
         balance = {} if imbalance is None else {"balance/max_over_mean": imbalance}
         return {"optim/empty_mini_batches": float(tally.empty), **balance, **_summary(tally)}
-
-    def _mini_batches(self, batch: DataProto) -> Iterator[torch.Tensor]:
-        """Rows of each mini-batch: a seeded shuffle of whole groups for every pass, from the canonical order."""
-        groups = batch.dense("group_ids")
-        ids = groups.unique()
-        if self._batching.groups >= len(ids):
-            for _ in range(self._batching.epochs):
-                yield torch.arange(len(batch))
-            return
-        for epoch in range(self._batching.epochs):
-            generator = torch.Generator().manual_seed(
-                derive_seed(self._batching.seed, "mini-batches", self.steps, epoch)
-            )
-            shuffled = ids[torch.randperm(len(ids), generator=generator)]
-            for chosen in shuffled.split(self._batching.groups):
-                yield torch.isin(groups, chosen).nonzero()[:, 0]
 
 
 def _summary(tally: _StepTally) -> dict[str, float]:

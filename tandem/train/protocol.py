@@ -12,7 +12,27 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.train.objective import LossSum, Objective
 
-Wanted = Literal["logprobs", "entropies"]
+Exported = Literal["merged", "adapter", "base"]
+"""All weights with adapters added in; the adapters alone; everything but them."""
+
+
+@dataclass(frozen=True)
+class TopTokens:
+    """The ``count`` likeliest tokens in each place of an answer, among those with an id below ``below``.
+
+    Asked of a forward they come as ``top_logprobs`` float32 and ``top_ids`` int32, (N, count) each.
+    """
+
+    count: int
+    below: int
+
+
+Wanted = Literal["logprobs", "entropies", "sum_pi_squared", "values"] | TopTokens
+
+
+def logprobs_and(squares: bool) -> list[Wanted]:
+    """What a forward is asked for: log-probs, with or without the sums of squared probabilities."""
+    return ["logprobs", "sum_pi_squared"] if squares else ["logprobs"]
 
 
 @dataclass(frozen=True)
@@ -39,9 +59,9 @@ class TrainEngine(Protocol):
     """
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
-        """Per-token results without gradient, float32 on the CPU, aligned with ``responses`` in the batch's order.
+        """Per-token results by name, without gradient, on the CPU, aligned with ``responses`` in the batch's order.
 
-        0 where ``response_mask`` is False.
+        float32 but for ids; 0 where ``response_mask`` is False.
         """
 
     def forward_backward(self, batch: DataProto, objective: Objective) -> LossSum:
@@ -53,8 +73,8 @@ class TrainEngine(Protocol):
     def shards(self) -> dict[str, torch.Tensor]:
         """Local shards of the trained parameters, to be copied out of and into in place."""
 
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(Hugging Face name, full tensor) of all weights, adapters merged; tied ones under both names."""
+    def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full tensor) of ``part``: merged under Hugging Face names, tied ones under both names."""
 
     def sleep(self) -> None:
         """Give up the memory that only training needs."""

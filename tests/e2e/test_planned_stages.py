@@ -17,6 +17,7 @@ CONFIGS: dict[str, tuple[str, ...]] = {
     "mini-batches": ("actor_rollout_ref.actor.ppo_mini_batch_size=2",),
     "old from the engine": ("algorithm.old_logprobs=rollout",),
     "another estimator": ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm.old_logprobs=recompute"),
+    "sums of squared probabilities": ("algorithm.adv_estimator=optimal_token_baseline",),
     "parts of a reward": (
         "algorithm.adv_estimator=gdpo",
         "reward_manager.type=weighted_sum",
@@ -40,6 +41,7 @@ EXPECTED = {
     "mini-batches": ["old", "advantages"],
     "old from the engine": ["old", "advantages"],
     "another estimator": ["old", "advantages"],
+    "sums of squared probabilities": ["old", "advantages"],
     "parts of a reward": ["advantages"],
     "all of it": ["ref", "old", "advantages", "correction"],
 }
@@ -69,4 +71,4 @@ def test_executed_stages_and_columns_are_the_planned_ones(task: Path, tmp_path: 
     read = {*objective.columns, *objective.optional_columns} & planned
     assert read - {"rollout_logprobs"} == set(trained.needs) - {"prompts", "responses", "response_mask"}
     timed = {key.removeprefix("time/") for key in run.rows[-1] if key.startswith("time/")}
-    assert timed == {*progress.executed, "step"} - {"reward"}  # scored beside generation: one piece of work
+    assert timed == {*progress.executed, "step", "turns"} - {"reward"}  # scored beside generation: one piece of work

@@ -10,7 +10,7 @@ from torch import nn
 
 from tandem.models.causal_lm import Head
 from tandem.models.loading import new_model
-from tandem.models.logprobs import token_logprobs
+from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 
 VOCAB, SIZE = 11, 6
 
@@ -33,6 +33,25 @@ def naive(hidden: torch.Tensor, head: Head, targets: torch.Tensor, temperature: 
 
 
 TRANSFORMS = [{}, {"softcap": 1.5}, {"scale": 0.25}, {"scale": 4.0, "softcap": 2.0}]
+
+
+@given(
+    seed=st.integers(0, 999),
+    tokens=st.integers(0, 9),
+    chunk=st.sampled_from([1, 2 * VOCAB, 5 * VOCAB, 10_000]),
+    temperature=st.sampled_from([0.5, 1.0, 1.7]),
+    transforms=st.sampled_from(TRANSFORMS),
+    bias=st.booleans(),
+)
+def test_sums_of_squared_probabilities_equal_the_naive_formula(
+    seed: int, tokens: int, chunk: int, temperature: float, transforms: dict[str, float], bias: bool
+) -> None:
+    projection = head(seed, bias=bias, **transforms)
+    hidden = torch.randn(tokens, SIZE, dtype=torch.float64, requires_grad=True)
+    found = sum_pi_squared(hidden, projection, temperature=temperature, chunk_elements=chunk)
+    every = [naive(hidden, projection, torch.full((tokens,), token), temperature)[0] for token in range(VOCAB)]
+    torch.testing.assert_close(found, torch.stack(every).exp().square().sum(0).detach())
+    assert not found.requires_grad
 
 
 @given(
@@ -144,3 +163,32 @@ def test_the_head_does_to_logits_what_the_architecture_does(shape: dict[str, obj
     torch.testing.assert_close(Head.of(model).logits(hidden), expected)
     logprobs, _ = token_logprobs(hidden, Head.of(model), ids[0])
     torch.testing.assert_close(logprobs, expected.log_softmax(-1).gather(1, ids.T)[:, 0])
+
+
+@pytest.mark.parametrize("chunk", [1, 3 * VOCAB, 10_000])
+@pytest.mark.parametrize("transforms", TRANSFORMS)
+def test_several_targets_in_a_place_are_the_naive_formula(chunk: int, transforms: dict[str, float]) -> None:
+    """Also where a token is asked for twice."""
+    projection = head(5, bias=True, **transforms)
+    hidden = torch.randn(6, SIZE, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(VOCAB, (6, 4))
+    targets[0] = 3
+    weights = torch.randn(6, 4, dtype=torch.float64)
+    found, _ = token_logprobs(hidden, projection, targets, temperature=0.7, chunk_elements=chunk)
+    expected = torch.stack([naive(hidden, projection, column, 0.7)[0] for column in targets.T], dim=1)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
+    inputs = [x for x in (hidden, projection.weight, projection.bias) if x is not None]
+    pairs = (torch.autograd.grad((weights * x).sum(), inputs) for x in (found, expected))
+    for a, b in zip(*pairs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-9)
+
+
+@pytest.mark.parametrize("chunk", [1, 3 * VOCAB, 10_000])
+def test_the_likeliest_tokens_are_those_of_the_whole_softmax(chunk: int) -> None:
+    projection, hidden = head(2, softcap=1.5), torch.randn(7, SIZE, dtype=torch.float64)
+    every = torch.stack([naive(hidden, projection, torch.full((7,), v), 0.7)[0] for v in range(VOCAB)], dim=1)
+    for below in (VOCAB, 6):
+        values, ids = top_logprobs(hidden, projection, 4, below=below, temperature=0.7, chunk_elements=chunk)
+        best = every[:, :below].topk(4)
+        assert torch.equal(ids, best.indices)
+        torch.testing.assert_close(values, best.values, atol=1e-12, rtol=1e-10)
