@@ -18,6 +18,7 @@ from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.batch_metrics import batch_metrics, check_lag
+from tandem.roles.correction import mismatch_report
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.loss import Loss, without_samples
 from tandem.roles.reward import RewardManager
@@ -153,8 +154,8 @@ class Session:
             **batch_metrics(batch, step),
             **{f"dropped/{name}": float(count) for name, count in self.rollout.counts.items()},
             **self.composite.advantages.metrics,
-            **{f"mismatch/{name}": value for name, value in batch.meta_info.get("mismatch", {}).items()},
             **update,
+            **mismatch_report(batch, self.config.algorithm.correction),
             **evaluated,
         }
         self.rollout.counts.clear()
