@@ -46,16 +46,22 @@ class Actor:
     ``steps`` counts train calls (the weights version), ``updates`` the optimizer steps that were applied. A step is
     one ``step``; or sub-batches one by one: any number of ``accumulate`` and one ``apply`` (a single optimizer step),
     or any number of ``step_slice`` (an optimizer step each) and one ``end_slices``.
+
+    The reference is a copy of the weights at the start, or, with ``reference_is_base``, the model without its adapters.
     """
 
-    def __init__(self, ranks: TrainGroup, batching: Batching, *, keep_reference: bool) -> None:
+    def __init__(
+        self, ranks: TrainGroup, batching: Batching, *, keep_reference: bool, reference_is_base: bool = False
+    ) -> None:
         self.ranks = ranks
         self.steps = self.updates = 0
         self._batching = batching
         self._tally = _StepTally()
         self._pending: LossSum | None = None
         self._in_slices = False
-        if keep_reference:
+        if reference_is_base:
+            ranks.tag_base(REF)
+        elif keep_reference:
             ranks.save_tag(REF)
 
     # --- forwards ----------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def build_composite(
         build_train_engine(config, model, total_updates), deadline_s=config.execution.deadline_s
     )
     batching = Batching(plan.batch.mini_batch_prompts, section.actor.ppo_epochs, trainer.seed)
-    actor = Actor(ranks, batching, keep_reference="ref" in plan.tags)
+    actor = Actor(ranks, batching, keep_reference="ref" in plan.tags, reference_is_base="ref" in plan.base_tags)
     advantages = AdvantageStage.of(config.algorithm)
     return ActorRolloutRef(
         model=model,

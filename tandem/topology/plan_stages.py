@@ -103,6 +103,13 @@ def plan_tags(config: Config) -> tuple[str, ...]:
     return tuple(tags)
 
 
+def plan_base_tags(config: Config) -> tuple[str, ...]:
+    """Tags that are the base model, adapters switched off, and so cost no copy: a reference that never moves."""
+    section = config.actor_rollout_ref
+    free = section.model.trains_adapters and section.ref.update_interval is None
+    return tuple(tag for tag in plan_tags(config) if tag == "ref" and free)
+
+
 def columns_known(stages: tuple[Stage, ...]) -> set[str]:
     """Every column that the data or a stage gives."""
     return {*SOURCE_COLUMNS, *(name for stage in stages for name in stage.gives)}

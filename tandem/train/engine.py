@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -16,18 +17,18 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM, Head
-from tandem.models.logprobs import sum_pi_squared, token_logprobs
-from tandem.models.lora import merged_weights
+from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
+from tandem.models.lora import adapted_layers, adapters_off, merged_weights
 from tandem.models.packing import PackedSamples, pack_samples
 from tandem.train.dealing import forward_columns, objective_columns
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
-from tandem.train.objective import LossSum, Objective
-from tandem.train.protocol import StepResult, Wanted
+from tandem.train.objective import AT_CANDIDATES, CANDIDATES, LossSum, Objective
+from tandem.train.protocol import StepResult, TopTokens, Wanted
 from tandem.train.sharding import local_shard, shard_layers, shard_like
 from tandem.train.updater import Updater
 
 TokenValues = tuple[torch.Tensor, torch.Tensor | None]
-Found = dict[Wanted, torch.Tensor]
+Found = dict[str, torch.Tensor]
 
 
 class FsdpEngine:
@@ -77,7 +78,7 @@ class FsdpEngine:
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
         """See ``TrainEngine.forward``."""
         responses = batch.ragged("responses")
-        results = {name: torch.zeros(len(responses.values)) for name in want}
+        results = _results(want, len(responses.values))
         order = canonical_order(batch)
         ordered = batch.select(*forward_columns(batch)).reorder(order)
         token = responses.like(torch.arange(len(responses.values))).take(order)
@@ -88,7 +89,7 @@ class FsdpEngine:
             found = self._look(samples, want)
             place = token[part].padded().flatten()[samples.slots.cpu()]
             for name, total in results.items():
-                total[place] = found[name].float().cpu()
+                total[place] = found[name].to(total.dtype).cpu()
         for _ in range(fillers):
             self._run_filler()
         return {name: responses.like(values) for name, values in results.items()}
@@ -99,15 +100,18 @@ class FsdpEngine:
         chosen = batch.select(*dict.fromkeys([*forward_columns(batch), *needed]))
         ordered = chosen.reorder(canonical_order(chosen))
         total = LossSum(torch.zeros((), device=self.device))
-        rows = self._micro_batches(ordered)
+        rows = self._micro_batches(ordered, objective.whole_groups)
         fillers = self._missing(len(rows))
         for part in rows:
             micro = ordered[part]
             samples = self._pack(micro)
             columns = {name: _dense(micro, name).to(self.device) for name in needed}
+            candidates = samples.chosen(columns[CANDIDATES]).long() if CANDIDATES in columns else None
             logprobs, entropies = self._run(
-                samples, want_entropy=objective.needs_entropy, entropy_grad=objective.needs_entropy
+                samples, want_entropy=objective.needs_entropy, entropy_grad=objective.needs_entropy, also=candidates
             )
+            if candidates is not None:
+                columns[AT_CANDIDATES], logprobs = samples.padded(logprobs[:, 1:]), logprobs[:, 0]
             padded = None if entropies is None else samples.padded(entropies)
             result = objective.numerator(columns, samples.padded(logprobs), padded)
             result.loss.backward()
@@ -159,6 +163,17 @@ class FsdpEngine:
         )
         self._updater.updates, self._updater.skipped = state["updates"], state["skipped"]
 
+    # --- adapters ----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are what is trained."""
+        return bool(adapted_layers(self.model))
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """Forwards in this block are the base model's."""
+        return adapters_off(self.model)
+
     # --- shards and the whole ----------------------------------------------------------------------------------------
 
     def as_sharded(self, copies: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -167,22 +182,29 @@ class FsdpEngine:
 
     # --- one micro-batch ---------------------------------------------------------------------------------------------
 
-    def _micro_batches(self, ordered: DataProto) -> list[slice]:
+    def _micro_batches(self, ordered: DataProto, whole_groups: bool = False) -> list[slice]:
         if len(ordered) == 0:
             return []
         if self._exact and "group_ids" in ordered.batch:
             return list(group_by_group(ordered))
-        return list(token_budgeted(ordered, self._max_tokens))
+        return list(token_budgeted(ordered, self._max_tokens, whole_groups=whole_groups))
 
     def _pack(self, micro: DataProto) -> PackedSamples:
         columns = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
         return pack_samples(*columns, device=self.device)
 
     def _look(self, samples: PackedSamples, want: Sequence[Wanted]) -> Found:
-        """What is wanted of the N trained tokens, (N,) each."""
+        """What is wanted of the N trained tokens, (N, ...) each."""
+        top = next((asked for asked in want if isinstance(asked, TopTokens)), None)
 
         def read(hidden: torch.Tensor, head: Head) -> Found:
             chosen, found = nn.functional.embedding(samples.read, hidden), Found()
+            if top is not None:
+                found["top_logprobs"], found["top_ids"] = top_logprobs(
+                    chosen, head, top.count, below=top.below, temperature=self._temperature
+                )
+                if len(want) == 1:
+                    return found
             found["logprobs"], entropies = token_logprobs(
                 chosen, head, samples.targets, temperature=self._temperature, want_entropy="entropies" in want
             )
@@ -195,15 +217,21 @@ class FsdpEngine:
         found: Found = self.model(samples.input_ids, samples.positions, samples.layout, read)
         return found
 
-    def _run(self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool) -> TokenValues:
-        """Log-probs and entropies of the N trained tokens, (N,) each."""
+    def _run(
+        self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool, also: torch.Tensor | None = None
+    ) -> TokenValues:
+        """Log-probs and entropies of the N trained tokens, (N,) each.
+
+        With ``also`` (N, k), further tokens in each place, log-probs are (N, 1 + k).
+        """
+        targets = samples.targets if also is None else torch.cat([samples.targets[:, None], also], dim=1)
 
         def read(hidden: torch.Tensor, head: Head) -> TokenValues:
             chosen = nn.functional.embedding(samples.read, hidden)
             return token_logprobs(
                 chosen,
                 head,
-                samples.targets,
+                targets,
                 temperature=self._temperature,
                 want_entropy=want_entropy,
                 entropy_grad=entropy_grad,
@@ -239,6 +267,18 @@ class FsdpEngine:
         dist.all_gather_object(parts, total, self._group)
         every = [part for part in parts if part is not None]
         return sum(every[1:], every[0])
+
+
+def _results(want: Sequence[Wanted], tokens: int) -> Found:
+    """Zeros for everything that is wanted."""
+    results: Found = {}
+    for asked in want:
+        if isinstance(asked, TopTokens):
+            results["top_logprobs"] = torch.zeros(tokens, asked.count)
+            results["top_ids"] = torch.zeros(tokens, asked.count, dtype=torch.int32)
+        else:
+            results[asked] = torch.zeros(tokens)
+    return results
 
 
 def _dense(batch: DataProto, name: str) -> torch.Tensor:
