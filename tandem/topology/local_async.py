@@ -10,6 +10,7 @@ import torch
 
 from tandem.columns.proto import DataProto
 from tandem.models.loading import load_causal_lm
+from tandem.roles.critic import CRITIC
 from tandem.roles.serving import ForwardModel, ServingRole, columns_read
 from tandem.roles.stages import BatchStage
 from tandem.topology.async_session import AsyncSession, Loops
@@ -40,7 +41,12 @@ def connect_async(parts: Parts) -> AsyncSession:
         squares = any("sum_pi_squared" in stage.gives for stage in parts.plan.stages)
         begin = partial(_follow, forward, execution.max_staleness, deadline_s)
         roles.append(_serving(parts, ACTOR_FWD, {"old": partial(_old_logprobs, forward, squares)}, groups, begin))
-    own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in ("ref", "old")}
+    critic = parts.composite.critic
+    if critic is not None:
+        begin = partial(critic.await_steps, seconds=deadline_s)  # partition k is valued by the critic after step k - 1
+        roles.append(_serving(parts, CRITIC, {"values": critic.values}, groups, begin))
+    elsewhere = ("ref", "old", "values", "train_critic")
+    own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in elsewhere}
     roles.append(_serving(parts, ADVANTAGES, own, parts.config.data.train_batch_size))
     inherited = {field.name: getattr(session, field.name) for field in fields(session)}
     return AsyncSession(**inherited, roles=tuple(roles), loops=Loops())
