@@ -17,7 +17,7 @@ from tandem.roles.train_group import TrainGroup
 from tandem.roles.train_rank import OLD_ACTOR, REF
 from tandem.train.checkpoint import Checkpoint
 from tandem.train.objective import LossSum, trained_mask
-from tandem.train.protocol import StepResult, logprobs_and
+from tandem.train.protocol import Exported, StepResult, logprobs_and
 from tandem.weights.store import ACTOR
 
 
@@ -119,13 +119,13 @@ class Actor:
 
     # --- weights and checkpoints -------------------------------------------------------------------------------------
 
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(Hugging Face name, full tensor) of all weights; see ``TrainGroup.export``."""
-        return self.ranks.export()
+    def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full tensor) of ``part`` of the weights; see ``TrainGroup.export``."""
+        return self.ranks.export(part)
 
-    def fingerprint(self) -> str:
-        """Of the actor's weights; what an engine that holds them answers."""
-        return self.ranks.fingerprint()
+    def fingerprint(self, part: Exported = "merged") -> str:
+        """Of the actor's weights; what an engine that took an export of ``part`` over answers."""
+        return self.ranks.fingerprint(part)
 
     def require_actor(self, purpose: str) -> None:
         """Refuse ``purpose`` unless the actor's own weights are in place."""

@@ -14,9 +14,10 @@ from tandem.config.execution import RuntimeConfig
 from tandem.config.model import ActorRolloutRef as Section
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
+from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, load_model
-from tandem.models.lora import get_lora_model
+from tandem.models.lora import with_adapters
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
 from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
@@ -71,12 +72,12 @@ def run_device(runtime: RuntimeConfig) -> torch.device:
     return torch.device(runtime.device)
 
 
-def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
-    """The model as it is trained, with adapters where the config asks for them."""
+def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> CausalLM:
+    """The model as it is trained, with adapters where the config asks for them; ``seed`` is what they start from."""
     plain = load_model(model.path, trust_remote_code=model.trust_remote_code)
     check_vocabulary(tokenizer, int(plain.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
-    adapted = get_lora_model(plain, model.lora_rank, alpha=model.lora_alpha, target_modules=model.lora_target_modules)
-    return as_causal_lm(adapted, dtype=model.dtype)
+    spec = AdapterSpec.of(model, seed)
+    return as_causal_lm(plain if spec is None else with_adapters(plain, spec), dtype=model.dtype)
 
 
 def build_composite(
@@ -91,7 +92,7 @@ def build_composite(
     ``critic`` is built before, where one is deployed; without it its stages are left out.
     """
     section, trainer = config.actor_rollout_ref, config.trainer
-    model = load_trainable(section.model, tokenizer)
+    model = load_trainable(section.model, tokenizer, trainer.seed)
     ranks = TrainGroup.in_process(
         build_train_engine(config, model, total_updates), deadline_s=config.execution.deadline_s
     )

@@ -9,11 +9,11 @@ from functools import partial
 import torch
 
 from tandem.columns.proto import DataProto
-from tandem.models.loading import load_causal_lm
 from tandem.roles.critic import CRITIC
 from tandem.roles.serving import ForwardModel, ServingRole, columns_read
 from tandem.roles.stages import BatchStage
 from tandem.topology.async_session import AsyncSession, Loops
+from tandem.topology.copies import follower
 from tandem.topology.local_streaming import connect_streaming
 from tandem.topology.parts import Parts
 from tandem.train.engine import FsdpEngine
@@ -80,9 +80,7 @@ def _serving(
 def _forward_model(parts: Parts, name: str, every: int | None = 1) -> ForwardModel:
     """A copy of the model as it was before training: version 0 until the first broadcast."""
     section = parts.config.actor_rollout_ref
-    model = load_causal_lm(
-        section.model.path, dtype=section.model.dtype, trust_remote_code=section.model.trust_remote_code
-    )
+    model = follower(parts.config, moves=every is not None)
     engine = FsdpEngine(
         model,
         optim=section.actor.optim,

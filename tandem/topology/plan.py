@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import Config
@@ -20,6 +21,7 @@ from tandem.topology.checks_execution import check_execution
 from tandem.topology.checks_model import check_adapters, check_context, check_exact, read_checked
 from tandem.topology.checks_reward import check_reward
 from tandem.topology.checks_trainer import check_evaluation, check_length, check_schedule, check_trainer
+from tandem.topology.plan_adapters import check_pushed, pushed_part
 from tandem.topology.plan_batch import BatchPlan, plan_batch
 from tandem.topology.plan_entries import Entries, import_plugins, look_up, unknown_names
 from tandem.topology.plan_later import what_comes_later
@@ -45,9 +47,10 @@ class Plan:
     """What will run where, when, on how much; ``problems`` is empty in a plan that may start.
 
     ``device_groups`` are devices per group; what a run needs is their sum. ``base_tags`` are those of the ``tags`` that
-    are no copies but the base model, its adapters switched off. ``later`` names what can be planned and not
-    be run yet. ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown.
-    ``batch.steps`` counts the rows of the files before any is dropped.
+    are no copies but the base model, its adapters switched off. ``pushed`` is what new weights for the rollout engine
+    are: nothing where it generates with the actor's own. ``later`` names what can be planned and not be run yet.
+    ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown. ``batch.steps``
+    counts the rows of the files before any is dropped.
     """
 
     mode: str
@@ -57,6 +60,7 @@ class Plan:
     tags: tuple[str, ...]
     base_tags: tuple[str, ...]
     old_logprobs: OldLogprobs
+    pushed: Literal["nothing", "merged", "adapter"]
     source_columns: tuple[str, ...]
     stages: tuple[Stage, ...]
     batch: BatchPlan
@@ -117,6 +121,7 @@ def compile_plan(config: Config) -> Plan:
         tags=tags,
         base_tags=base_tags,
         old_logprobs=old_logprobs_from(config),
+        pushed="nothing" if _shares_weights(config) else pushed_part(config),
         source_columns=SOURCE_COLUMNS,
         stages=plan_stages(config, entries),
         batch=batch,
@@ -142,7 +147,8 @@ def _contradictions(
     yield from check_reward(config)
     yield from check_data(config)
     yield from check_context(config, facts)
-    yield from check_adapters(MODEL, config.actor_rollout_ref.model)
+    yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
+    yield from check_pushed(config)
     yield from check_exact(config)
     yield from check_evaluation(config)
     yield from check_trainer(config.trainer)
