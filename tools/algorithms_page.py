@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_CONTROLLERS, KL_TYPES, POLICY_LOSSES, Aggregation
+from tandem.algorithms import (
+    ADVANTAGES,
+    DISTILLATIONS,
+    KL_CONTROLLERS,
+    KL_TYPES,
+    POLICY_LOSSES,
+    PREFERENCE_LOSSES,
+    Aggregation,
+)
 from tandem.base.registry import Entry, Parameter, Registry
 from tandem.config.load import config_from_tree
 from tandem.config.schema import Config
@@ -47,6 +55,14 @@ how they become one number. `logprobs` come from the training forward. Those mar
 whole mini-batch with each other: give them a token budget (`actor.ppo_max_token_len_per_gpu`) that holds it in one
 piece.
 """
+PREFERENCES = """\
+## Preference losses
+
+`algorithm.policy_loss: {type: NAME, ...parameters}`, the same key: one of these makes `tandem train` learn from given
+answers ([data.md](data.md#preferences)), with no generation and no rewards. Those that read `group_ids` compare the two
+answers of a prompt; `kto` judges each answer alone. `ref_logprobs` make the plan keep a reference (the weights of the
+start; with LoRA the base model, at no cost). The loss is the mean over pairs, or over answers.
+"""
 KL = """\
 ## KL estimators
 
@@ -66,6 +82,31 @@ CONTROLLERS = """\
 `algorithm.kl.controller`; `coef`, `target` and `horizon` are keys of `algorithm.kl`.
 """
 AGGREGATION = "## Loss aggregation\n\n`algorithm.loss_agg_mode`. Sums and counts are those of the whole mini-batch.\n"
+CORRECTION = """\
+## Rollout correction
+
+`algorithm.rollout_correction`: what is done about samples of another policy than the one at the start of the step, be
+it by the engine's numerics or by staleness. `r` is old / rollout; both log-probs are recorded, and `mismatch/*` in the
+metrics tells how far apart they are whether or not anything is corrected.
+
+```yaml part
+algorithm:
+  rollout_correction:
+    weights: token          # or sequence: the product over an answer; off by default
+    cap: 2.0                # truncates; with floor: 0.5 what is outside [0.5, 2.0] weighs 0
+    normalize: false        # true: divided by the mean over the partition
+    reject:
+      - {by: seq_mean_k1, low: 0.9, high: 1.1}      # the geometric mean of an answer's ratios
+      - {by: token_k3, quantile: 0.99}              # the hundredth part that drifted most
+    veto: 1.0e-4            # an answer with a token whose r is below
+```
+
+`by` is `token_*` (each token by itself), `seq_sum_*`, `seq_mean_*`, `seq_max_*` or `seq_min_*` (whole answers), of
+`k1` = r, `k2` = (log r)^2 / 2 or `k3` = r - 1 - log r. What is rejected keeps its place in the statistics of its group
+and is left out of the loss and of its counts. `use_tis: true` with `tis_cap` is short for `weights: token` with `cap`.
+Scope: `normalize` and `quantile` look at the whole partition, the rest at a token or an answer. Sources: truncated
+weights (Ionides 2008; V-trace, arXiv 1802.01561), weights that are 0 outside a band (IcePop), k1 to k3 (Schulman 2020).
+"""
 SCORERS = """\
 ## Rewards
 
@@ -73,6 +114,7 @@ SCORERS = """\
 """
 NEEDS_PEERS, WHOLE, USE_WHEN = "group_baseline", "whole_mini_batch", "use_when"
 WHAT = ("name", "what it is", "use it when")
+PLAIN = (*WHAT, "source", "columns", "scope", "parameters")
 PAPER = re.compile(r"arXiv \d{4}\.\d{5}(?:,\s+(?:equation|section) [\d.]*\d)?")
 
 
@@ -86,14 +128,17 @@ def page() -> str:
         table(estimators, (_estimator(entry) for entry in own(ADVANTAGES))),
         LOSSES,
         table(losses, (_loss(entry) for entry in own(POLICY_LOSSES))),
+        PREFERENCES,
+        table(PLAIN, (_entry(entry) for entry in own(PREFERENCE_LOSSES))),
         KL,
         table(WHAT, (_what(entry) for entry in own(KL_TYPES))),
         TEACHING,
-        table((*WHAT, "source", "columns", "scope", "parameters"), (_teaching(entry) for entry in own(DISTILLATIONS))),
+        table(PLAIN, (_entry(entry) for entry in own(DISTILLATIONS))),
         CONTROLLERS,
         table(WHAT, (_what(entry) for entry in own(KL_CONTROLLERS))),
         AGGREGATION,
         "\n".join(text(line) for line in _modes()) + "\n",
+        CORRECTION,
         SCORERS,
         table(("name", "what it is", "reads", "parameters"), (_scorer(entry) for entry in own(REWARDS))),
     ]
@@ -148,7 +193,7 @@ def _scope(entry: Entry[Any]) -> str:
     return entry.scope.name.lower()
 
 
-def _teaching(entry: Entry[Any]) -> tuple[str, ...]:
+def _entry(entry: Entry[Any]) -> tuple[str, ...]:
     return (*_what(entry), papers(entry), _columns(entry), _scope(entry), _parameters(entry))
 
 
@@ -159,8 +204,9 @@ def _scorer(entry: Entry[Any]) -> tuple[str, ...]:
 
 
 def missing_columns(estimator: str) -> set[str]:
-    """Columns of the estimator that no stage of a run gives, by the plan's own judgement."""
+    """Columns of the estimator that no stage of a run gives, by the plan's own judgement; a critic may be deployed."""
     tree = {
+        "critic": {"enable": "values" in ADVANTAGES[estimator].signature.columns},
         "actor_rollout_ref": {"model": {"path": "owner/model"}},
         "algorithm": {"adv_estimator": estimator, "old_logprobs": "recompute"},
     }

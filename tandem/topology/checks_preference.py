@@ -20,6 +20,18 @@ STAGED = ("logprobs", "ref_logprobs", "reference_point")
 """Columns that a stage or the training forward gives."""
 
 
+NO_SUCH_TERM = (
+    "loss_agg_mode",
+    "loss_scale_factor",
+    "entropy_coef",
+    "use_tis",
+    "rollout_correction",
+    "old_logprobs",
+    "overlong",
+)
+"""Keys of ``algorithm`` that change a policy loss and have no place in a comparison."""
+
+
 def check_preferences(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
     """All of them."""
     yield from _check_loss(config, loss)
@@ -83,14 +95,14 @@ def _check_ignored(config: Config) -> Iterator[Problem]:
     if config.actor_rollout_ref.rollout.temperature != 1.0:
         value, reason = config.actor_rollout_ref.rollout.temperature, "given answers have log-probs at temperature 1"
         yield Problem(f"{ROLLOUT}.temperature", value, reason, "Leave it out, or write 1.0")
-    terms = ("loss_agg_mode", "loss_scale_factor", "entropy_coef", "use_tis", "old_logprobs", "overlong")
-    for key in terms:
+    for key in NO_SUCH_TERM:
         value = getattr(algorithm, key)
         if value != getattr(default, key):
             reason = (
                 f"{name} is a mean over {'pairs' if config.data.label_key is None else 'answers'} and has no such term"
             )
-            yield Problem(f"algorithm.{key}", value, reason, "Leave it out")
+            told = "..." if key == "rollout_correction" else value
+            yield Problem(f"algorithm.{key}", told, reason, "Leave it out")
     if algorithm.filter_groups.enable:
         yield Problem(
             "algorithm.filter_groups.enable", True, "nothing is drawn again: answers are given", "Write false"

@@ -165,7 +165,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
     progress = Progress(0, source.total_steps(size, config.trainer.total_steps))
     if resumed is not None:
         continue_from(progress, source, size, resumed)
-    model = load_trainable(config.actor_rollout_ref.model, tokenizer)
+    model = load_trainable(config.actor_rollout_ref.model, tokenizer, config.trainer.seed)
     actor = build_actor(config, plan, model, progress.last * plan.batch.optimizer_steps)
     if resumed is not None:
         actor.load(resumed)
@@ -200,7 +200,7 @@ def held_out_evaluator(config: Config, plan: Plan, trained: Path | None) -> Pref
     held_out = held_out_preferences(config, tokenizer, prompt_tables(config))
     if not held_out:
         raise DataError("nothing to evaluate on: name data.val_files, or a data.source with a get_val_dataset()")
-    model = load_trainable(config.actor_rollout_ref.model, tokenizer)
+    model = load_trainable(config.actor_rollout_ref.model, tokenizer, config.trainer.seed)
     actor = build_actor(config, plan, model, 1)
     if trained is not None:
         weights = load_model(str(trained), trust_remote_code=config.actor_rollout_ref.model.trust_remote_code)

@@ -17,6 +17,7 @@ from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.control import preference
 from tandem.observe.metrics import METRICS_FILE, read_rows
+from tandem.topology.composite import build_actor_rollout_ref
 from tandem.topology.plan import compile_plan
 from tandem.topology.preference_session import PreferenceSession, build_preference_session
 from tests.e2e.seven import equal, write_rows
@@ -195,6 +196,12 @@ def test_the_command_tells_what_came_of_it_and_evaluates_the_run(words: tuple[st
     last = read_rows(tmp_path / METRICS_FILE)[-1]
     assert {key: f"{last[key]:.4f}" for key in found} == found
     assert {"eval/loss", "eval/accuracy", "eval/margin"} <= found.keys()
+
+
+def test_a_loop_of_ones_own_that_generates_is_refused(words: tuple[str, ...]) -> None:
+    config = load_words([*words, loss("dpo")], Config)
+    with pytest.raises(ConfigError, match=r"policy_loss.type = 'dpo': it learns from given answers.*ppo_clip"):
+        build_actor_rollout_ref(config.actor_rollout_ref)
 
 
 def test_an_evaluation_without_held_out_preferences_is_refused(words: tuple[str, ...]) -> None:

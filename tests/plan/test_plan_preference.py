@@ -63,6 +63,7 @@ REFUSALS = [
     ("algorithm.kl.in=loss", "algorithm.kl.in", "no KL term", "off"),
     ("algorithm.entropy_coef=0.1", "algorithm.entropy_coef", "no such term", "Leave it out"),
     ("algorithm.use_tis=true", "algorithm.use_tis", "no such term", "Leave it out"),
+    ("algorithm.rollout_correction.weights=token", "algorithm.rollout_correction", "no such term", "Leave it out"),
     ("algorithm.loss_agg_mode=token-sum", "algorithm.loss_agg_mode", "no such term", "Leave it out"),
     ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.enable", "answers are given", "false"),
     ("actor_rollout_ref.rollout.temperature=0.5", "actor_rollout_ref.rollout.temperature", "temperature 1", "1.0"),
