@@ -67,6 +67,8 @@ def _check_estimator(config: Config, entries: Entries) -> Iterator[Problem]:
     if entry is None:
         return
     yield from check_parameters(ESTIMATOR, "advantage estimator", name, entries.advantage_parameters, entry.signature)
+    if not entries.estimates:
+        return
     if n == 1 and entry.traits.get("group_baseline"):
         reason = f"{name} compares the samples of a prompt with each other: with one sample every advantage is 0"
         yield Problem(f"{ROLLOUT}.n", n, reason, "Write 2 or more, or an estimator without a group baseline")

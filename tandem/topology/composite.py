@@ -25,9 +25,11 @@ from tandem.roles.advantages import AdvantageStage
 from tandem.roles.generation import end_tokens, training_sampling
 from tandem.roles.loss import policy_objective
 from tandem.roles.stages import BatchStage
+from tandem.roles.teachers import TeacherStage
 from tandem.roles.train_group import TrainGroup
 from tandem.rollout.registry import find_engine
 from tandem.topology.plan import Plan, compile_plan
+from tandem.topology.teachers import check_tokenizers, load_teachers, teacher_stage
 from tandem.train.engine import FsdpEngine
 
 if TYPE_CHECKING:
@@ -88,13 +90,16 @@ def build_composite(
 ) -> ActorRolloutRef:
     """The composite node of ``plan``; ``total_updates`` is where a falling learning rate ends."""
     section, trainer = config.actor_rollout_ref, config.trainer
+    check_tokenizers(config, plan, tokenizer)
     model = load_trainable(section.model, tokenizer)
     ranks = TrainGroup.in_process(
         build_train_engine(config, model, total_updates), deadline_s=config.execution.deadline_s
     )
     batching = Batching(plan.batch.mini_batch_prompts, section.actor.ppo_epochs, trainer.seed)
     actor = Actor(ranks, batching, keep_reference="ref" in plan.tags, reference_is_base="ref" in plan.base_tags)
-    advantages = AdvantageStage.of(config.algorithm)
+    advantages, taught = AdvantageStage.of(config.algorithm), None
+    if plan.teachers and plan.mode != "fully_async":  # there they are roles, with models of their own
+        taught = teacher_stage(config, plan, load_teachers(config, plan, ranks), model)
     return ActorRolloutRef(
         model=model,
         actor=actor,
@@ -110,7 +115,7 @@ def build_composite(
         ),
         tokenizer=tokenizer,
         advantages=advantages,
-        stages=batch_stages(config, plan, actor, advantages),
+        stages=batch_stages(config, plan, actor, advantages, taught),
         objective=policy_objective(config),
         seed=trainer.seed,
     )
@@ -134,7 +139,9 @@ def build_train_engine(
     )
 
 
-def batch_stages(config: Config, plan: Plan, actor: Actor, advantages: AdvantageStage) -> tuple[BatchStage, ...]:
+def batch_stages(
+    config: Config, plan: Plan, actor: Actor, advantages: AdvantageStage, taught: TeacherStage | None
+) -> tuple[BatchStage, ...]:
     """What the plan puts between the rewards and the train call, ready to run."""
     cap = config.algorithm.tis_cap
     squares = any("sum_pi_squared" in stage.gives for stage in plan.stages)
@@ -144,6 +151,8 @@ def batch_stages(config: Config, plan: Plan, actor: Actor, advantages: Advantage
         "advantages": advantages,
         "correction": lambda batch: with_importance_weights(batch, cap),
     }
+    if taught is not None:
+        runs["teacher"] = taught
     planned = [stage for stage in plan.stages if stage.name in runs]
     return tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name], stage.per) for stage in planned)
 

@@ -9,15 +9,21 @@ from functools import partial
 import torch
 
 from tandem.columns.proto import DataProto
+from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import load_causal_lm
 from tandem.roles.serving import ForwardModel, ServingRole, columns_read
 from tandem.roles.stages import BatchStage
+from tandem.roles.teachers import Forward
 from tandem.topology.async_session import AsyncSession, Loops
 from tandem.topology.local_streaming import connect_streaming
 from tandem.topology.parts import Parts
+from tandem.topology.plan_teacher import TEACHER
+from tandem.topology.teachers import teacher_stage
 from tandem.train.engine import FsdpEngine
 
 ACTOR_FWD, REFERENCE, ADVANTAGES = "actor_fwd", "reference", "advantages"
+OWN = ("ref", TEACHER, "old")
+"""Stages whose roles have weights of their own."""
 
 
 def connect_async(parts: Parts) -> AsyncSession:
@@ -40,8 +46,12 @@ def connect_async(parts: Parts) -> AsyncSession:
         squares = any("sum_pi_squared" in stage.gives for stage in parts.plan.stages)
         begin = partial(_follow, forward, execution.max_staleness, deadline_s)
         roles.append(_serving(parts, ACTOR_FWD, {"old": partial(_old_logprobs, forward, squares)}, groups, begin))
-    own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in ("ref", "old")}
-    roles.append(_serving(parts, ADVANTAGES, own, parts.config.data.train_batch_size))
+    if parts.plan.teachers:
+        taught = teacher_stage(parts.config, parts.plan, _teachers(parts), parts.composite.model)
+        roles.append(_serving(parts, TEACHER, {TEACHER: taught}, groups))
+    own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in OWN}
+    if own:
+        roles.append(_serving(parts, ADVANTAGES, own, parts.config.data.train_batch_size))
     inherited = {field.name: getattr(session, field.name) for field in fields(session)}
     return AsyncSession(**inherited, roles=tuple(roles), loops=Loops())
 
@@ -73,10 +83,19 @@ def _serving(
 
 def _forward_model(parts: Parts, name: str, every: int | None = 1) -> ForwardModel:
     """A copy of the model as it was before training: version 0 until the first broadcast."""
+    model, engine = _forward_engine(parts, parts.config.actor_rollout_ref.model.path)
+    return ForwardModel(name, model, engine, version=0, every=every)
+
+
+def _teachers(parts: Parts) -> dict[str, Forward]:
+    """The forward of each teacher, on weights that never change."""
+    return {teacher.name: _forward_engine(parts, teacher.path)[1].forward for teacher in parts.plan.teachers}
+
+
+def _forward_engine(parts: Parts, path: str) -> tuple[CausalLM, FsdpEngine]:
+    """The model in ``path``, and what runs its forwards as the actor's are run."""
     section = parts.config.actor_rollout_ref
-    model = load_causal_lm(
-        section.model.path, dtype=section.model.dtype, trust_remote_code=section.model.trust_remote_code
-    )
+    model = load_causal_lm(path, dtype=section.model.dtype, trust_remote_code=section.model.trust_remote_code)
     engine = FsdpEngine(
         model,
         optim=section.actor.optim,
@@ -85,7 +104,7 @@ def _forward_model(parts: Parts, name: str, every: int | None = 1) -> ForwardMod
         temperature=section.rollout.temperature,
         exact=parts.config.trainer.exact,
     )
-    return ForwardModel(name, model, engine, version=0, every=every)
+    return model, engine
 
 
 def _follow(model: ForwardModel, max_staleness: int, seconds: float, partition: int) -> None:

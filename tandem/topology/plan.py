@@ -17,6 +17,7 @@ from tandem.topology.checks_data import check_data, count_rows
 from tandem.topology.checks_execution import check_execution
 from tandem.topology.checks_model import check_adapters, check_context, check_exact, read_checked
 from tandem.topology.checks_reward import check_reward
+from tandem.topology.checks_teacher import check_teacher, notes_on_teacher
 from tandem.topology.checks_trainer import check_evaluation, check_length, check_schedule, check_trainer
 from tandem.topology.plan_batch import BatchPlan, plan_batch
 from tandem.topology.plan_entries import Entries, import_plugins, look_up, unknown_names
@@ -33,6 +34,7 @@ from tandem.topology.plan_stages import (
     plan_stages,
     plan_tags,
 )
+from tandem.topology.plan_teacher import Teacher, teachers
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -54,6 +56,7 @@ class Plan:
     device_groups: dict[str, int]
     tags: tuple[str, ...]
     base_tags: tuple[str, ...]
+    teachers: tuple[Teacher, ...]
     old_logprobs: OldLogprobs
     source_columns: tuple[str, ...]
     stages: tuple[Stage, ...]
@@ -111,6 +114,7 @@ def compile_plan(config: Config) -> Plan:
         device_groups=device_groups(placed),
         tags=tags,
         base_tags=base_tags,
+        teachers=teachers(config),
         old_logprobs=old_logprobs_from(config),
         source_columns=SOURCE_COLUMNS,
         stages=plan_stages(config, entries),
@@ -130,6 +134,7 @@ def _contradictions(
     yield from check_execution(config, placed)
     yield from check_algorithm(config, entries)
     yield from check_reward(config)
+    yield from check_teacher(config, entries, facts)
     yield from check_data(config)
     yield from check_context(config, facts)
     yield from check_adapters(MODEL, config.actor_rollout_ref.model)
@@ -157,5 +162,6 @@ def _notes(config: Config, facts: ModelFacts | None) -> Iterator[str]:
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
     if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
         yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
+    yield from notes_on_teacher(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"
