@@ -237,7 +237,7 @@ class Config(Node):
         teaching = self.algorithm.distillation
         if teaching is not None and teaching.only and "reward_manager" not in self.model_fields_set:
             self.__dict__["reward_manager"] = RewardConfig(type=NO_REWARD)
-        for name in ("actor_rollout_ref", "reward_manager"):
+        for name in ("actor_rollout_ref", "critic", "reward_manager"):
             section = getattr(self, name).model_copy()
             section._whole = Whole(self)
             self.__dict__[name] = section

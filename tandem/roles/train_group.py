@@ -184,9 +184,11 @@ class TrainGroup:
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, root: Path, step: int, facts: Mapping[str, Any], keep: int) -> Checkpoint:
+    def save_checkpoint(
+        self, root: Path, step: int, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path] | None = None
+    ) -> Checkpoint:
         """``checkpoint.save`` of model, optimizer and tags; ``root`` is a folder that every rank sees."""
-        saved: Checkpoint = self.call("save_checkpoint", root, step, facts, keep)
+        saved: Checkpoint = self.call("save_checkpoint", root, step, facts, keep, parts)
         return saved
 
     def load_checkpoint(self, path: Path) -> None:

@@ -147,10 +147,12 @@ class TrainRank:
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, root: Path, step: int, facts: Mapping[str, Any], keep: int) -> Checkpoint:
+    def save_checkpoint(
+        self, root: Path, step: int, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path] | None = None
+    ) -> Checkpoint:
         """``checkpoint.save`` of model, optimizer and tags."""
         self.require_actor("save a checkpoint")
-        return checkpoint.save(root, step, tensors=self._state(), facts=facts, keep=keep)
+        return checkpoint.save(root, step, tensors=self._state(), facts=facts, keep=keep, parts=parts or {})
 
     def load_checkpoint(self, path: Path) -> None:
         """Continue from the checkpoint in the folder ``path``, written by any number of ranks."""

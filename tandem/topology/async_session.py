@@ -13,10 +13,11 @@ from tandem.dataflow.tickets import Lease
 from tandem.roles.batch_metrics import check_lag
 from tandem.roles.loss import without_samples
 from tandem.roles.serving import ServingRole
+from tandem.roles.stages import BatchStage
 from tandem.topology.streaming import StreamingSession
 
 _TICK_S = 0.25
-_JOIN_S = 10.0
+_JOIN_S = 2.0  # for a loop that is told to end; it is a daemon, and may wait for weights that never come
 
 
 @dataclass
@@ -62,6 +63,11 @@ class AsyncSession(StreamingSession):
         super().check()
         if self.loops.error is not None:
             raise self.loops.error
+
+    @property
+    def before_training(self) -> tuple[BatchStage, ...]:
+        """The planned stages that the actor's loop runs on a complete partition: training a critic."""
+        return tuple(stage for stage in self.stages if stage.name == "train_critic")
 
     def partitions(self) -> Iterator[int]:
         """The partitions that a serving role works through."""

@@ -14,10 +14,12 @@ from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.reward import build_reward_manager
 from tandem.roles.rollout import Rollout
 from tandem.topology.composite import build_composite, model_tokenizer
+from tandem.topology.critic import local_critic
 from tandem.topology.local_async import connect_async
 from tandem.topology.local_streaming import connect_streaming
 from tandem.topology.parts import ENGINE, Parts
 from tandem.topology.plan import Plan
+from tandem.topology.plan_critic import trained_steps
 from tandem.topology.session import CHECKPOINTS, Progress, Session
 from tandem.topology.sources import held_out_prompts, prompt_source, prompt_tables
 from tandem.train import checkpoint
@@ -49,7 +51,9 @@ def build_session(config: Config, plan: Plan) -> Session:
         config.reward_manager, tokenizer=tokenizer, plugins=config.plugins, inline=config.runtime.threads
     )
     try:
-        composite = build_composite(config, plan, tokenizer, progress.last * plan.batch.optimizer_steps)
+        critic = local_critic(config, tokenizer, progress.last) if config.critic.enable else None
+        updates = trained_steps(config, progress.last) * plan.batch.optimizer_steps
+        composite = build_composite(config, plan, tokenizer, updates, critic)
         if resumed is not None:
             _restore(composite, resumed)
         return CONNECTORS[plan.mode](Parts(config, plan, composite, source, held_out, rewards, progress))
@@ -103,4 +107,6 @@ def _continue(progress: Progress, source: PromptSource, batch_size: int, saved: 
 def _restore(composite: ActorRolloutRef, saved: Checkpoint) -> None:
     """Put model, optimizer, tags and controllers where ``saved`` has them."""
     composite.actor.load(saved)
+    if composite.critic is not None:
+        composite.critic.load(saved)
     composite.advantages.load_state_dict(saved.read()["kl"])

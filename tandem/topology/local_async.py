@@ -11,6 +11,7 @@ import torch
 from tandem.columns.proto import DataProto
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import load_causal_lm
+from tandem.roles.critic import CRITIC
 from tandem.roles.serving import ForwardModel, ServingRole, columns_read
 from tandem.roles.stages import BatchStage
 from tandem.roles.teachers import Forward
@@ -22,8 +23,8 @@ from tandem.topology.teachers import teacher_stage
 from tandem.train.engine import FsdpEngine
 
 ACTOR_FWD, REFERENCE, ADVANTAGES = "actor_fwd", "reference", "advantages"
-OWN = ("ref", TEACHER, "old")
-"""Stages whose roles have weights of their own."""
+ELSEWHERE = ("ref", TEACHER, "old", "values", "train_critic")
+"""Stages that other roles than the advantages run."""
 
 
 def connect_async(parts: Parts) -> AsyncSession:
@@ -49,7 +50,11 @@ def connect_async(parts: Parts) -> AsyncSession:
     if parts.plan.teachers:
         taught = teacher_stage(parts.config, parts.plan, _teachers(parts), parts.composite.model)
         roles.append(_serving(parts, TEACHER, {TEACHER: taught}, groups))
-    own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in OWN}
+    critic = parts.composite.critic
+    if critic is not None:
+        begin = partial(critic.await_steps, seconds=deadline_s)  # partition k is valued by the critic after step k - 1
+        roles.append(_serving(parts, CRITIC, {"values": critic.values}, groups, begin))
+    own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in ELSEWHERE}
     if own:
         roles.append(_serving(parts, ADVANTAGES, own, parts.config.data.train_batch_size))
     inherited = {field.name: getattr(session, field.name) for field in fields(session)}

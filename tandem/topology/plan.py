@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import Config
 from tandem.topology.checks_algorithm import check_algorithm
+from tandem.topology.checks_critic import check_critic, critic_notes, read_critic
 from tandem.topology.checks_data import check_data, count_rows
 from tandem.topology.checks_execution import check_execution
 from tandem.topology.checks_model import check_adapters, check_context, check_exact, read_checked
@@ -96,6 +97,7 @@ def compile_plan(config: Config) -> Plan:
     entries = look_up(config)
     placed = placements(config)
     facts, model_problems = read_checked(MODEL, config.actor_rollout_ref.model)
+    critic_facts, critic_problems = read_critic(config, facts)
     rows = count_rows(config.data.train_files) if config.data.train_files else None
     batch = plan_batch(config, _train_ranks(config, placed), rows)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
@@ -103,7 +105,9 @@ def compile_plan(config: Config) -> Plan:
         *plugin_problems,
         *unknown_names(config),
         *model_problems,
+        *critic_problems,
         *_contradictions(config, entries, placed, facts),
+        *check_critic(config, batch, critic_facts),
         *check_length(config, batch, rows),
         *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all),
     ]
@@ -120,7 +124,12 @@ def compile_plan(config: Config) -> Plan:
         stages=plan_stages(config, entries),
         batch=batch,
         memory=plan_memory(
-            config, facts, placed, copies=len(tags) - len(base_tags) - 1, shares=_shares_weights(config)
+            config,
+            facts,
+            placed,
+            copies=len(tags) - len(base_tags) - 1,
+            shares=_shares_weights(config),
+            critic=critic_facts,
         ),
         later=what_comes_later(config, runtime),
         notes=tuple(_notes(config, facts)),
@@ -163,5 +172,6 @@ def _notes(config: Config, facts: ModelFacts | None) -> Iterator[str]:
     if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
         yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
     yield from notes_on_teacher(config)
+    yield from critic_notes(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

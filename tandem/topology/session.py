@@ -18,11 +18,13 @@ from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.batch_metrics import batch_metrics, check_lag
+from tandem.roles.critic import CRITIC
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.loss import Loss, without_samples
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import Rollout
 from tandem.roles.stages import BatchStage
+from tandem.topology.measured import setting_of, step_limit, step_summary
 from tandem.topology.plan import Plan
 
 MODEL_FOLDER = "model"
@@ -35,7 +37,7 @@ class Progress:
     """How far the run is: ``step`` is the next one and equals the weights version.
 
     ``seconds`` and ``trained`` (batch, metrics of the update) are of the step before it; ``executed`` are its stages,
-    ``push`` the seconds of the publication before it by phase.
+    ``push`` the seconds of the last publication by phase, ``beside`` those of what went on beside the loop.
     """
 
     step: int
@@ -43,6 +45,7 @@ class Progress:
     seconds: float = 0.0
     executed: list[str] = field(default_factory=list)
     push: dict[str, float] = field(default_factory=dict)
+    beside: dict[str, float] = field(default_factory=dict)
     trained: tuple[DataProto, dict[str, float]] | None = None
 
 
@@ -86,10 +89,18 @@ class Session:
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """The rollout engine's turn on the devices."""
+        """The rollout engine's turn on the devices; what taking it and giving it back cost is a part of the step."""
+        with self.log.timed("turns"):
+            self._to_engine()
+        yield
+        with self.log.timed("turns"):
+            self._to_actor()
+
+    def _to_engine(self) -> None:
         self.composite.actor.sleep()
         self.composite.engine.wake()
-        yield
+
+    def _to_actor(self) -> None:
         self.composite.engine.sleep()
         self.composite.actor.wake()
 
@@ -144,6 +155,7 @@ class Session:
         assert self.progress.trained is not None
         (batch, update), done = self.progress.trained, step + 1
         last, interval = done == self.progress.last, self.config.evaluation.interval
+        times = self._times()
         evaluated = self._evaluation() if interval and (done % interval == 0 or last) else {}
         metrics: dict[str, float] = {
             "version": float(done),
@@ -153,14 +165,22 @@ class Session:
             **batch_metrics(batch, step),
             **{f"dropped/{name}": float(count) for name, count in self.rollout.counts.items()},
             **self.composite.advantages.metrics,
+            **({} if self.composite.critic is None else self.composite.critic.metrics),
             **{f"mismatch/{name}": value for name, value in batch.meta_info.get("mismatch", {}).items()},
             **update,
             **evaluated,
+            **times,
         }
         self.rollout.counts.clear()
         self.log.log(done, metrics, _records(batch, self.config.trainer.rollouts_per_step, step))
         if self.config.trainer.save_interval and (done % self.config.trainer.save_interval == 0 or last):
             self.save(done)
+
+    def _times(self) -> dict[str, float]:
+        """The parts of the finished step, the best possible step that they allow, and the fraction of it reached."""
+        pushed = {f"time/push_{phase}": seconds for phase, seconds in self.progress.push.items()}
+        times = self.log.drain() | self.progress.beside | pushed
+        return times | step_limit(times, setting_of(self.config))
 
     def evaluate(self, step: int) -> None:
         """Score the held-out prompts and log the result as ``step``."""
@@ -169,17 +189,22 @@ class Session:
     def _evaluation(self) -> dict[str, float]:
         if self.evaluator is None:
             return {}
-        with self.generating(), self.log.timed("evaluation"):
-            return self.evaluator.metrics(self.evaluator.answers())
+        with self.log.timed("evaluation"):
+            self._to_engine()
+            answers = self.evaluator.answers()
+            self._to_actor()
+            return self.evaluator.metrics(answers)
 
     def save(self, step: int) -> None:
         """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
         with self.log.timed("save"):
             root, keep = self.output_dir / CHECKPOINTS, self.config.trainer.keep_checkpoints
-            exported = root / f".{MODEL_FOLDER}.partial"  # first, so that a kill leaves no checkpoint without a model
-            self.export(exported)
-            saved = self.composite.actor.save(root, step, facts=self.facts(), keep=keep)
-            exported.rename(saved.path / MODEL_FOLDER)
+            parts = {MODEL_FOLDER: root / f".{MODEL_FOLDER}.partial"}
+            self.export(parts[MODEL_FOLDER])
+            if self.composite.critic is not None:
+                parts[CRITIC] = root / f".{CRITIC}.partial"
+                self.composite.critic.save(parts[CRITIC], step)
+            self.composite.actor.save(root, step, facts=self.facts(), keep=keep, parts=parts)
 
     def facts(self) -> dict[str, Any]:
         """What a resumed run must know beside the actor."""
@@ -194,6 +219,15 @@ class Session:
         """Draws of finished steps; what was drawn beyond them is generated again after a resume, and so never lost."""
         return self.progress.step * self.config.data.train_batch_size
 
+    def finish(self) -> None:
+        """Write what was trained as Hugging Face folders."""
+        self.export(self.output_dir / FINAL_FOLDER)
+        self.log.summarize(model=str(self.output_dir / FINAL_FOLDER))
+        critic = self.composite.critic
+        if critic is not None:
+            weights = dict(critic.export())
+            save_pretrained_atomic(critic.model, self.composite.tokenizer, self.output_dir / CRITIC, weights=weights)
+
     def export(self, folder: Path) -> None:
         """Write the actor as a Hugging Face folder."""
         actor, tokenizer = self.composite.actor, self.composite.tokenizer
@@ -206,10 +240,10 @@ class Session:
         with self.log:
             try:
                 yield
-                self.export(self.output_dir / FINAL_FOLDER)
-                self.log.summarize(model=str(self.output_dir / FINAL_FOLDER))
+                self.finish()
             finally:
-                self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step)
+                told = step_summary(self.output_dir, setting_of(self.config))
+                self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step, **told)
                 self.rewards.close()
 
 

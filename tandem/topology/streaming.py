@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from tandem.columns.proto import DataProto
 from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.partition import Order
 from tandem.dataflow.tickets import Lease
+from tandem.reward.outcome import Scores
 from tandem.roles.batch_metrics import check_lag
 from tandem.roles.loss import without_samples
 from tandem.roles.rollout_stream import StreamingRollout, cause_of_stall
@@ -24,7 +26,7 @@ from tandem.weights.sync import WeightSync
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.5  # between looks at the loops while waiting for data
-_JOIN_S = 10.0  # for a loop that is told to end
+_JOIN_S = 2.0  # for a loop that is told to end
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,14 @@ class StreamingSession(Session):
                 stream.start()
             yield
             self.publisher.close()
+            self._draw_pushes()
         finally:
             for stream in self.streams:
-                stream.stop(_JOIN_S)
-            for close in self.closers:
+                stream.stop()
+            for close in self.closers:  # an engine that is ended ends the loop that waits for it
                 close()
+            for stream in self.streams:
+                stream.join(_JOIN_S)
 
     def arriving(self, partition: int, order: Order = "arrival") -> Iterator[DataProto]:
         """The sub-batches of ``partition``, each once its groups are scored; what counts in nothing is masked."""
@@ -86,17 +91,29 @@ class StreamingSession(Session):
         self.progress.push = self.publisher.push(version)
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
-        """See ``Session.end_step``; the scorers' reports are gathered too."""
+        """See ``Session.end_step``; what the rollout loops did for the step is gathered too."""
         self.plane.seal(step, timeout=0.0)
-        self.rollout.report = self.streams[0].take_report()
-        pushed = {f"time/push_{phase}": seconds for phase, seconds in self.progress.push.items()}
-        super().end_step(step, batch, {**update, **self._generated(), **pushed})
+        scores = [found for stream in self.streams for found in stream.take_scores(step)]
+        self.rollout.report = Scores.joined(scores).report() if scores else {}
+        self.rollout.counts = sum((stream.take_counts() for stream in self.streams), Counter())
+        self.progress.beside = self._generated(step)
+        self._draw_pushes()
+        super().end_step(step, batch, update)
 
-    def _generated(self) -> dict[str, float]:
-        """Seconds since the last step in which an engine generated, on average, and of the longest group."""
-        taken = [stream.occupancy.take() for stream in self.streams]
-        busy, longest = zip(*taken, strict=True)
-        return {"time/rollout": sum(busy) / len(busy), "rollout/longest_s": max(longest)}
+    def _generated(self, partition: int) -> dict[str, float]:
+        """Seconds that an engine worked for ``partition``, on average, and those of its longest group."""
+        works = [(stream.name, stream.occupancy.take(partition)) for stream in self.streams]
+        done = [(name, work) for name, work in works if work is not None]
+        lanes = self.max_staleness + 1  # partitions that may be under way at once
+        for name, work in done:
+            self.log.span(f"generate train_{partition}", work.begun, work.ended, f"{name}, {partition % lanes}")
+        seconds = sum(work.seconds for _, work in done) / len(self.streams)
+        return {"time/rollout": seconds, "rollout/longest_s": max((work.longest for _, work in done), default=0.0)}
+
+    def _draw_pushes(self) -> None:
+        """Put the pushes that have arrived into the timeline."""
+        for name, version, begun, ended in self.publisher.take_arrivals():
+            self.log.span(f"push {version}", begun, ended, f"weights to {name}")
 
     def check(self) -> None:
         """Raise what ended a loop or a push, if anything did."""

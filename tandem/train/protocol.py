@@ -24,7 +24,7 @@ class TopTokens:
     below: int
 
 
-Wanted = Literal["logprobs", "entropies", "sum_pi_squared"] | TopTokens
+Wanted = Literal["logprobs", "entropies", "sum_pi_squared", "values"] | TopTokens
 
 
 def logprobs_and(squares: bool) -> list[Wanted]:
