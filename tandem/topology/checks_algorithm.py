@@ -169,6 +169,8 @@ def _check_columns(config: Config, entries: Entries) -> Iterator[Problem]:
     stages = plan_stages(config, entries)
     known = {*columns_known(stages), *COMPUTED_IN_TRAINING, "values", "tis_weights"}
     for stage in stages:
+        if stage.role == "critic" and not entries.estimates:
+            continue  # a critic without rewards is refused as such
         for name in stage.needs:
             if name not in known:
                 yield _orphan(config, stage, name)

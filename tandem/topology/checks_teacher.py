@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
-from tandem.config.schema import NO_REWARD, Config
+from tandem.config.schema import NO_REWARD, Config, DistillationConfig
 from tandem.topology.checks_model import read_checked
 from tandem.topology.checks_parameters import check_parameters
 from tandem.topology.plan_batch import longest_sequence
@@ -28,11 +28,12 @@ OBJECTIVE = "algorithm.distillation"
 
 def check_teacher(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterator[Problem]:
     """All of them; ``facts`` are the actor's."""
+    teaching = config.algorithm.distillation
     yield from _check_named(config)
     yield from _check_objective(config, entries, facts)
     if not learns_from_reward(config):
         yield from _check_only(config)
-    elif config.reward_manager.type == NO_REWARD:
+    elif config.reward_manager.type == NO_REWARD and not (teaching is not None and teaching.only):
         reason = "nothing is scored, and the reward is what is learned from"
         remedy = f"Write a scorer, or {OBJECTIVE}.only: true with a teacher"
         yield Problem("reward_manager.type", NO_REWARD, reason, remedy)
@@ -75,7 +76,8 @@ def _check_objective(config: Config, entries: Entries, facts: ModelFacts | None)
     teaching, entry = config.algorithm.distillation, entries.distillation
     if teaching is None or entry is None:
         return
-    yield from check_parameters(OBJECTIVE, "distillation", teaching.type, teaching.parameters, entry.signature)
+    own, written = list(DistillationConfig.model_fields), teaching.parameters
+    yield from check_parameters(OBJECTIVE, "distillation", teaching.type, written, entry.signature, own)
     if teaching.only and teaching.coef == 0:
         reason = "the teacher is all that is learned from, and its weight is 0"
         yield Problem(f"{OBJECTIVE}.coef", 0.0, reason, "Write a weight above 0, or only: false")
