@@ -16,6 +16,7 @@ from tandem.roles.serving import ForwardModel, ServingRole, columns_read
 from tandem.roles.stages import BatchStage
 from tandem.roles.teachers import Forward
 from tandem.topology.async_session import AsyncSession, Loops
+from tandem.topology.copies import follower
 from tandem.topology.local_streaming import connect_streaming
 from tandem.topology.parts import Parts
 from tandem.topology.plan_teacher import TEACHER
@@ -88,20 +89,24 @@ def _serving(
 
 def _forward_model(parts: Parts, name: str, every: int | None = 1) -> ForwardModel:
     """A copy of the model as it was before training: version 0 until the first broadcast."""
-    model, engine = _forward_engine(parts, parts.config.actor_rollout_ref.model.path)
-    return ForwardModel(name, model, engine, version=0, every=every)
+    model = follower(parts.config, moves=every is not None)
+    return ForwardModel(name, model, _forward_engine(parts, model), version=0, every=every)
 
 
 def _teachers(parts: Parts) -> dict[str, Forward]:
     """The forward of each teacher, on weights that never change."""
-    return {teacher.name: _forward_engine(parts, teacher.path)[1].forward for teacher in parts.plan.teachers}
+    own = parts.config.actor_rollout_ref.model
+    models = {
+        teacher.name: load_causal_lm(teacher.path, dtype=own.dtype, trust_remote_code=own.trust_remote_code)
+        for teacher in parts.plan.teachers
+    }
+    return {name: _forward_engine(parts, model).forward for name, model in models.items()}
 
 
-def _forward_engine(parts: Parts, path: str) -> tuple[CausalLM, FsdpEngine]:
-    """The model in ``path``, and what runs its forwards as the actor's are run."""
+def _forward_engine(parts: Parts, model: CausalLM) -> FsdpEngine:
+    """What runs the forwards of ``model`` as the actor's are run."""
     section = parts.config.actor_rollout_ref
-    model = load_causal_lm(path, dtype=section.model.dtype, trust_remote_code=section.model.trust_remote_code)
-    engine = FsdpEngine(
+    return FsdpEngine(
         model,
         optim=section.actor.optim,
         total_updates=1,
@@ -109,7 +114,6 @@ def _forward_engine(parts: Parts, path: str) -> tuple[CausalLM, FsdpEngine]:
         temperature=section.rollout.temperature,
         exact=parts.config.trainer.exact,
     )
-    return model, engine
 
 
 def _follow(model: ForwardModel, max_staleness: int, seconds: float, partition: int) -> None:

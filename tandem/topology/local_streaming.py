@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from tandem.config.schema import Config
 from tandem.dataflow.gatekeeper import GateKeeper
-from tandem.models.loading import load_causal_lm
 from tandem.roles.rollout_stream import StreamingRollout, UpdatedStream
 from tandem.roles.serving import ForwardModel
+from tandem.rollout.host import build_engine
 from tandem.rollout.process import ProcessEngine
 from tandem.rollout.protocol import RolloutEngine
-from tandem.rollout.registry import find_engine
-from tandem.rollout.spec import EngineSpec
+from tandem.topology.copies import engine_spec
 from tandem.topology.parts import ENGINE, Parts
+from tandem.topology.plan_adapters import pushed_part
 from tandem.topology.session import Session
 from tandem.topology.streaming import StreamingSession
 from tandem.weights.sync import SharedSnapshots, WeightSync
-
-_NO_VERSION = -1  # of an engine that waits for its first weights
 
 
 def connect_streaming(parts: Parts, followers: Sequence[ForwardModel] = ()) -> StreamingSession:
@@ -55,31 +54,9 @@ def connect_streaming(parts: Parts, followers: Sequence[ForwardModel] = ()) -> S
 
 def _engine(config: Config) -> tuple[RolloutEngine, Callable[[], None]]:
     """The rollout engine, and what ends it. ``runtime.threads`` keeps it in this process, for a debugger."""
-    rollout, model, execution = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model, config.execution
+    spec, execution = engine_spec(config), config.execution
     if config.runtime.threads:
-        own = load_causal_lm(model.path, dtype=model.dtype, trust_remote_code=model.trust_remote_code)
-        engine = find_engine(rollout.name).target(
-            own,
-            version=_NO_VERSION,
-            exact=config.trainer.exact,
-            max_num_seqs=rollout.max_num_seqs,
-            max_num_batched_tokens=rollout.max_num_batched_tokens,
-            keep_kv=rollout.keep_kv,
-        )
-        return engine, _nothing
-    spec = EngineSpec(
-        model=model.path,
-        engine=rollout.name,
-        dtype=model.dtype,
-        trust_remote_code=model.trust_remote_code,
-        plugins=tuple(config.plugins),
-        threads=config.runtime.torch_threads,
-        version=_NO_VERSION,
-        exact=config.trainer.exact,
-        max_num_seqs=rollout.max_num_seqs,
-        max_num_batched_tokens=rollout.max_num_batched_tokens,
-        keep_kv=rollout.keep_kv,
-    )
+        return build_engine(spec), _nothing
     bucket_bytes = execution.weight_sync.bucket_mb << 20
     hosted = ProcessEngine(ENGINE, spec, deadline_s=execution.deadline_s, bucket_bytes=bucket_bytes)
     return hosted, hosted.close
@@ -90,13 +67,15 @@ def _weight_sync(
 ) -> WeightSync:
     """From the actor to the rollout engine, whose version the gate must know, and to ``followers``."""
     settings, actor = parts.config.execution.weight_sync, parts.composite.actor
+    part = pushed_part(parts.config)
+    base_fingerprint = actor.ranks.base_fingerprint if part == "adapter" else None
 
     def acknowledged(name: str, version: int) -> None:
         if name == ENGINE:
             keeper.acknowledge(name, version)
 
     return WeightSync(
-        SharedSnapshots(actor.export, bucket_bytes=settings.bucket_mb << 20),
+        SharedSnapshots(partial(actor.export, part), base=base_fingerprint, bucket_bytes=settings.bucket_mb << 20),
         {ENGINE: receiver, **{follower.name: follower for follower in followers}},
         require_actor=actor.require_actor,
         acknowledged=acknowledged,

@@ -37,7 +37,7 @@ def deployed_roles(config: Config) -> tuple[str, ...]:
     if config.execution.mode != "fully_async":
         return ("actor", *critic, "rollout", *teacher)
     reference = ("reference",) if uses_reference(config) else ()
-    advantages = ("advantages",) if learns_from_reward(config) or config.algorithm.use_tis else ()
+    advantages = ("advantages",) if learns_from_reward(config) or config.algorithm.correction.gives else ()
     return ("actor", *critic, "rollout", *advantages, *reference, *teacher, "actor_fwd")
 
 
