@@ -127,10 +127,9 @@ def _check_groups(config: Config, entries: Entries) -> Iterator[Problem]:
     key, value = "execution.train_pipelining", execution.train_pipelining
     adaptive = Scope.PARTITION if config.algorithm.kl.controller == "adaptive" else Scope.TOKEN
     wide = {
-        f"{ESTIMATOR} {advantage_name(config)}": Scope.TOKEN if entries.advantage is None else entries.advantage.scope,
-        f"{LOSS} {config.algorithm.policy_loss.type}": Scope.TOKEN
-        if entries.policy_loss is None
-        else entries.policy_loss.scope,
+        f"{ESTIMATOR} {advantage_name(config)}": _scope(entries.advantage if entries.estimates else None),
+        f"{LOSS} {config.algorithm.policy_loss.type}": _scope(entries.policy_loss),
+        "algorithm.distillation": _scope(entries.distillation),
         "algorithm.kl.controller adaptive": adaptive,
         "algorithm.rollout_correction": correction_scope(config),
     }
@@ -140,6 +139,11 @@ def _check_groups(config: Config, entries: Entries) -> Iterator[Problem]:
         yield Problem(
             key, value, reason, "Write off, or something of group scope in its place, such as grpo or ppo_clip"
         )
+
+
+def _scope(entry: Entry[Any] | None) -> Scope:
+    """Of an entry that is used; the narrowest where none is."""
+    return Scope.TOKEN if entry is None else entry.scope
 
 
 def _check_columns(config: Config, entries: Entries) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from typing import Any
 from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_TYPES, POLICY_LOSSES
 from tandem.algorithms.distillation import teacher_columns
 from tandem.base.errors import Problem, UnknownNameError
-from tandem.base.registry import Entry, Registry, Scope, Signature, near
+from tandem.base.registry import Entry, Registry, Signature, near
 from tandem.config.schema import Config
 from tandem.reward import resolve as _built_in  # noqa: F401  (registers the built-in scorers)
 from tandem.reward.static import describe
@@ -36,13 +36,6 @@ class Entries:
     estimates: bool
     engine: Entry[Any] | None
     reward: Signature | None
-
-    @property
-    def scope(self) -> Scope:
-        """The widest set of samples that anything in the algorithm must see at once."""
-        advantage = self.advantage if self.estimates else None
-        entries = (advantage, self.policy_loss, self.kl, self.distillation)
-        return max((entry.scope for entry in entries if entry is not None), default=Scope.TOKEN)
 
 
 def advantage_name(config: Config) -> str:
