@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
@@ -21,7 +22,6 @@ from tandem.roles.batch_metrics import batch_metrics, check_lag
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.loss import Loss, without_samples
 from tandem.roles.reward import RewardManager
-from tandem.roles.rollout import Rollout
 from tandem.roles.stages import BatchStage
 from tandem.topology.plan import Plan
 
@@ -46,14 +46,24 @@ class Progress:
     trained: tuple[DataProto, dict[str, float]] | None = None
 
 
+class Tally(Protocol):
+    """What the rollout role tells of itself: groups dropped by reason, and the scorer's own metrics."""
+
+    counts: Counter[str]
+    report: dict[str, float]
+
+
 @dataclass(frozen=True)
 class Session:
-    """Everything a control loop needs, by role. ``max_staleness`` is the bound that consumed data is held to."""
+    """Everything a control loop needs, by role. ``max_staleness`` is the bound that consumed data is held to.
+
+    ``closing`` ends what was started for the run.
+    """
 
     config: Config
     plan: Plan
     composite: ActorRolloutRef
-    rollout: Rollout
+    rollout: Tally
     rewards: RewardManager
     evaluator: Evaluator | None
     plane: DataPlane
@@ -62,6 +72,7 @@ class Session:
     progress: Progress
     max_staleness: int
     output_dir: Path
+    closing: ExitStack
 
     @property
     def stages(self) -> tuple[BatchStage, ...]:
@@ -92,6 +103,10 @@ class Session:
         yield
         self.composite.engine.sleep()
         self.composite.actor.wake()
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Around an evaluation: the engine answers with the weights that were published last."""
+        return self.generating()
 
     def group_columns(self) -> list[str]:
         """The columns that a group has once it is generated and scored."""
@@ -125,10 +140,11 @@ class Session:
         return self.composite.actor.step(Loss(batch, self.composite.objective))
 
     def publish(self, version: int) -> None:
-        """Let the rollout engine go on under weights ``version``; the gate hears of it."""
-        self.composite.actor.require_actor("publish weights")
-        self.composite.engine.load(None, version)
-        self.rollout.acknowledge(version)
+        """Let everyone who generates go on under weights ``version``; the gate hears of it."""
+        raise NotImplementedError(f"{type(self).__name__} has nobody to publish to")
+
+    def fill(self, partition: int) -> None:
+        """Have every ticket of the partition filled, and seal it."""
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
         """Refresh the reference if it is due, free the partition, count the step as done."""
@@ -169,7 +185,7 @@ class Session:
     def _evaluation(self) -> dict[str, float]:
         if self.evaluator is None:
             return {}
-        with self.generating(), self.log.timed("evaluation"):
+        with self.evaluating(), self.log.timed("evaluation"):
             return self.evaluator.metrics(self.evaluator.answers())
 
     def save(self, step: int) -> None:
@@ -210,7 +226,7 @@ class Session:
                 self.log.summarize(model=str(self.output_dir / FINAL_FOLDER))
             finally:
                 self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step)
-                self.rewards.close()
+                self.closing.close()
 
 
 def _records(batch: DataProto, count: int, version: int) -> list[RolloutRecord]:
