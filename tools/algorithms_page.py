@@ -6,6 +6,7 @@ A test compares the page with what this module writes, so that it can't fall beh
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,8 @@ Generated from the registries by `python tools/algorithms_page.py`; do not edit.
 
 *Columns* are what the function reads; those in brackets are used where they exist. *Parameters* are written in YAML
 beside `type` (`policy_loss: {type: ppo_clip, clip_ratio: 0.2}`). *Scope* is the widest set of samples that it must see
-at once: `token`, `sequence`, `group` or `partition`. How to add one of your own: [extend.md](extend.md).
+at once: `token`, `sequence`, `group` or `partition`. *Source* is the paper, with the equation where one is meant. How
+to add one of your own: [extend.md](extend.md).
 """
 ESTIMATORS = """\
 ## Advantage estimators
@@ -62,13 +64,15 @@ SCORERS = """\
 
 `reward_manager: {type: NAME, ...parameters}`. *Reads* are fields of a sample. See [rewards.md](rewards.md).
 """
-NEEDS_PEERS, WHOLE = "group_baseline", "whole_mini_batch"
+NEEDS_PEERS, WHOLE, USE_WHEN = "group_baseline", "whole_mini_batch", "use_when"
+WHAT = ("name", "what it is", "use it when")
+PAPER = re.compile(r"arXiv \d{4}\.\d{5}(?:,\s+(?:equation|section) [\d.]*\d)?")
 
 
 def page() -> str:
     """The whole page."""
-    estimators = ("name", "what it is", "columns", "scope", "group", "missing", "parameters")
-    losses = ("name", "what it is", "columns", "scope", "mini-batch", "parameters")
+    estimators = (*WHAT, "source", "columns", "scope", "group", "missing", "parameters")
+    losses = (*WHAT, "source", "columns", "scope", "mini-batch", "parameters")
     parts = [
         HEAD,
         ESTIMATORS,
@@ -76,9 +80,9 @@ def page() -> str:
         LOSSES,
         table(losses, (_loss(entry) for entry in own(POLICY_LOSSES))),
         KL,
-        table(("name", "what it is"), ((code(entry.name), text(entry.summary)) for entry in own(KL_TYPES))),
+        table(WHAT, (_what(entry) for entry in own(KL_TYPES))),
         CONTROLLERS,
-        table(("name", "what it is"), ((code(entry.name), text(entry.summary)) for entry in own(KL_CONTROLLERS))),
+        table(WHAT, (_what(entry) for entry in own(KL_CONTROLLERS))),
         AGGREGATION,
         "\n".join(text(line) for line in _modes()) + "\n",
         SCORERS,
@@ -113,13 +117,26 @@ def code(name: str) -> str:
 def _estimator(entry: Entry[Any]) -> tuple[str, ...]:
     peers = "yes" if entry.traits.get(NEEDS_PEERS) else ""
     absent = ", ".join(code(name) for name in entry.signature.columns if name in missing_columns(entry.name))
-    what = (code(entry.name), text(entry.summary), _columns(entry), entry.scope.name.lower())
-    return (*what, peers, absent, _parameters(entry))
+    return (*_what(entry), papers(entry), _columns(entry), _scope(entry), peers, absent, _parameters(entry))
 
 
 def _loss(entry: Entry[Any]) -> tuple[str, ...]:
     whole = "yes" if entry.traits.get(WHOLE) else ""
-    return (code(entry.name), text(entry.summary), _columns(entry), entry.scope.name.lower(), whole, _parameters(entry))
+    return (*_what(entry), papers(entry), _columns(entry), _scope(entry), whole, _parameters(entry))
+
+
+def _what(entry: Entry[Any]) -> tuple[str, str, str]:
+    return code(entry.name), text(entry.summary), text(str(entry.traits.get(USE_WHEN, "")))
+
+
+def papers(entry: Entry[Any]) -> str:
+    """The papers that the docstring cites."""
+    found = PAPER.findall(inspect.getdoc(entry.target) or "")
+    return "; ".join(dict.fromkeys(" ".join(paper.split()) for paper in found))
+
+
+def _scope(entry: Entry[Any]) -> str:
+    return entry.scope.name.lower()
 
 
 def _scorer(entry: Entry[Any]) -> tuple[str, ...]:

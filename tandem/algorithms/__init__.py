@@ -8,6 +8,7 @@ from tandem.algorithms.advantage import ADVANTAGES
 from tandem.algorithms.correction import tis_weights
 from tandem.algorithms.kl import KL_CONTROLLERS, KL_TYPES
 from tandem.algorithms.policy_loss import POLICY_LOSSES
+from tandem.algorithms.preference_losses import PREFERENCE_LOSSES
 from tandem.algorithms.reduce import Aggregation, LossCounts
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "KL_CONTROLLERS",
     "KL_TYPES",
     "POLICY_LOSSES",
+    "PREFERENCE_LOSSES",
     "Aggregation",
     "LossCounts",
     "baselines",

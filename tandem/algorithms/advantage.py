@@ -55,7 +55,12 @@ def reward_to_go(rewards: torch.Tensor, response_mask: torch.Tensor, discount: f
     return select(torch.stack(columns[::-1], dim=1), response_mask)
 
 
-@ADVANTAGES.register("grpo", scope=Scope.GROUP, group_baseline=True)
+@ADVANTAGES.register(
+    "grpo",
+    scope=Scope.GROUP,
+    group_baseline=True,
+    use_when="the default: several samples per prompt, a verifiable reward",
+)
 def grpo(
     token_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -77,7 +82,12 @@ def grpo(
     return per_token(torch.where(groups.comparable, advantages, 0.0), response_mask, token_rewards)
 
 
-@ADVANTAGES.register("dr_grpo", scope=Scope.GROUP, group_baseline=True)
+@ADVANTAGES.register(
+    "dr_grpo",
+    scope=Scope.GROUP,
+    group_baseline=True,
+    use_when="very easy and very hard prompts would count too much, since grpo divides by their small spread",
+)
 def dr_grpo(
     token_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -88,7 +98,12 @@ def dr_grpo(
     return grpo(token_rewards, response_mask, group_ids, reward_valid, norm_adv_by_std=False)
 
 
-@ADVANTAGES.register("rloo", scope=Scope.GROUP, group_baseline=True)
+@ADVANTAGES.register(
+    "rloo",
+    scope=Scope.GROUP,
+    group_baseline=True,
+    use_when="few samples per prompt: its baseline is unbiased even for n = 2",
+)
 def rloo(
     token_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -106,7 +121,11 @@ def rloo(
     return per_token(torch.where(groups.comparable, advantages, 0.0), response_mask, token_rewards)
 
 
-@ADVANTAGES.register("reinforce_plus_plus", scope=Scope.PARTITION)
+@ADVANTAGES.register(
+    "reinforce_plus_plus",
+    scope=Scope.PARTITION,
+    use_when="one sample per prompt and no critic, or a reward at each token",
+)
 def reinforce_plus_plus(
     token_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -120,7 +139,11 @@ def reinforce_plus_plus(
     return whiten_partition(returns, counted), returns
 
 
-@ADVANTAGES.register("gae", scope=Scope.PARTITION)
+@ADVANTAGES.register(
+    "gae",
+    scope=Scope.PARTITION,
+    use_when="you can afford a critic: long answers, rewards in the middle, credit per token (PPO)",
+)
 def gae(
     token_rewards: torch.Tensor,
     response_mask: torch.Tensor,

@@ -21,7 +21,12 @@ else:
     torch = LazyModule("torch")
 
 
-@ADVANTAGES.register("grpo_passk", scope=Scope.GROUP, group_baseline=True)
+@ADVANTAGES.register(
+    "grpo_passk",
+    scope=Scope.GROUP,
+    group_baseline=True,
+    use_when="pass@k is the measure: one good answer of the group is enough",
+)
 def grpo_passk(
     token_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -50,7 +55,12 @@ def grpo_passk(
     return per_token(advantages, response_mask, token_rewards)
 
 
-@ADVANTAGES.register("reinforce_plus_plus_baseline", scope=Scope.PARTITION, group_baseline=True)
+@ADVANTAGES.register(
+    "reinforce_plus_plus_baseline",
+    scope=Scope.PARTITION,
+    group_baseline=True,
+    use_when="groups are small and their own spread is too noisy to divide by",
+)
 def reinforce_plus_plus_baseline(
     token_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -66,7 +76,12 @@ def reinforce_plus_plus_baseline(
     return advantages, advantages
 
 
-@ADVANTAGES.register("gdpo", scope=Scope.PARTITION, group_baseline=True)
+@ADVANTAGES.register(
+    "gdpo",
+    scope=Scope.PARTITION,
+    group_baseline=True,
+    use_when="several rewards of different scale, whose plain sum would follow the loudest one",
+)
 def gdpo(
     token_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -99,7 +114,11 @@ def gdpo(
     return advantages, advantages
 
 
-@ADVANTAGES.register("remax", scope=Scope.SEQUENCE)
+@ADVANTAGES.register(
+    "remax",
+    scope=Scope.SEQUENCE,
+    use_when="one sample per prompt, and a greedy answer per prompt is cheaper than a group",
+)
 def remax(token_rewards: torch.Tensor, response_mask: torch.Tensor, reward_baselines: torch.Tensor) -> Advantages:
     """Reward-to-go minus the score of the prompt's greedy response, ``reward_baselines`` (B,) (arXiv 2310.10505)."""
     counted = response_mask & countable(token_rewards, response_mask).unsqueeze(-1)
@@ -107,7 +126,12 @@ def remax(token_rewards: torch.Tensor, response_mask: torch.Tensor, reward_basel
     return select(returns - reward_baselines.unsqueeze(-1).to(returns.dtype), counted), returns
 
 
-@ADVANTAGES.register("opo", scope=Scope.GROUP, group_baseline=True)
+@ADVANTAGES.register(
+    "opo",
+    scope=Scope.GROUP,
+    group_baseline=True,
+    use_when="answers of a group differ much in length, and training is strictly on-policy",
+)
 def opo(
     token_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -124,7 +148,12 @@ def opo(
     return per_token(advantages, response_mask, token_rewards)
 
 
-@ADVANTAGES.register("gpg", scope=Scope.PARTITION, group_baseline=True)
+@ADVANTAGES.register(
+    "gpg",
+    scope=Scope.PARTITION,
+    group_baseline=True,
+    use_when="most groups are all right or all wrong, with the loss `gpg`: no ratio, no reference",
+)
 def gpg(
     token_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -147,7 +176,12 @@ def gpg(
     return per_token(advantages, response_mask, token_rewards)
 
 
-@ADVANTAGES.register("optimal_token_baseline", scope=Scope.GROUP, group_baseline=True)
+@ADVANTAGES.register(
+    "optimal_token_baseline",
+    scope=Scope.GROUP,
+    group_baseline=True,
+    use_when="long answers with noisy gradients: the baseline of least variance at each position",
+)
 def optimal_token_baseline(
     token_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -163,7 +197,8 @@ def optimal_token_baseline(
 
     ``B_t = sum_i G_it W_it / sum_i W_it``, where ``W_t`` accumulates ``1 - 2 pi + sum_v pi_v^2``, the squared norm of a
     token's score function by its logits, times the squared importance weight. ``sum_pi_squared`` (B, T) is that sum
-    over the vocabulary. A position that fewer than two samples of the group reach has the baseline 0.
+    over the vocabulary. A position that fewer than two samples of the group reach has the baseline 0. Li et al.
+    (arXiv 2602.07078).
     """
     counted = countable(token_rewards, response_mask, reward_valid)
     groups = Groups.of(group_ids, counted)
@@ -180,7 +215,12 @@ def optimal_token_baseline(
     return select(advantages.to(token_rewards.dtype), compared), returns
 
 
-@ADVANTAGES.register("tir_optimal_token_baseline", scope=Scope.GROUP, group_baseline=True)
+@ADVANTAGES.register(
+    "tir_optimal_token_baseline",
+    scope=Scope.GROUP,
+    group_baseline=True,
+    use_when="as `optimal_token_baseline`, with tool results between the trained tokens",
+)
 def tir_optimal_token_baseline(
     token_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -194,7 +234,8 @@ def tir_optimal_token_baseline(
 ) -> Advantages:
     """``optimal_token_baseline`` for multi-turn responses.
 
-    Positions are counted in trained tokens, so that tool results of different lengths do not shift what is compared.
+    Positions are counted in trained tokens, so that tool results of different lengths do not shift what is compared
+    (arXiv 2602.07078).
     """
     order = (~response_mask).long().argsort(dim=-1, stable=True)  # trained tokens first, in order
     columns = (token_rewards, response_mask, old_logprobs, sum_pi_squared)

@@ -30,21 +30,21 @@ LOG_RATIO_LIMIT = 20.0
 K3_LIMIT = 10.0
 
 
-@KL_TYPES.register("k1", scope=Scope.TOKEN)
-@KL_TYPES.register("kl", scope=Scope.TOKEN)
+@KL_TYPES.register("k1", scope=Scope.TOKEN, use_when="in the reward: the plain estimate")
+@KL_TYPES.register("kl", scope=Scope.TOKEN, use_when="another name of `k1`")
 def k1(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     """``log(pi / ref)``: unbiased, high variance; its gradient as a loss has mean 0, so use it in the reward."""
     return logprobs - ref_logprobs
 
 
-@KL_TYPES.register("abs", scope=Scope.TOKEN)
+@KL_TYPES.register("abs", scope=Scope.TOKEN, use_when="in the reward: a deviation costs in either direction")
 def absolute(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     """``|log(pi / ref)|``."""
     return (logprobs - ref_logprobs).abs()
 
 
-@KL_TYPES.register("k2", scope=Scope.TOKEN)
-@KL_TYPES.register("mse", scope=Scope.TOKEN)
+@KL_TYPES.register("k2", scope=Scope.TOKEN, use_when="in the loss: the gradient that is right on average")
+@KL_TYPES.register("mse", scope=Scope.TOKEN, use_when="another name of `k2`")
 def k2(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     """``log(pi / ref)^2 / 2``: biased value, but its gradient is an unbiased gradient of the KL.
 
@@ -53,8 +53,8 @@ def k2(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     return 0.5 * (logprobs - ref_logprobs).square()
 
 
-@KL_TYPES.register("k3", scope=Scope.TOKEN)
-@KL_TYPES.register("low_var_kl", scope=Scope.TOKEN)
+@KL_TYPES.register("k3", scope=Scope.TOKEN, use_when="the default: GRPO's, steady in small batches")
+@KL_TYPES.register("low_var_kl", scope=Scope.TOKEN, use_when="another name of `k3`")
 def k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     """``ref/pi - 1 - log(ref/pi)``: unbiased, low variance, never negative.
 
@@ -77,7 +77,9 @@ def _with_gradient_of_k2(estimator: Estimator) -> Estimator:
 
 
 for _name in KL_TYPES.names():
-    KL_TYPES.register(f"{_name}+", scope=Scope.TOKEN)(_with_gradient_of_k2(KL_TYPES[_name].target))
+    KL_TYPES.register(
+        f"{_name}+", scope=Scope.TOKEN, use_when=f"in the loss: `{_name}` is reported, the gradient of `k2` followed"
+    )(_with_gradient_of_k2(KL_TYPES[_name].target))
 
 
 def kl_per_token(
@@ -129,7 +131,11 @@ class KLController(Protocol):
 KL_CONTROLLERS: Registry[Callable[..., KLController]] = Registry("kl controller")
 
 
-@KL_CONTROLLERS.register("fixed", scope=Scope.TOKEN)
+@KL_CONTROLLERS.register(
+    "fixed",
+    scope=Scope.TOKEN,
+    use_when="the default",
+)
 class FixedKL:
     """A constant coefficient."""
 
@@ -147,7 +153,11 @@ class FixedKL:
         """A constant comes from the config, so that a resumed run can be given another one."""
 
 
-@KL_CONTROLLERS.register("adaptive", scope=Scope.PARTITION)
+@KL_CONTROLLERS.register(
+    "adaptive",
+    scope=Scope.PARTITION,
+    use_when="the KL in the reward is to stay near a target over a long run",
+)
 class AdaptiveKL:
     """A coefficient that steers the KL towards ``target`` (Ziegler et al., arXiv 1909.08593, section 2.2).
 

@@ -72,7 +72,11 @@ def weighted(per_token: torch.Tensor, weights: torch.Tensor | None, response_mas
     return per_token if weights is None else per_token * select(weights, response_mask)
 
 
-@POLICY_LOSSES.register("ppo_clip", scope=Scope.TOKEN)
+@POLICY_LOSSES.register(
+    "ppo_clip",
+    scope=Scope.TOKEN,
+    use_when="the default; with `clip_ratio_high` above `clip_ratio_low` against entropy collapse (DAPO)",
+)
 def ppo_clip(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,

@@ -20,7 +20,11 @@ else:
     torch = LazyModule("torch")
 
 
-@POLICY_LOSSES.register("gpg", scope=Scope.TOKEN)
+@POLICY_LOSSES.register(
+    "gpg",
+    scope=Scope.TOKEN,
+    use_when="one optimizer step per partition and fresh samples: nothing needs a bound",
+)
 def gpg(
     logprobs: torch.Tensor,
     advantages: torch.Tensor,
@@ -32,7 +36,11 @@ def gpg(
     return PolicyLoss(weighted(per_token, tis_weights, response_mask))
 
 
-@POLICY_LOSSES.register("cispo", scope=Scope.TOKEN)
+@POLICY_LOSSES.register(
+    "cispo",
+    scope=Scope.TOKEN,
+    use_when='rare but decisive tokens ("wait", "however") must keep their gradient when the ratio is clipped',
+)
 def cispo(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
@@ -87,7 +95,11 @@ def _inside_region(
     return PolicyLoss(weighted(per_token, tis_weights, response_mask), metrics)
 
 
-@POLICY_LOSSES.register("dppo_tv", scope=Scope.TOKEN)
+@POLICY_LOSSES.register(
+    "dppo_tv",
+    scope=Scope.TOKEN,
+    use_when="a large vocabulary: the clip of a ratio is too tight for rare tokens and too loose for common ones",
+)
 def dppo_tv(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
@@ -112,7 +124,11 @@ def dppo_tv(
     return _inside_region(logprobs, old_logprobs, advantages, response_mask, tis_weights, rise, fall, clip_ratio_c)
 
 
-@POLICY_LOSSES.register("dppo_kl", scope=Scope.TOKEN)
+@POLICY_LOSSES.register(
+    "dppo_kl",
+    scope=Scope.TOKEN,
+    use_when="as `dppo_tv`, where the bound is to be told in nats",
+)
 def dppo_kl(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
@@ -140,7 +156,11 @@ def dppo_kl(
     return _inside_region(logprobs, old_logprobs, advantages, response_mask, tis_weights, rise, fall, clip_ratio_c)
 
 
-@POLICY_LOSSES.register("sapo", scope=Scope.TOKEN)
+@POLICY_LOSSES.register(
+    "sapo",
+    scope=Scope.TOKEN,
+    use_when="the hard edge of the clip makes training jump, above all with mixtures of experts",
+)
 def sapo(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
@@ -166,7 +186,11 @@ def sapo(
     return PolicyLoss(weighted(-gate * advantages, tis_weights, response_mask), metrics)
 
 
-@POLICY_LOSSES.register("dro", scope=Scope.TOKEN)
+@POLICY_LOSSES.register(
+    "dro",
+    scope=Scope.TOKEN,
+    use_when="off-policy data without importance ratios: a pull to the old policy instead of a clip",
+)
 def dro(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,

@@ -22,7 +22,11 @@ else:
 LOG_SEQUENCE_RATIO_MAX = 10.0
 
 
-@POLICY_LOSSES.register("gspo", scope=Scope.SEQUENCE)
+@POLICY_LOSSES.register(
+    "gspo",
+    scope=Scope.SEQUENCE,
+    use_when="one reward per answer, long answers, mixtures of experts: token ratios are noise",
+)
 def gspo(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
@@ -53,7 +57,11 @@ def gspo(
     return PolicyLoss(weighted(per_token, tis_weights, response_mask), metrics)
 
 
-@POLICY_LOSSES.register("geo_mean", scope=Scope.SEQUENCE)
+@POLICY_LOSSES.register(
+    "geo_mean",
+    scope=Scope.SEQUENCE,
+    use_when="single outlying tokens dominate ppo_clip's mean: the geometric mean holds them down",
+)
 def geo_mean(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
@@ -100,7 +108,12 @@ def _covariance(logprobs: torch.Tensor, advantages: torch.Tensor, response_mask:
     return (advantages - masked_mean(advantages, response_mask)) * (now - masked_mean(now, response_mask))
 
 
-@POLICY_LOSSES.register("clip_cov", scope=Scope.PARTITION, whole_mini_batch=True)
+@POLICY_LOSSES.register(
+    "clip_cov",
+    scope=Scope.PARTITION,
+    whole_mini_batch=True,
+    use_when="the entropy collapses early: a few tokens of high covariance are left out",
+)
 def clip_cov(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
@@ -142,7 +155,12 @@ def clip_cov(
     return PolicyLoss(weighted(per_token, tis_weights, response_mask), metrics)
 
 
-@POLICY_LOSSES.register("kl_cov", scope=Scope.PARTITION, whole_mini_batch=True)
+@POLICY_LOSSES.register(
+    "kl_cov",
+    scope=Scope.PARTITION,
+    whole_mini_batch=True,
+    use_when="as `clip_cov`, with a penalty instead of silence",
+)
 def kl_cov(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,

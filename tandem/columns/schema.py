@@ -122,6 +122,7 @@ _RESPONSE_COLUMNS = (
     ("old_logprobs", "float32", "log-prob under the trainer's weights at the start of the step (proximal)"),
     ("ref_logprobs", "float32", "log-prob under the reference weights"),
     ("entropies", "float32", "entropy of the next-token distribution, nats"),
+    ("sum_pi_squared", "float32", "sum of the squared probabilities of all tokens, under the weights of old_logprobs"),
     ("values", "float32", "critic's value before each token"),
     ("token_rewards", "float32", "reward given at each token, KL penalty included where it is part of the reward"),
     ("advantages", "float32", "advantage of each token"),
@@ -135,6 +136,8 @@ _ROW_COLUMNS = (
     ("group_ids", "int64", "ticket of the sample's group, unique within a partition"),
     ("sample_index", "int64", "index of the sample in its group"),
     ("truncated", "bool", "True where the answer hit the token limit"),
+    ("preferred", "bool", "True for the better answer of a pair, or for an answer marked good"),
+    ("reference_point", "float32", "KL to the reference that an answer's gain is measured from (KTO)"),
     ("old_version", "int64", "weights version that scored old_logprobs, one for a whole partition (fully async)"),
 )
 _OBJECT_COLUMNS = (

@@ -44,6 +44,11 @@ class ModelConfig(Node):
     lora_target_modules: list[str] | Literal["all-linear"] = "all-linear"
     """Modules that get adapters."""
 
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether adapters are what is trained, beside frozen base weights."""
+        return self.lora_rank > 0
+
 
 class OptimConfig(Node):
     """AdamW and its learning-rate schedule."""

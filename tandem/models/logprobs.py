@@ -61,11 +61,8 @@ def token_logprobs(
     same distribution, in nats, carry a gradient only with ``entropy_grad``. ``chunk_elements`` bounds the logits that
     are in memory at once, and never changes a value beyond rounding.
     """
-    weight, bias = head.weight, head.bias
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        compute = torch.get_autocast_dtype(device)
-        hidden, weight, bias = hidden.to(compute), weight.to(compute), None if bias is None else bias.to(compute)
+    weight, bias = _computing(hidden, head)
+    hidden = hidden.to(weight.dtype)
     projection = Projection(temperature, head.scale, head.softcap)
     want_entropy = want_entropy or entropy_grad
     if len(targets) * len(weight) <= chunk_elements:
@@ -76,6 +73,31 @@ def token_logprobs(
             hidden, weight, bias, targets, projection, rows, want_entropy, entropy_grad
         )
     return logprobs, (entropies if want_entropy else None)
+
+
+@torch.no_grad()
+def sum_pi_squared(
+    hidden: torch.Tensor, head: Head, *, temperature: float = 1.0, chunk_elements: int = CHUNK_ELEMENTS
+) -> torch.Tensor:
+    """``sum_v pi_v^2`` of each next-token distribution ``softmax(logits / temperature)``: (N,) from ``hidden`` (N, d).
+
+    float32 (float64 for float64 weights), without gradient: the probability that two draws are the same token. The
+    logits are computed once more, in chunks of at most ``chunk_elements``.
+    """
+    weight, bias = _computing(hidden, head)
+    projection = Projection(temperature, head.scale, head.softcap)
+    rows = max(1, chunk_elements // len(weight))
+    chunks = hidden.to(weight.dtype).split(rows)
+    return torch.cat([projection.logits(part, weight, bias).softmax(-1).square().sum(-1) for part in chunks])
+
+
+def _computing(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The head's weight and bias in the dtype in which the device of ``hidden`` computes."""
+    device, weight, bias = hidden.device.type, head.weight, head.bias
+    if not torch.is_autocast_enabled(device):
+        return weight, bias
+    compute = torch.get_autocast_dtype(device)
+    return weight.to(compute), None if bias is None else bias.to(compute)
 
 
 def _at_once(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from peft.tuners.lora import LoraLayer
+from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -59,7 +61,7 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
 
     Sharded tensors are gathered one at a time, by all ranks together. What has no adapter shares the model's memory.
     """
-    adapted = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    adapted = adapted_layers(model)
     for name, tensor in model.state_dict().items():
         owner, _, rest = name.rpartition(".base_layer.")
         if owner in adapted:
@@ -67,6 +69,24 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
             yield f"{owner}.{rest}", _full(tensor) + change
         elif not any(part.startswith("lora_") for part in name.split(".")):
             yield name, _full(tensor)
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """For a block, ``model`` computes what it did before it had adapters, bit by bit. For forwards without gradient."""
+    layers = adapted_layers(model).values()
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    """The layers of ``model`` that have adapters, by name."""
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
 
 
 def _change(layer: Any) -> torch.Tensor:

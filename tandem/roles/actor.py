@@ -17,7 +17,7 @@ from tandem.roles.train_group import TrainGroup
 from tandem.roles.train_rank import OLD_ACTOR, REF
 from tandem.train.checkpoint import Checkpoint
 from tandem.train.objective import LossSum
-from tandem.train.protocol import StepResult
+from tandem.train.protocol import StepResult, logprobs_and
 from tandem.weights.store import ACTOR
 
 
@@ -46,23 +46,32 @@ class Actor:
     ``steps`` counts train calls (the weights version), ``updates`` the optimizer steps that were applied. A step is
     one ``step``; or sub-batches one by one: any number of ``accumulate`` and one ``apply`` (a single optimizer step),
     or any number of ``step_slice`` (an optimizer step each) and one ``end_slices``.
+
+    The reference is a copy of the weights at the start, or, with ``reference_is_base``, the model without its adapters.
     """
 
-    def __init__(self, ranks: TrainGroup, batching: Batching, *, keep_reference: bool) -> None:
+    def __init__(
+        self, ranks: TrainGroup, batching: Batching, *, keep_reference: bool, reference_is_base: bool = False
+    ) -> None:
         self.ranks = ranks
         self.steps = self.updates = 0
         self._batching = batching
         self._tally = _StepTally()
         self._pending: LossSum | None = None
         self._in_slices = False
-        if keep_reference:
+        if reference_is_base:
+            ranks.tag_base(REF)
+        elif keep_reference:
             ranks.save_tag(REF)
 
     # --- forwards ----------------------------------------------------------------------------------------------------
 
-    def old_logprobs(self, batch: DataProto) -> DataProto:
-        """The batch with ``old_logprobs``: of the weights as they were at the start of this step."""
-        return self._with_logprobs(batch, "old_logprobs", OLD_ACTOR if self._in_slices else ACTOR)
+    def old_logprobs(self, batch: DataProto, *, squares: bool = False) -> DataProto:
+        """The batch with ``old_logprobs``: of the weights as they were at the start of this step.
+
+        ``squares``: also with ``sum_pi_squared``, of the same weights.
+        """
+        return self._with_logprobs(batch, "old_logprobs", OLD_ACTOR if self._in_slices else ACTOR, squares)
 
     def ref_logprobs(self, batch: DataProto) -> DataProto:
         """The batch with ``ref_logprobs``: of the reference, by switching the weight tag."""
@@ -153,8 +162,9 @@ class Actor:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _with_logprobs(self, batch: DataProto, column: str, tag: str) -> DataProto:
-        return batch.union(DataProto({column: self.ranks.forward(batch, ["logprobs"], tag)["logprobs"]}))
+    def _with_logprobs(self, batch: DataProto, column: str, tag: str, squares: bool = False) -> DataProto:
+        found = self.ranks.forward(batch, logprobs_and(squares), tag)
+        return batch.union(DataProto({column: found.pop("logprobs"), **found}))
 
     def _require_no_gradient(self, purpose: str) -> None:
         if self._pending is not None:

@@ -10,11 +10,10 @@ import torch
 
 from tandem.base.errors import ContractError, DeadlineError
 from tandem.columns.proto import DataProto
-from tandem.columns.ragged import Ragged
 from tandem.models.causal_lm import CausalLM
 from tandem.models.weights import copy_weights
 from tandem.roles.stages import BatchStage
-from tandem.train.protocol import TrainEngine
+from tandem.train.protocol import TrainEngine, logprobs_and
 
 
 def _nothing(partition: int) -> None:
@@ -87,10 +86,10 @@ class ForwardModel:
         if self.version > newest:
             raise ContractError(f"{self.name} holds version {self.version}, the partition admits at most {newest}")
 
-    def logprobs(self, batch: DataProto, column: str) -> DataProto:
-        """The batch with log-probs of its responses as ``column``."""
-        found: Ragged = self._engine.forward(batch, ["logprobs"])["logprobs"]
-        return batch.union(DataProto({column: found}))
+    def logprobs(self, batch: DataProto, column: str, *, squares: bool = False) -> DataProto:
+        """The batch with log-probs of its responses as ``column``; with ``squares`` also with ``sum_pi_squared``."""
+        found = self._engine.forward(batch, logprobs_and(squares))
+        return batch.union(DataProto({column: found.pop("logprobs"), **found}))
 
     def _held(self) -> int:
         return self.version if self._newest is None else self._newest[0]

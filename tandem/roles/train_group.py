@@ -122,7 +122,7 @@ class TrainGroup:
         if len(self) == 1:
             only: LossSum = self.call("forward_backward", lean, objective)
             return only
-        parts = self._deal(lean)
+        parts = self._deal(lean, objective.whole_groups)
         self._weigh(lean, parts)
         total: LossSum = self._each("forward_backward", [(lean[rows], objective) for rows in parts])[0]
         return total
@@ -146,6 +146,10 @@ class TrainGroup:
     def save_tag(self, tag: str) -> None:
         """Copy the weights in place into ``tag``."""
         self.call("save_tag", tag)
+
+    def tag_base(self, tag: str) -> None:
+        """Let ``tag`` be the base model, the adapters switched off: no copy is made."""
+        self.call("tag_base", tag)
 
     def copy_tag(self, source: str, target: str) -> None:
         """Make ``target`` equal to the saved tag ``source``."""
@@ -258,8 +262,9 @@ class TrainGroup:
 
     # --- dealing -----------------------------------------------------------------------------------------------------
 
-    def _deal(self, batch: DataProto) -> list[torch.Tensor]:
-        return deal_batch(batch, len(self), balance=self._balance, whole_groups=self._whole_groups)
+    def _deal(self, batch: DataProto, whole_groups: bool = False) -> list[torch.Tensor]:
+        whole = whole_groups or self._whole_groups
+        return deal_batch(batch, len(self), balance=self._balance, whole_groups=whole)
 
     def _weigh(self, batch: DataProto, parts: Sequence[torch.Tensor]) -> None:
         lengths = batch.ragged("prompts").lengths + batch.ragged("responses").lengths

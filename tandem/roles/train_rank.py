@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.models.fingerprint import fingerprint
@@ -75,6 +76,12 @@ class TrainRank:
     def save_tag(self, tag: str) -> None:
         """Copy the weights in place into ``tag``."""
         self.weights.save(tag)
+
+    def tag_base(self, tag: str) -> None:
+        """Let ``tag`` be the base model, the adapters switched off: no copy is made."""
+        if not self.engine.has_adapters:
+            raise ContractError(f"{tag!r} can't be the base: the model has no adapters; save a copy of its weights")
+        self.weights.define(tag, self.engine.without_adapters)
 
     def copy_tag(self, source: str, target: str) -> None:
         """Make ``target`` equal to the saved tag ``source``."""

@@ -184,6 +184,9 @@ def _orphan(config: Config, stage: Stage, column: str) -> Problem:
     if column == "old_logprobs":
         reason = f"it needs old_logprobs, and algorithm.old_logprobs is {old_logprobs_from(config)}"
         return Problem(key, value, reason, "Write algorithm.old_logprobs: recompute")
+    if column == "sum_pi_squared":
+        reason = f"it needs {column!r} of the old policy's forward, and algorithm.old_logprobs is rollout"
+        return Problem(key, value, reason, "Write algorithm.old_logprobs: recompute, or an estimator such as grpo")
     if column == "reward_components":
         reason = f"{value} compares the parts of a reward one by one, and reward_manager has no parts"
         remedy = "Write reward_manager: {type: weighted_sum, parts: [...]}, or an estimator such as grpo"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -92,7 +93,7 @@ def build_composite(
         build_train_engine(config, model, total_updates), deadline_s=config.execution.deadline_s
     )
     batching = Batching(plan.batch.mini_batch_prompts, section.actor.ppo_epochs, trainer.seed)
-    actor = Actor(ranks, batching, keep_reference="ref" in plan.tags)
+    actor = Actor(ranks, batching, keep_reference="ref" in plan.tags, reference_is_base="ref" in plan.base_tags)
     advantages = AdvantageStage.of(config.algorithm)
     return ActorRolloutRef(
         model=model,
@@ -136,9 +137,10 @@ def build_train_engine(
 def batch_stages(config: Config, plan: Plan, actor: Actor, advantages: AdvantageStage) -> tuple[BatchStage, ...]:
     """What the plan puts between the rewards and the train call, ready to run."""
     cap = config.algorithm.tis_cap
+    squares = any("sum_pi_squared" in stage.gives for stage in plan.stages)
     runs: dict[str, Callable[[DataProto], DataProto]] = {
         "ref": actor.ref_logprobs,
-        "old": actor.old_logprobs if plan.old_logprobs == "recompute" else rollout_as_old,
+        "old": partial(actor.old_logprobs, squares=squares) if plan.old_logprobs == "recompute" else rollout_as_old,
         "advantages": advantages,
         "correction": lambda batch: with_importance_weights(batch, cap),
     }

@@ -37,8 +37,9 @@ def connect_async(parts: Parts) -> AsyncSession:
             _serving(parts, REFERENCE, {"ref": partial(reference.logprobs, column="ref_logprobs")}, groups, begin)
         )
     if forward is not None:
+        squares = any("sum_pi_squared" in stage.gives for stage in parts.plan.stages)
         begin = partial(_follow, forward, execution.max_staleness, deadline_s)
-        roles.append(_serving(parts, ACTOR_FWD, {"old": partial(_old_logprobs, forward)}, groups, begin))
+        roles.append(_serving(parts, ACTOR_FWD, {"old": partial(_old_logprobs, forward, squares)}, groups, begin))
     own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in ("ref", "old")}
     roles.append(_serving(parts, ADVANTAGES, own, parts.config.data.train_batch_size))
     inherited = {field.name: getattr(session, field.name) for field in fields(session)}
@@ -98,6 +99,6 @@ def _refresh(model: ForwardModel, interval: int | None, seconds: float, partitio
     model.adopt(wanted, wanted, seconds)
 
 
-def _old_logprobs(model: ForwardModel, batch: DataProto) -> DataProto:
-    scored = model.logprobs(batch, "old_logprobs")
+def _old_logprobs(model: ForwardModel, squares: bool, batch: DataProto) -> DataProto:
+    scored = model.logprobs(batch, "old_logprobs", squares=squares)
     return scored.union(DataProto({"old_version": torch.full((len(batch),), model.version, dtype=torch.int64)}))

@@ -24,7 +24,15 @@ from tandem.topology.plan_later import what_comes_later
 from tandem.topology.plan_memory import MemoryPlan, plan_memory
 from tandem.topology.plan_model import ModelFacts
 from tandem.topology.plan_placement import Placement, choose_runtime, device_groups, placements
-from tandem.topology.plan_stages import SOURCE_COLUMNS, OldLogprobs, Stage, old_logprobs_from, plan_stages, plan_tags
+from tandem.topology.plan_stages import (
+    SOURCE_COLUMNS,
+    OldLogprobs,
+    Stage,
+    old_logprobs_from,
+    plan_base_tags,
+    plan_stages,
+    plan_tags,
+)
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -34,7 +42,8 @@ MODEL = "actor_rollout_ref.model"
 class Plan:
     """What will run where, when, on how much; ``problems`` is empty in a plan that may start.
 
-    ``device_groups`` are devices per group; what a run needs is their sum. ``later`` names what can be planned and not
+    ``device_groups`` are devices per group; what a run needs is their sum. ``base_tags`` are those of the ``tags`` that
+    are no copies but the base model, its adapters switched off. ``later`` names what can be planned and not
     be run yet. ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown.
     ``batch.steps`` counts the rows of the files before any is dropped.
     """
@@ -44,6 +53,7 @@ class Plan:
     placements: tuple[Placement, ...]
     device_groups: dict[str, int]
     tags: tuple[str, ...]
+    base_tags: tuple[str, ...]
     old_logprobs: OldLogprobs
     source_columns: tuple[str, ...]
     stages: tuple[Stage, ...]
@@ -85,7 +95,7 @@ def compile_plan(config: Config) -> Plan:
     facts, model_problems = read_checked(MODEL, config.actor_rollout_ref.model)
     rows = count_rows(config.data.train_files) if config.data.train_files else None
     batch = plan_batch(config, _train_ranks(config, placed), rows)
-    tags, runtime = plan_tags(config), choose_runtime(config, placed)
+    tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
     problems = [
         *plugin_problems,
         *unknown_names(config),
@@ -100,11 +110,14 @@ def compile_plan(config: Config) -> Plan:
         placements=placed,
         device_groups=device_groups(placed),
         tags=tags,
+        base_tags=base_tags,
         old_logprobs=old_logprobs_from(config),
         source_columns=SOURCE_COLUMNS,
         stages=plan_stages(config, entries),
         batch=batch,
-        memory=plan_memory(config, facts, placed, tags, shares=_shares_weights(config)),
+        memory=plan_memory(
+            config, facts, placed, copies=len(tags) - len(base_tags) - 1, shares=_shares_weights(config)
+        ),
         later=what_comes_later(config, runtime),
         notes=tuple(_notes(config, facts)),
         problems=tuple({(problem.key, problem.reason): problem for problem in problems}.values()),

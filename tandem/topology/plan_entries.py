@@ -43,6 +43,12 @@ def advantage_name(config: Config) -> str:
     return written if isinstance(written, str) else written.type
 
 
+def estimator_columns(config: Config) -> tuple[str, ...]:
+    """The columns that the estimator must have; none where its name is unknown."""
+    entry = _find(ADVANTAGES, advantage_name(config))
+    return () if entry is None else entry.signature.columns
+
+
 def look_up(config: Config) -> Entries:
     """Find everything that the config names; plugins must be imported already."""
     algorithm, written = config.algorithm, config.algorithm.adv_estimator

@@ -2,9 +2,10 @@
 
 For N parameters on R train ranks (parameters, gradients and moments are sharded over them), fp32 master weights:
 
-- weights 4N / R, gradients 4T / R, Adam moments 8T / R, where T is N, or the adapters' share with LoRA (estimated as
-  4 x hidden x rank x layers x 7 matrices, none of it sharded away);
-- ref, old_actor: 4N / R for each tag beside ``actor``;
+- weights 4N / R, gradients 4T / R, Adam moments 8T / R, where T is N, or with LoRA the adapters' parameters: rank x
+  (rows + columns) of each adapted matrix (7 square ones a layer where the files don't say);
+- tags: 4T / R for each copy beside the weights in place, and once more for the actor while another one takes its place;
+  a reference that is the base with the adapters off is no copy;
 - activations: b bytes x hidden x layers x tokens of a micro-batch x 16 (x 2 with gradient checkpointing: the inputs of
   the layers and one layer's inside), b = 2 in bfloat16 and 4 in float32 (Korthikanti et al., arXiv 2205.05198, without
   the attention matrix, which is not kept);
@@ -20,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.config.schema import Config
+from tandem.topology.plan_adapters import adapter_parameters
 from tandem.topology.plan_batch import longest_sequence
 from tandem.topology.plan_model import ModelFacts
 from tandem.topology.plan_placement import Placement
@@ -27,7 +29,6 @@ from tandem.topology.plan_placement import Placement
 BYTES = {"float32": 4, "bfloat16": 2}
 MASTER = 4
 LOGPROB_CHUNK = 256
-LORA_MATRICES = 7
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,19 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: Config, facts: ModelFacts | None, placed: tuple[Placement, ...], tags: tuple[str, ...], shares: bool
+    config: Config, facts: ModelFacts | None, placed: tuple[Placement, ...], copies: int, shares: bool
 ) -> tuple[MemoryPlan, ...]:
-    """One estimate a group; none where sizes are unknown. ``shares``: the engine uses the actor's weights."""
+    """One estimate a group; none where sizes are unknown.
+
+    ``copies`` are the actor's tags beside the weights in place, ``shares``: the engine uses the actor's weights.
+    """
     if facts is None or not (facts.parameters and facts.hidden and facts.layers and facts.vocabulary):
         return ()
     groups: dict[str, dict[str, int]] = {}
     for placement in placed:
         parts = groups.setdefault(placement.group, {})
         if placement.role in ("actor", "critic"):
-            trained = _training(config, facts, placement, len(tags) - 1 if placement.role == "actor" else 0)
+            trained = _training(config, facts, placement, copies if placement.role == "actor" else 0)
             parts.update({f"{placement.role} {name}": size for name, size in trained.items()})
         elif placement.role == "rollout":
             parts.update({f"rollout {name}": size for name, size in _rollout(config, facts, shares).items()})
@@ -62,18 +66,18 @@ def plan_memory(
     return tuple(MemoryPlan(group, parts) for group, parts in groups.items() if parts)
 
 
-def _training(config: Config, facts: ModelFacts, placement: Placement, tags: int) -> dict[str, int]:
+def _training(config: Config, facts: ModelFacts, placement: Placement, copies: int) -> dict[str, int]:
     assert facts.parameters and facts.hidden and facts.layers and facts.vocabulary  # the caller looked
     model, ranks = config.actor_rollout_ref.model, placement.devices
-    per_layer = 4 * facts.hidden * model.lora_rank * LORA_MATRICES
-    trained = per_layer * facts.layers if model.lora_rank else facts.parameters
+    trained = adapter_parameters(model, facts) if model.trains_adapters else facts.parameters
+    weights = facts.parameters + (trained if model.trains_adapters else 0)
     tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
     kept = 2 * facts.layers + 16 if model.gradient_checkpointing else 16 * facts.layers
     return {
-        "weights": MASTER * facts.parameters // ranks,
+        "weights": MASTER * weights // ranks,
         "gradients": MASTER * trained // ranks,
         "optimizer": 2 * MASTER * trained // ranks,
-        **({"other tags": tags * MASTER * facts.parameters // ranks} if tags else {}),
+        **({"other tags": (copies + 1) * MASTER * trained // ranks} if copies else {}),
         "activations": BYTES[model.dtype] * facts.hidden * kept * tokens,
         "log-probs": 3 * 4 * LOGPROB_CHUNK * facts.vocabulary,
     }

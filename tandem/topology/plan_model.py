@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ class ModelFacts:
     kv_heads: int | None
     head_dim: int | None
     vocabulary: int | None
+    matrices: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Module -> (rows, columns) of its weight, for those that have two; empty where the files don't say."""
 
 
 def looks_like_path(path: str) -> bool:
@@ -64,14 +66,20 @@ def read_model(folder: Path) -> ModelFacts:
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     hidden, heads = _number(text, "hidden_size", "n_embd", "d_model"), _number(text, "num_attention_heads", "n_head")
     dim = _number(text, "head_dim") or (hidden // heads if hidden and heads else None)
+    shapes = _shapes_in_files(folder)
     return ModelFacts(
-        parameters=_count_in_files(folder),
+        parameters=sum(map(math.prod, shapes.values())) or None,
         context=_number(text, *CONTEXT_KEYS),
         hidden=hidden,
         layers=_number(text, "num_hidden_layers", "n_layer"),
         kv_heads=_number(text, "num_key_value_heads") or heads,
         head_dim=dim,
         vocabulary=_number(text, "vocab_size"),
+        matrices={
+            name.removesuffix(".weight"): (shape[0], shape[1])
+            for name, shape in shapes.items()
+            if name.endswith(".weight") and len(shape) == 2
+        },
     )
 
 
@@ -80,15 +88,17 @@ def _number(config: Mapping[str, Any], *names: str) -> int | None:
     return next((value for value in found if isinstance(value, int) and value > 0), None)
 
 
-def _count_in_files(folder: Path) -> int | None:
-    """Parameters by the headers of the safetensors files: 8 bytes of length, then JSON with every tensor's shape."""
-    total = 0
+def _shapes_in_files(folder: Path) -> dict[str, list[int]]:
+    """Every tensor's shape by the headers of the safetensors files (a length, then JSON); none if one is bad."""
+    shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with file.open("rb") as handle:
                 length = int.from_bytes(handle.read(8), "little")
                 header = json.loads(handle.read(min(length, file.stat().st_size)))
-            total += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+            found = {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
+            sum(map(math.prod, found.values()))  # anything but lists of numbers is refused here
+            shapes |= found
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-    return total or None
+            return {}
+    return shapes

@@ -9,7 +9,7 @@ from tandem.base.registry import Signature
 from tandem.config.schema import Config
 from tandem.reward.parts import component_names
 from tandem.topology.plan_batch import mini_batch_prompts
-from tandem.topology.plan_entries import Entries
+from tandem.topology.plan_entries import Entries, estimator_columns
 from tandem.topology.plan_placement import uses_reference
 
 SOURCE_COLUMNS = (
@@ -60,7 +60,7 @@ def old_logprobs_from(config: Config) -> OldLogprobs:
 
     ``implied``: no column, old is the current policy, detached. ``auto`` takes it where that is exact (a partition has
     one optimizer step, so that every sample is seen under the weights of the step's start) and nothing before the loss
-    reads the column: a KL in the reward and importance weights do.
+    reads the column: a KL in the reward, importance weights and some estimators do.
     """
     chosen = config.algorithm.old_logprobs
     if chosen != "auto":
@@ -69,6 +69,7 @@ def old_logprobs_from(config: Config) -> OldLogprobs:
         config.actor_rollout_ref.actor.ppo_epochs == 1 and mini_batch_prompts(config) >= config.data.train_batch_size
     )
     read_before = config.algorithm.use_tis or (uses_reference(config) and config.algorithm.kl.where == "reward")
+    read_before = read_before or "old_logprobs" in estimator_columns(config)
     elsewhere = config.execution.mode == "fully_async"  # the actor_fwd role has weights of its own
     return "implied" if one_update and not read_before and not elsewhere else "recompute"
 
@@ -103,6 +104,13 @@ def plan_tags(config: Config) -> tuple[str, ...]:
     return tuple(tags)
 
 
+def plan_base_tags(config: Config) -> tuple[str, ...]:
+    """Tags that are the base model, adapters switched off, and so cost no copy: a reference that never moves."""
+    section = config.actor_rollout_ref
+    free = section.model.trains_adapters and section.ref.update_interval is None
+    return tuple(tag for tag in plan_tags(config) if tag == "ref" and free)
+
+
 def columns_known(stages: tuple[Stage, ...]) -> set[str]:
     """Every column that the data or a stage gives."""
     return {*SOURCE_COLUMNS, *(name for stage in stages for name in stage.gives)}
@@ -132,7 +140,8 @@ def _forwards(config: Config, entries: Entries) -> list[Stage]:
     if source == "recompute":
         tag = "old_actor" if "old_actor" in plan_tags(config) else "actor"
         role = "actor_fwd" if separate else "actor"
-        gives = ("old_logprobs", "old_version") if separate else ("old_logprobs",)
+        squares = ("sum_pi_squared",) if "sum_pi_squared" in estimator_columns(config) else ()
+        gives = ("old_logprobs", *squares, *(("old_version",) if separate else ()))
         stages.append(Stage("old", role, None if separate else tag, per, inputs, gives))
     elif source == "rollout":
         stages.append(Stage("old", "actor", None, per, ("rollout_logprobs",), ("old_logprobs",)))

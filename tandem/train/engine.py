@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,8 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM, Head
-from tandem.models.logprobs import token_logprobs
-from tandem.models.lora import merged_weights
+from tandem.models.logprobs import sum_pi_squared, token_logprobs
+from tandem.models.lora import adapted_layers, adapters_off, merged_weights
 from tandem.models.packing import PackedSamples, pack_samples
 from tandem.train.dealing import forward_columns, objective_columns
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
@@ -27,6 +28,7 @@ from tandem.train.sharding import local_shard, shard_layers, shard_like
 from tandem.train.updater import Updater
 
 TokenValues = tuple[torch.Tensor, torch.Tensor | None]
+Found = dict[Wanted, torch.Tensor]
 
 
 class FsdpEngine:
@@ -84,13 +86,10 @@ class FsdpEngine:
         fillers = self._missing(len(rows))
         for part in rows:
             samples = self._pack(ordered[part])
-            logprobs, entropies = self._run(samples, want_entropy="entropies" in want, entropy_grad=False)
+            found = self._look(samples, want)
             place = token[part].padded().flatten()[samples.slots.cpu()]
-            found: dict[Wanted, torch.Tensor | None] = {"logprobs": logprobs, "entropies": entropies}
             for name, total in results.items():
-                values = found[name]
-                if values is not None:
-                    total[place] = values.float().cpu()
+                total[place] = found[name].float().cpu()
         for _ in range(fillers):
             self._run_filler()
         return {name: responses.like(values) for name, values in results.items()}
@@ -101,7 +100,7 @@ class FsdpEngine:
         chosen = batch.select(*dict.fromkeys([*forward_columns(batch), *needed]))
         ordered = chosen.reorder(canonical_order(chosen))
         total = LossSum(torch.zeros((), device=self.device))
-        rows = self._micro_batches(ordered)
+        rows = self._micro_batches(ordered, objective.whole_groups)
         fillers = self._missing(len(rows))
         for part in rows:
             micro = ordered[part]
@@ -161,6 +160,17 @@ class FsdpEngine:
         )
         self._updater.updates, self._updater.skipped = state["updates"], state["skipped"]
 
+    # --- adapters ----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are what is trained."""
+        return bool(adapted_layers(self.model))
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """Forwards in this block are the base model's."""
+        return adapters_off(self.model)
+
     # --- shards and the whole ----------------------------------------------------------------------------------------
 
     def as_sharded(self, copies: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -169,16 +179,33 @@ class FsdpEngine:
 
     # --- one micro-batch ---------------------------------------------------------------------------------------------
 
-    def _micro_batches(self, ordered: DataProto) -> list[slice]:
+    def _micro_batches(self, ordered: DataProto, whole_groups: bool = False) -> list[slice]:
         if len(ordered) == 0:
             return []
         if self._exact and "group_ids" in ordered.batch:
             return list(group_by_group(ordered))
-        return list(token_budgeted(ordered, self._max_tokens))
+        return list(token_budgeted(ordered, self._max_tokens, whole_groups=whole_groups))
 
     def _pack(self, micro: DataProto) -> PackedSamples:
         columns = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
         return pack_samples(*columns, device=self.device)
+
+    def _look(self, samples: PackedSamples, want: Sequence[Wanted]) -> Found:
+        """What is wanted of the N trained tokens, (N,) each."""
+
+        def read(hidden: torch.Tensor, head: Head) -> Found:
+            chosen, found = nn.functional.embedding(samples.read, hidden), Found()
+            found["logprobs"], entropies = token_logprobs(
+                chosen, head, samples.targets, temperature=self._temperature, want_entropy="entropies" in want
+            )
+            if entropies is not None:
+                found["entropies"] = entropies
+            if "sum_pi_squared" in want:
+                found["sum_pi_squared"] = sum_pi_squared(chosen, head, temperature=self._temperature)
+            return found
+
+        found: Found = self.model(samples.input_ids, samples.positions, samples.layout, read)
+        return found
 
     def _run(self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool) -> TokenValues:
         """Log-probs and entropies of the N trained tokens, (N,) each."""

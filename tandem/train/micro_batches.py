@@ -19,22 +19,26 @@ def canonical_order(batch: DataProto) -> torch.Tensor:
     return order
 
 
-def token_budgeted(batch: DataProto, max_tokens: int) -> Iterator[slice]:
+def token_budgeted(batch: DataProto, max_tokens: int, *, whole_groups: bool = False) -> Iterator[slice]:
     """Runs of neighbouring samples with at most ``max_tokens`` prompt and response tokens each.
 
-    Tokens of a shared prompt count for each sample: attention gathers them for each.
+    Tokens of a shared prompt count for each sample: attention gathers them for each. ``whole_groups``: neighbours of
+    one group id are not parted.
     """
-    lengths = (batch.ragged("prompts").lengths + batch.ragged("responses").lengths).tolist()
+    lengths = batch.ragged("prompts").lengths + batch.ragged("responses").lengths
+    units = list(group_by_group(batch)) if whole_groups else [slice(i, i + 1) for i in range(len(lengths))]
     first = total = 0
-    for i, length in enumerate(lengths):
+    for unit in units:
+        length = int(lengths[unit].sum())
         if length > max_tokens:
+            what = f"sample {unit.start}" if unit.stop - unit.start == 1 else f"the group of sample {unit.start}"
             raise ContractError(
-                f"sample {i} has {length} tokens, a micro-batch holds {max_tokens}: raise the token budget "
+                f"{what} has {length} tokens, a micro-batch holds {max_tokens}: raise the token budget "
                 "(ppo_max_token_len_per_gpu) or shorten prompts and responses"
             )
         if total + length > max_tokens:
-            yield slice(first, i)
-            first, total = i, 0
+            yield slice(first, unit.start)
+            first, total = unit.start, 0
         total += length
     yield slice(first, len(lengths))
 

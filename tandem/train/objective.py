@@ -13,7 +13,7 @@ from tandem.algorithms.masked import masked_sum
 from tandem.algorithms.metric import Metric
 from tandem.algorithms.policy_loss import POLICY_LOSSES, PolicyLoss, log_ratio
 from tandem.algorithms.reduce import Aggregation, LossCounts, denominator, loss_numerator
-from tandem.base.registry import Entry
+from tandem.base.registry import Entry, Scope
 from tandem.columns.proto import DataProto
 
 COMPUTED = ("logprobs", "entropies", "response_mask")
@@ -47,6 +47,10 @@ class Objective(Protocol):
     @property
     def needs_entropy(self) -> bool:
         """Whether entropies are computed, with their gradient."""
+
+    @property
+    def whole_groups(self) -> bool:
+        """Whether the samples of a group must come together: in one micro-batch, on one rank."""
 
     def numerator(
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
@@ -94,6 +98,11 @@ class PolicyObjective:
     def needs_entropy(self) -> bool:
         """True with an entropy bonus."""
         return self.entropy_coef != 0.0
+
+    @property
+    def whole_groups(self) -> bool:
+        """True for a loss that compares samples with each other."""
+        return self.entry.scope >= Scope.GROUP
 
     def numerator(
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
@@ -145,6 +154,7 @@ class SftObjective:
     columns: tuple[str, ...] = ()
     optional_columns: tuple[str, ...] = ()
     needs_entropy: bool = False
+    whole_groups: bool = False
 
     def numerator(
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None

@@ -12,7 +12,12 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.train.objective import LossSum, Objective
 
-Wanted = Literal["logprobs", "entropies"]
+Wanted = Literal["logprobs", "entropies", "sum_pi_squared"]
+
+
+def logprobs_and(squares: bool) -> list[Wanted]:
+    """What a forward is asked for: log-probs, with or without the sums of squared probabilities."""
+    return ["logprobs", "sum_pi_squared"] if squares else ["logprobs"]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -17,13 +17,15 @@ class WeightStore:
 
     ``live`` are the local shards of the trained parameters, by name: the store copies into and out of them and never
     rebinds them, because a sharded module gathers from storage of its own. A switch is bit-exact and costs memory
-    traffic only. Weights that aren't trained are the same under every tag and are not copied.
+    traffic only. Weights that aren't trained are the same under every tag and are not copied. A tag may also be
+    *defined* by what puts it in place, such as adapters that are switched off: then it costs no copy at all.
     """
 
     def __init__(self, live: Mapping[str, torch.Tensor], device: torch.device | None = None) -> None:
         self._live = {name: tensor.detach() for name, tensor in live.items()}
         self._device = device
         self._copies: dict[str, dict[str, torch.Tensor]] = {}
+        self._defined: dict[str, Callable[[], AbstractContextManager[None]]] = {}
         self._in_place = ACTOR
 
     @property
@@ -33,13 +35,18 @@ class WeightStore:
 
     @property
     def tags(self) -> list[str]:
-        """Saved tags, sorted."""
-        return sorted(self._copies)
+        """Saved and defined tags, sorted."""
+        return sorted({*self._copies, *self._defined})
+
+    def define(self, tag: str, place: Callable[[], AbstractContextManager[None]]) -> None:
+        """Let ``tag`` be what ``place`` puts in place for a block, without a copy; a later ``save`` makes it one."""
+        self._defined[tag] = place
 
     def save(self, tag: str) -> None:
         """Copy the weights in place into ``tag``, made on first use."""
         if tag == ACTOR:
             self.require_actor("back the actor up")
+        self._defined.pop(tag, None)
         copies = self._copies.setdefault(tag, {})
         for name, tensor in self._live.items():
             if name in copies:
@@ -58,6 +65,10 @@ class WeightStore:
         """Put ``tag`` in place for the block; the actor returns afterwards, also on an error."""
         if tag == self._in_place:
             yield
+            return
+        if tag in self._defined:
+            with self._switched(tag):
+                yield
             return
         chosen = self._saved(tag)
         self.save(ACTOR)
@@ -82,6 +93,17 @@ class WeightStore:
         """Restore saved tags; the weights in place stay as they are."""
         for tag, copies in state.items():
             self._copies[tag] = {name: self._new_copy(copies[name]) for name in self._live}
+
+    @contextmanager
+    def _switched(self, tag: str) -> Iterator[None]:
+        """A defined tag in place of the actor."""
+        self.require_actor(f"switch to {tag!r}")
+        with self._defined[tag]():
+            self._in_place = tag
+            try:
+                yield
+            finally:
+                self._in_place = ACTOR
 
     def _saved(self, tag: str) -> dict[str, torch.Tensor]:
         if tag not in self._copies:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tandem.algorithms import ADVANTAGES, KL_TYPES, POLICY_LOSSES
+from tandem.algorithms import ADVANTAGES, KL_CONTROLLERS, KL_TYPES, POLICY_LOSSES
 from tandem.base.registry import Scope
 from tandem.reward.registry import REWARDS
-from tools.algorithms_page import TARGET, missing_columns, page
+from tools.algorithms_page import TARGET, missing_columns, own, page, papers
 
 
 def test_the_page_in_the_repository_is_current() -> None:
@@ -29,6 +29,15 @@ def test_what_a_plugin_registered_is_not_on_the_page() -> None:
         assert "surprising" not in page()
     finally:
         del ADVANTAGES._entries["surprising"]
+
+
+def test_every_entry_says_when_to_use_it_and_the_library_where_it_comes_from() -> None:
+    for registry in (ADVANTAGES, POLICY_LOSSES, KL_TYPES, KL_CONTROLLERS):
+        for entry in own(registry):
+            assert len(str(entry.traits["use_when"])) > 8, entry.name
+    for registry in (ADVANTAGES, POLICY_LOSSES):
+        for entry in own(registry):
+            assert papers(entry).startswith("arXiv "), entry.name
 
 
 def test_missing_columns_are_those_that_no_stage_gives() -> None:

@@ -17,6 +17,7 @@ CONFIGS: dict[str, tuple[str, ...]] = {
     "mini-batches": ("actor_rollout_ref.actor.ppo_mini_batch_size=2",),
     "old from the engine": ("algorithm.old_logprobs=rollout",),
     "another estimator": ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm.old_logprobs=recompute"),
+    "sums of squared probabilities": ("algorithm.adv_estimator=optimal_token_baseline",),
     "parts of a reward": (
         "algorithm.adv_estimator=gdpo",
         "reward_manager.type=weighted_sum",
@@ -40,6 +41,7 @@ EXPECTED = {
     "mini-batches": ["old", "advantages"],
     "old from the engine": ["old", "advantages"],
     "another estimator": ["old", "advantages"],
+    "sums of squared probabilities": ["old", "advantages"],
     "parts of a reward": ["advantages"],
     "all of it": ["ref", "old", "advantages", "correction"],
 }

@@ -10,7 +10,7 @@ from torch import nn
 
 from tandem.models.causal_lm import Head
 from tandem.models.loading import new_model
-from tandem.models.logprobs import token_logprobs
+from tandem.models.logprobs import sum_pi_squared, token_logprobs
 
 VOCAB, SIZE = 11, 6
 
@@ -33,6 +33,25 @@ def naive(hidden: torch.Tensor, head: Head, targets: torch.Tensor, temperature: 
 
 
 TRANSFORMS = [{}, {"softcap": 1.5}, {"scale": 0.25}, {"scale": 4.0, "softcap": 2.0}]
+
+
+@given(
+    seed=st.integers(0, 999),
+    tokens=st.integers(0, 9),
+    chunk=st.sampled_from([1, 2 * VOCAB, 5 * VOCAB, 10_000]),
+    temperature=st.sampled_from([0.5, 1.0, 1.7]),
+    transforms=st.sampled_from(TRANSFORMS),
+    bias=st.booleans(),
+)
+def test_sums_of_squared_probabilities_equal_the_naive_formula(
+    seed: int, tokens: int, chunk: int, temperature: float, transforms: dict[str, float], bias: bool
+) -> None:
+    projection = head(seed, bias=bias, **transforms)
+    hidden = torch.randn(tokens, SIZE, dtype=torch.float64, requires_grad=True)
+    found = sum_pi_squared(hidden, projection, temperature=temperature, chunk_elements=chunk)
+    every = [naive(hidden, projection, torch.full((tokens,), token), temperature)[0] for token in range(VOCAB)]
+    torch.testing.assert_close(found, torch.stack(every).exp().square().sum(0).detach())
+    assert not found.requires_grad
 
 
 @given(

@@ -145,6 +145,12 @@ REFUSALS = [
         "truncated distribution",
         "logprobs_of: full",
     ),
+    (
+        "algorithm.adv_estimator=optimal_token_baseline algorithm.old_logprobs=rollout",
+        "algorithm.adv_estimator",
+        "old policy's forward",
+        "recompute",
+    ),
     ("algorithm.use_tis=true algorithm.old_logprobs=rollout", "algorithm.use_tis", "weight 1", "recompute"),
     (
         "algorithm.use_tis=true plugins=[lab] algorithm.policy_loss.type=plain",

@@ -31,7 +31,7 @@ def test_memory_is_counted_from_the_headers_of_the_weights(place: Path, plan_of:
     assert memory.parts["rollout KV cache"] == 2 * 4 * 2 * 2 * 16 * 32 * 256
     assert memory.total == sum(memory.parts.values())
     with_ref = plan_of("algorithm.kl.in=loss").memory[0]
-    assert with_ref.total - memory.total == 4 * parameters
+    assert with_ref.total - memory.total == 2 * 4 * parameters  # the reference, and the actor while it is in place
 
 
 def test_memory_shrinks_with_devices_and_with_adapters(place: Path, plan_of: Plans) -> None:
@@ -40,7 +40,29 @@ def test_memory_shrinks_with_devices_and_with_adapters(place: Path, plan_of: Pla
     assert two.parts["actor optimizer"] * 2 == one.parts["actor optimizer"]
     adapted = plan_of("actor_rollout_ref.model.lora_rank=1").memory[0]
     assert adapted.parts["actor optimizer"] < one.parts["actor optimizer"]
-    assert adapted.parts["actor weights"] == one.parts["actor weights"]
+    assert one.parts["actor weights"] < adapted.parts["actor weights"] < 1.1 * one.parts["actor weights"]
+
+
+def test_adapters_are_counted_matrix_by_matrix(place: Path, plan_of: Plans) -> None:
+    layers = {f"model.layers.{i}.self_attn.{name}_proj.weight": [64, 32] for i in range(2) for name in "qv"}
+    write_header(place / "model", {"lm_head.weight": [100, 64], "model.norm.weight": [64], **layers})
+    lora = "actor_rollout_ref.model.lora_rank=4"
+    everything = plan_of(lora).memory[0]
+    half = plan_of(lora, "actor_rollout_ref.model.lora_target_modules=[q_proj]").memory[0]
+    assert everything.parts["actor gradients"] == 4 * 4 * (64 + 32) * 4
+    assert half.parts["actor gradients"] * 2 == everything.parts["actor gradients"]
+
+
+def test_a_reference_with_the_adapters_off_costs_no_memory(place: Path, plan_of: Plans) -> None:
+    write_header(place / "model", {"model.layers.0.mlp.up_proj.weight": [1000, 640]})
+    words = ("actor_rollout_ref.model.lora_rank=2", "algorithm.kl.in=loss")
+    without, fixed, moving = (
+        plan_of(*words, *more) for more in (("algorithm.kl.in=off",), (), ("actor_rollout_ref.ref.update_interval=3",))
+    )
+    assert fixed.tags == moving.tags == ("actor", "ref")
+    assert (fixed.base_tags, moving.base_tags) == (("ref",), ())
+    assert fixed.memory == without.memory
+    assert moving.memory[0].parts["actor other tags"] == 2 * moving.memory[0].parts["actor gradients"]
 
 
 def test_a_broken_weight_file_costs_the_estimate_and_nothing_else(place: Path, plan_of: Plans) -> None:

@@ -76,6 +76,7 @@ class SamplesObjective:
     columns: tuple[str, ...] = ()
     optional_columns: tuple[str, ...] = ()
     needs_entropy: bool = False
+    whole_groups: bool = False
 
     def numerator(
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.base.errors import ContractError
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
 
 MakeAny = Callable[..., Any]
@@ -33,3 +35,17 @@ def test_canonical_order_is_by_ticket_then_index(make_batch: MakeAny, seed: int,
 def test_groups_become_runs_of_their_own(make_batch: MakeAny) -> None:
     runs = list(group_by_group(make_batch([3] * 5, group_size=2)))
     assert runs == [slice(0, 2), slice(2, 4), slice(4, 5)]
+
+
+@given(lengths=st.lists(st.integers(0, 20), min_size=2, max_size=30), budget=st.integers(48, 120))
+def test_whole_groups_are_never_parted(make_batch: MakeAny, lengths: list[int], budget: int) -> None:
+    batch = make_batch(lengths[: len(lengths) // 2 * 2], group_size=2)
+    runs = list(token_budgeted(batch, budget, whole_groups=True))
+    assert [i for run in runs for i in range(run.start, run.stop)] == list(range(len(batch)))
+    assert all(run.start % 2 == run.stop % 2 == 0 for run in runs)
+    assert max(sum(lengths[run]) + 4 * (run.stop - run.start) for run in runs) <= budget
+
+
+def test_a_group_over_the_budget_is_named(make_batch: MakeAny) -> None:
+    with pytest.raises(ContractError, match="the group of sample 2 has 26 tokens, a micro-batch holds 20"):
+        list(token_budgeted(make_batch([3, 3, 9, 9]), 20, whole_groups=True))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from hypothesis import given
@@ -94,3 +97,40 @@ def test_any_history_leaves_the_actor_in_place(history: list[str]) -> None:
     restored = WeightStore(live_weights(1))
     restored.load_state_dict(store.state_dict())
     assert restored.tags == ["ref"]
+
+
+def test_a_defined_tag_costs_no_copy_and_returns_on_error() -> None:
+    live, switched = live_weights(), []
+
+    @contextmanager
+    def off() -> Iterator[None]:
+        switched.append(True)
+        try:
+            yield
+        finally:
+            switched.pop()
+
+    store = WeightStore(live)
+    store.define("ref", off)
+    assert store.tags == ["ref"]
+    with pytest.raises(RuntimeError, match="forward failed"), store.using("ref"):
+        assert switched
+        assert store.in_place == "ref"
+        with pytest.raises(ContractError, match="'ref' is in place"):
+            store.require_actor("train")
+        raise RuntimeError("forward failed")
+    assert not switched
+    store.require_actor("train")
+    assert store.state_dict() == {}
+    assert store.tags == ["ref"]  # the actor was never backed up
+
+
+def test_a_defined_tag_becomes_a_copy_when_it_is_saved() -> None:
+    live = live_weights()
+    store = WeightStore(live)
+    store.define("ref", lambda: pytest.fail("the definition is forgotten"))
+    store.save("ref")
+    saved = bits(live)
+    live["a"].add_(1)
+    with store.using("ref"):
+        assert bits(live) == saved
