@@ -72,7 +72,7 @@ class Draws(Generic[T]):
         return taken
 
     def draw(self, number: int) -> T:
-        """Draw ``number`` of the stream, from 0, whoever asks first: for any threads. Those before it count as drawn."""
+        """Draw ``number`` of the stream, from 0; for any threads, in any order. Those before it count as drawn."""
         with self._lock:
             item = self.items[self._index(number)]
             self.drawn = max(self.drawn, number + 1)

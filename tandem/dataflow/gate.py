@@ -46,9 +46,9 @@ class Gate:
     """Admission of tickets, ``tickets`` to a partition, partitions ``first`` to ``last`` - 1 (None: without end).
 
     ``open_tickets`` are those left over from partitions that began before a restart; fresh ones start at ``first``.
-    An engine counts as live from its first ``acknowledge`` on: a late joiner loads before it works. ``even`` gives fresh
-    tickets only to engines that have no more in hand than the mean of those at work, so that the first to ask does not
-    take all.
+    An engine counts as live from its first ``acknowledge`` on: a late joiner loads before it works. ``even`` gives
+    fresh tickets only to engines that have no more in hand than the mean of those at work, so that the first to ask
+    does not take all.
     """
 
     def __init__(

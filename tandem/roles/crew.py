@@ -42,6 +42,8 @@ class Crew:
         max_restarts: int,
     ) -> None:
         self.streams = list(streams)
+        self.counts: Counter[str] = Counter()
+        self.report: dict[str, float] = {}
         self.publisher = publisher
         self._fleet, self._keeper = fleet, keeper
         self._hire, self._receiver, self._max_restarts = hire, receiver, max_restarts
@@ -97,7 +99,7 @@ class Crew:
             deadline.check("all rollout engines to be there", f"{', '.join(self._starting)}, starting again")
             time.sleep(_TICK_S)
             self.check()
-        self._settled()
+        self.settle()
 
     def publish(self, version: int) -> dict[str, float]:
         """``WeightSync.push``, whichever engines die on the way."""
@@ -110,18 +112,21 @@ class Crew:
             except EngineDiedError as error:
                 self._bury(error)
 
-    def take_report(self) -> dict[str, float]:
-        """Outcomes and metrics of the scorings since the last look."""
-        scores = [found for stream in self._everyone for found in stream.take_scores()]
-        return Scores.joined(scores).report() if scores else {}
+    def settle(self) -> None:
+        """Wait for the push under way, whichever engines die on the way."""
+        while True:
+            try:
+                return self.publisher.wait()
+            except EngineDiedError as error:
+                self._bury(error)
 
-    def take_counts(self) -> Counter[str]:
-        """The groups dropped since the last look, by reason."""
-        total: Counter[str] = Counter()
+    def tell(self) -> None:
+        """Bring ``counts`` and ``report`` up to date: dropped groups by reason, what the scorings since then told."""
+        scores = [found for stream in self._everyone for found in stream.take_scores()]
+        self.report = Scores.joined(scores).report() if scores else {}
         for stream in self._everyone:
             dropped, stream.counts = stream.counts, Counter()
-            total += dropped
-        return total
+            self.counts += dropped
 
     @property
     def members(self) -> list[StreamingRollout]:
@@ -129,13 +134,6 @@ class Crew:
         return [*self.streams, *self._starting.values()]
 
     # --- deaths ------------------------------------------------------------------------------------------------------
-
-    def _settled(self) -> None:
-        while True:
-            try:
-                return self.publisher.wait()
-            except EngineDiedError as error:
-                self._bury(error)
 
     def _bury(self, error: EngineDiedError) -> None:
         """A push met a dead engine: find it, and replace it."""

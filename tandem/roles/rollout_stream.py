@@ -86,7 +86,7 @@ class StreamingRollout(Rollout):
         self._resting = True
         self._keeper.wake()
         if not self._keeper.wait(seconds, lambda: not self._calling or self.error is not None):
-            raise DeadlineError(f"waited {seconds:g} s for {self.name} to finish what it generates, so that it can rest")
+            raise DeadlineError(f"waited {seconds:g} s for {self.name} to finish what it generates and rest")
 
     def work(self) -> None:
         """Ask for tickets again."""
@@ -214,6 +214,7 @@ class UpdatedStream:
     """
 
     def __init__(self, stream: StreamingRollout, gate: GateKeeper, on_update: OnWeightUpdate, drain_s: float) -> None:
+        self.name = stream.name
         self._stream, self._gate, self._on_update, self._drain_s = stream, gate, on_update, drain_s
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:

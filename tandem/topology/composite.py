@@ -16,7 +16,7 @@ from tandem.config.model import ActorRolloutRef as Section
 from tandem.config.model import CriticConfig, ModelConfig
 from tandem.config.schema import Config
 from tandem.models.causal_lm import CausalLM
-from tandem.models.loading import as_causal_lm, load_model
+from tandem.models.loading import as_causal_lm, load_causal_lm, load_model
 from tandem.models.lora import get_lora_model
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
 from tandem.roles.actor import Actor, Batching
@@ -129,6 +129,21 @@ def build_train_engine(
         temperature=section.rollout.temperature,
         exact=config.trainer.exact,
         gradient_checkpointing=section.model.gradient_checkpointing,
+        mesh=mesh,
+        device=run_device(config.runtime),
+    )
+
+
+def build_forward_engine(config: Config, mesh: DeviceMesh | None = None) -> FsdpEngine:
+    """A copy of the model from before training that only scores; with a ``mesh``, as one of its ranks."""
+    section, model = config.actor_rollout_ref, config.actor_rollout_ref.model
+    return FsdpEngine(
+        load_causal_lm(model.path, dtype=model.dtype, trust_remote_code=model.trust_remote_code),
+        optim=section.actor.optim,
+        total_updates=1,
+        max_tokens_per_micro_batch=section.actor.ppo_max_token_len_per_gpu,
+        temperature=section.rollout.temperature,
+        exact=config.trainer.exact,
         mesh=mesh,
         device=run_device(config.runtime),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -54,7 +55,7 @@ class Tally(Protocol):
 
 
 @dataclass(frozen=True)
-class Session:
+class Session(ABC):
     """Everything a control loop needs, by role. ``max_staleness`` is the bound that consumed data is held to.
 
     ``closing`` ends what was started for the run.
@@ -139,12 +140,13 @@ class Session:
         """The train call on a complete batch."""
         return self.composite.actor.step(Loss(batch, self.composite.objective))
 
+    @abstractmethod
     def publish(self, version: int) -> None:
         """Let everyone who generates go on under weights ``version``; the gate hears of it."""
-        raise NotImplementedError(f"{type(self).__name__} has nobody to publish to")
 
+    @abstractmethod
     def fill(self, partition: int) -> None:
-        """Have every ticket of the partition filled, and seal it."""
+        """Return once every ticket of the partition is filled, and it is sealed."""
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
         """Refresh the reference if it is due, free the partition, count the step as done."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tandem.base.errors import DeadlineError
 from tandem.columns.proto import DataProto
@@ -14,13 +15,14 @@ from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.partition import Order
 from tandem.dataflow.tickets import Lease
 from tandem.roles.batch_metrics import check_lag
+from tandem.roles.crew import Crew
 from tandem.roles.loss import without_samples
 from tandem.roles.rollout_stream import StreamingRollout, cause_of_stall
 from tandem.roles.stages import BatchStage
 from tandem.roles.update import UPDATES, Update
 from tandem.topology.session import Session
-from tandem.weights.sync import WeightSync
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.5  # between looks at the loops while waiting for data
@@ -29,16 +31,16 @@ _JOIN_S = 10.0  # for a loop that is told to end
 
 @dataclass(frozen=True)
 class StreamingSession(Session):
-    """A session whose rollout engines work in loops of their own.
-
-    ``keeper`` is the gate behind its lock. ``streams`` are the loops. ``closers`` end what was started for them.
-    """
+    """A session whose rollout engines work in loops of their own. ``keeper`` is the gate behind its lock."""
 
     keeper: GateKeeper
-    streams: tuple[StreamingRollout, ...]
-    publisher: WeightSync
+    crew: Crew
     sub_batches: int
-    closers: tuple[Callable[[], None], ...]
+
+    @property
+    def streams(self) -> list[StreamingRollout]:
+        """The loops at work."""
+        return self.crew.streams
 
     @property
     def forwards(self) -> tuple[BatchStage, ...]:
@@ -54,15 +56,20 @@ class StreamingSession(Session):
     def streaming(self) -> Iterator[None]:
         """Around the loop: generation starts with it and ends with it."""
         try:
-            for stream in self.streams:
-                stream.start()
+            self.crew.start()
             yield
-            self.publisher.close()
+            self.crew.settle()
         finally:
-            for stream in self.streams:
-                stream.stop(_JOIN_S)
-            for close in self.closers:
-                close()
+            self.crew.stop(_JOIN_S)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Evaluation goes on beside generation."""
+        self.crew.gather(self.config.execution.deadline_s)
+        return nullcontext()
+
+    def fill(self, partition: int) -> None:
+        """Wait until the loops have filled the partition."""
+        self._watch(partition, 0, lambda: self.plane.seal(partition, timeout=_TICK_S))
 
     def arriving(self, partition: int, order: Order = "arrival") -> Iterator[DataProto]:
         """The sub-batches of ``partition``, each once its groups are scored; what counts in nothing is masked."""
@@ -83,50 +90,56 @@ class StreamingSession(Session):
 
     def publish(self, version: int) -> None:
         """Bring weights ``version`` to everyone who generates or scores with them."""
-        self.progress.push = self.publisher.push(version)
+        self.progress.push = self.crew.publish(version)
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
         """See ``Session.end_step``; the scorers' reports are gathered too."""
         self.plane.seal(step, timeout=0.0)
-        self.rollout.report = self.streams[0].take_report()
+        self.crew.tell()
         pushed = {f"time/push_{phase}": seconds for phase, seconds in self.progress.push.items()}
         super().end_step(step, batch, {**update, **self._generated(), **pushed})
 
     def _generated(self) -> dict[str, float]:
         """Seconds since the last step in which an engine generated, on average, and of the longest group."""
-        taken = [stream.occupancy.take() for stream in self.streams]
+        taken = [stream.occupancy.take() for stream in self.crew.members]
         busy, longest = zip(*taken, strict=True)
         return {"time/rollout": sum(busy) / len(busy), "rollout/longest_s": max(longest)}
 
     def check(self) -> None:
-        """Raise what ended a loop or a push, if anything did."""
-        for stream in self.streams:
-            stream.check()
-        self.publisher.check()
+        """Raise what ended a loop, a push or a rank, if anything did; replace engines that have died."""
+        self.crew.check()
+        self.composite.actor.ranks.check()
 
     def next_groups(self, partition: int, index: int, names: list[str], order: Order, count: int) -> Lease:
         """Wait for ``count`` groups. Warns with the cause after ``stall_warning_s``; gives up after ``deadline_s``."""
+
+        def take() -> Lease:
+            lease = self.plane.take(
+                "train", names, count, timeout=_TICK_S, partition=partition, order=order, consumer="actor"
+            )
+            assert lease is not None  # a partition is consumed once
+            return lease
+
+        return self._watch(partition, index, take)
+
+    def _watch(self, partition: int, index: int, attempt: Callable[[], T]) -> T:
+        """Repeat ``attempt`` while it raises ``DeadlineError`` after a moment, and watch everyone meanwhile."""
         execution, started, warned = self.config.execution, time.monotonic(), 0.0
         while True:
             self.check()
             try:
-                lease = self.plane.take(
-                    "train", names, count, timeout=_TICK_S, partition=partition, order=order, consumer="actor"
-                )
+                return attempt()
             except DeadlineError:
                 waited = time.monotonic() - started
-                if waited - warned < execution.stall_warning_s and waited < execution.deadline_s:
-                    continue
-                cause = cause_of_stall(self.plane, self.keeper, list(self.streams), partition)
-                place = f"{self.loop_name}(rollout_id={partition}) batch_index={index}"
-                told = f"{place} stalled for {waited:.0f} seconds: {cause}"
-                if waited >= execution.deadline_s:
-                    raise DeadlineError(told) from None
-                logger.warning(told)
-                warned = waited
+            if waited - warned < execution.stall_warning_s and waited < execution.deadline_s:
                 continue
-            assert lease is not None  # a partition is consumed once
-            return lease
+            cause = cause_of_stall(self.plane, self.keeper, self.crew.members, partition)
+            place = f"{self.loop_name}(rollout_id={partition}) batch_index={index}"
+            told = f"{place} stalled for {waited:.0f} seconds: {cause}"
+            if waited >= execution.deadline_s:
+                raise DeadlineError(told)
+            logger.warning(told)
+            warned = waited
 
     @property
     def order(self) -> Order:

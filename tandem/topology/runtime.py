@@ -1,0 +1,45 @@
+"""Where the roles of a run live: the handles that are the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from tandem.dataflow.ledger import Ledger
+from tandem.dataflow.store import DataPlane
+from tandem.roles.actor_rollout_ref import ActorRolloutRef
+from tandem.roles.fleet import Fleet
+from tandem.roles.serving import Scorer
+from tandem.rollout.protocol import RolloutEngine
+from tandem.weights.sync import Snapshot
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NO_VERSION = -1
+"""The weights version of an engine that waits for its first weights."""
+
+
+class Runtime(Protocol):
+    """The local runtime keeps the actor in this process; on Ray each rank and each engine is an actor of its own."""
+
+    fleet: Fleet
+    """The rollout engines by name, where there are any beside the actor's own weights."""
+
+    def composite(self, tokenizer: PreTrainedTokenizerBase, total_updates: int) -> ActorRolloutRef:
+        """The actor with its ranks; ``total_updates`` is where a falling learning rate ends."""
+
+    def restart(self, name: str) -> RolloutEngine:
+        """Start an engine again in place of one that has died. Returns while it starts."""
+
+    def plane(self, ledger: Ledger) -> DataPlane:
+        """The data plane that keeps these accounts."""
+
+    def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
+        """What takes the actor's weights for everyone who generates or scores with them."""
+
+    def scorer(self, role: str) -> Scorer:
+        """The model of a role that only scores, with the weights from before training."""
+
+    def close(self) -> None:
+        """End everything that was started."""
