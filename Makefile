@@ -24,7 +24,7 @@ install: $(VENV)/.installed
 
 quickstart: $(VENV)/.installed
 	$(BIN)/tandem sft examples/quickstart/sft.yaml
-	$(BIN)/tandem train examples/quickstart/grpo.yaml
+	$(BIN)/tandem train examples/quickstart/hybrid.yaml
 
 test: check
 	$(BIN)/python -m pytest

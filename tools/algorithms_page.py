@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tandem.algorithms import ADVANTAGES, KL_CONTROLLERS, KL_TYPES, POLICY_LOSSES, Aggregation
+from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_CONTROLLERS, KL_TYPES, POLICY_LOSSES, Aggregation
 from tandem.base.registry import Entry, Parameter, Registry
 from tandem.config.load import config_from_tree
 from tandem.config.schema import Config
@@ -53,6 +53,13 @@ KL = """\
 `algorithm.kl: {in: loss, type: NAME, coef: 0.001}` or `in: reward`. Arguments are log-probs of the sampled tokens under
 the policy (`pi`) and the reference (`ref`). A name with `+` has the value of the estimator and the gradient of `k2`.
 """
+TEACHING = """\
+## Distillation
+
+`algorithm.distillation: {type: NAME, coef: 1.0, ...parameters}`, with a teacher under `actor_rollout_ref.teacher`. The
+teacher scores what the student sampled. Columns named `teacher_*` come from its forward, `student_topk_logprobs` from
+the training forward: no matrix of tokens by vocabulary is kept of either.
+"""
 CONTROLLERS = """\
 ## KL controllers
 
@@ -81,6 +88,8 @@ def page() -> str:
         table(losses, (_loss(entry) for entry in own(POLICY_LOSSES))),
         KL,
         table(WHAT, (_what(entry) for entry in own(KL_TYPES))),
+        TEACHING,
+        table((*WHAT, "source", "columns", "scope", "parameters"), (_teaching(entry) for entry in own(DISTILLATIONS))),
         CONTROLLERS,
         table(WHAT, (_what(entry) for entry in own(KL_CONTROLLERS))),
         AGGREGATION,
@@ -137,6 +146,10 @@ def papers(entry: Entry[Any]) -> str:
 
 def _scope(entry: Entry[Any]) -> str:
     return entry.scope.name.lower()
+
+
+def _teaching(entry: Entry[Any]) -> tuple[str, ...]:
+    return (*_what(entry), papers(entry), _columns(entry), _scope(entry), _parameters(entry))
 
 
 def _scorer(entry: Entry[Any]) -> tuple[str, ...]:

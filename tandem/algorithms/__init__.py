@@ -6,6 +6,7 @@ Importing this package fills its registries; it does not import torch.
 from tandem.algorithms import baselines, ratio_losses, sequence_losses
 from tandem.algorithms.advantage import ADVANTAGES
 from tandem.algorithms.correction import tis_weights
+from tandem.algorithms.distillation import DISTILLATIONS
 from tandem.algorithms.kl import KL_CONTROLLERS, KL_TYPES
 from tandem.algorithms.policy_loss import POLICY_LOSSES
 from tandem.algorithms.preference_losses import PREFERENCE_LOSSES
@@ -13,6 +14,7 @@ from tandem.algorithms.reduce import Aggregation, LossCounts
 
 __all__ = [
     "ADVANTAGES",
+    "DISTILLATIONS",
     "KL_CONTROLLERS",
     "KL_TYPES",
     "POLICY_LOSSES",

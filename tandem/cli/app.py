@@ -6,11 +6,14 @@ Heavy imports stay inside the commands, so that ``tandem plan`` answers in under
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -19,8 +22,8 @@ from tandem import __version__
 from tandem.base.errors import TandemError
 from tandem.cli.doctor import examine
 
-CTRL_C = 130
-"""Exit code of a run that the user interrupted, as shells have it."""
+CTRL_C, TERMINATED = 130, 143
+"""Exit codes of a run that the user interrupted or a supervisor ended, as shells have them."""
 
 RAW = {"ignore_unknown_options": True}
 """Words such as ``--max-staleness 2`` are not typer's: ``tandem.config`` reads them."""
@@ -67,9 +70,23 @@ def main() -> None:
     app()
 
 
+class Terminated(BaseException):
+    """A supervisor ends the run with SIGTERM: like Ctrl-C it unwinds everything that is under way."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+    raise Terminated
+
+
 @contextmanager
 def reported() -> Iterator[None]:
-    """Errors raised on purpose become a message and their exit code; others keep their traceback."""
+    """Errors raised on purpose become a message and their exit code; others keep their traceback.
+
+    Ctrl-C and SIGTERM end what was started and write what is written at the end of a run.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     except TandemError as error:
@@ -78,6 +95,9 @@ def reported() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         raise typer.Exit(CTRL_C) from None
+    except Terminated:
+        typer.echo("terminated", err=True)
+        raise typer.Exit(TERMINATED) from None
 
 
 def _print_version(wanted: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tandem.control.sft import require_updates, tune
 from tandem.dataflow.catalog import RowCounts
 from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, read_rows
 from tandem.topology.local import build_session
+from tandem.topology.measured import setting_of, step_summary
 from tandem.topology.plan import Plan
 from tandem.topology.session import FINAL_FOLDER
 from tandem.topology.sft_session import build_sft_session
@@ -44,7 +45,7 @@ def run_train(config: Config, plan: Plan) -> int:
     if session.progress.step < session.progress.last:
         raise ContractError(f"the run ended after {session.progress.step} of {session.progress.last} steps")
     require_updates(session.composite.actor.updates, session.progress.last)
-    _summarize(Path(config.trainer.output_dir))
+    _summarize(Path(config.trainer.output_dir), step_summary(session.output_dir, setting_of(config)))
     return 0
 
 
@@ -57,7 +58,7 @@ def run_sft(config: SftConfig) -> int:
     with session.running():
         tune(session)
     require_updates(session.engine.updates, session.last)
-    _summarize(Path(config.trainer.output_dir))
+    _summarize(Path(config.trainer.output_dir), {})
     return 0
 
 
@@ -67,8 +68,8 @@ def _tell_counts(counts: RowCounts) -> None:
         print(f"data: {counts}")
 
 
-def _summarize(output_dir: Path) -> None:
-    """The first and last steps of the curve, and where everything is."""
+def _summarize(output_dir: Path, steps: Mapping[str, str]) -> None:
+    """The first and last steps of the curve, what the ``steps`` came to, and where everything is."""
     rows = read_rows(output_dir / METRICS_FILE)
     for label, key in (("reward", "reward/mean"), ("held-out reward", "eval/reward"), ("accuracy", "eval/accuracy")):
         values = [float(str(row[key])) for row in rows if row.get(key) is not None]
@@ -77,6 +78,8 @@ def _summarize(output_dir: Path) -> None:
             first, last = sum(values[:window]) / window, sum(values[-window:]) / window
             span = f" (means of {window} steps)" if window > 1 else ""
             print(f"{label}: {first:.3f} -> {last:.3f}{span}")
+    for label, told in steps.items():
+        print(f"{label}: {told}")
     print(f"model: {output_dir / FINAL_FOLDER}")
     print(f"report: {output_dir / 'report.html'}")
 

@@ -55,24 +55,52 @@ def token_logprobs(
     entropy_grad: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probs of ``targets`` (N,) int64 under ``log_softmax(logits / temperature)``, and entropies if wanted.
+    """Log-probs of ``targets`` int64 under ``log_softmax(logits / temperature)``, and entropies if wanted.
 
-    ``hidden`` (N, d). Both results are (N,), float32 even for bfloat16 weights (float64 for float64). Entropies of the
-    same distribution, in nats, carry a gradient only with ``entropy_grad``. ``chunk_elements`` bounds the logits that
-    are in memory at once, and never changes a value beyond rounding.
+    ``hidden`` (N, d). ``targets`` are (N,), or (N, K) for K tokens in each place; log-probs have their shape, entropies
+    are (N,), float32 even for bfloat16 weights (float64 for float64). Entropies of the same distribution, in nats,
+    carry a gradient only with ``entropy_grad``. ``chunk_elements`` bounds the logits that are in memory at once, and
+    never changes a value beyond rounding.
     """
     weight, bias = _computing(hidden, head)
     hidden = hidden.to(weight.dtype)
     projection = Projection(temperature, head.scale, head.softcap)
     want_entropy = want_entropy or entropy_grad
+    wanted = targets if targets.dim() == 2 else targets[:, None]
     if len(targets) * len(weight) <= chunk_elements:
-        logprobs, entropies = _at_once(projection.logits(hidden, weight, bias), targets, want_entropy, entropy_grad)
+        logprobs, entropies = _at_once(projection.logits(hidden, weight, bias), wanted, want_entropy, entropy_grad)
     else:
         rows = max(1, chunk_elements // len(weight))
         logprobs, entropies = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, bias, targets, projection, rows, want_entropy, entropy_grad
+            hidden, weight, bias, wanted, projection, rows, want_entropy, entropy_grad
         )
-    return logprobs, (entropies if want_entropy else None)
+    return logprobs.view(targets.shape), (entropies if want_entropy else None)
+
+
+@torch.no_grad()
+def top_logprobs(
+    hidden: torch.Tensor,
+    head: Head,
+    count: int,
+    *,
+    below: int,
+    temperature: float = 1.0,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``count`` likeliest tokens after each of ``hidden`` (N, d): log-probs (N, count) and ids int64, falling.
+
+    Log-probs are of ``log_softmax(logits / temperature)`` over the whole vocabulary, without gradient; only tokens with
+    an id below ``below`` are chosen. Memory as in ``token_logprobs``.
+    """
+    weight, bias = _computing(hidden, head)
+    projection = Projection(temperature, head.scale, head.softcap)
+    values, ids = [], []
+    for part in hidden.to(weight.dtype).split(max(1, chunk_elements // len(weight))):
+        logits = projection.logits(part, weight, bias)
+        best = logits[:, :below].topk(count, dim=-1)
+        values.append(best.values - logits.logsumexp(-1, keepdim=True))
+        ids.append(best.indices)
+    return torch.cat(values), torch.cat(ids)
 
 
 @torch.no_grad()
@@ -104,7 +132,7 @@ def _at_once(
     logits: torch.Tensor, targets: torch.Tensor, want_entropy: bool, entropy_grad: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     every = torch.log_softmax(logits, -1)
-    chosen = every.gather(1, targets[:, None])[:, 0]
+    chosen = every.gather(1, targets)
     if not want_entropy:
         return chosen, chosen
     every = every if entropy_grad else every.detach()
@@ -117,7 +145,7 @@ def _entropy(every: torch.Tensor) -> torch.Tensor:
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """(log-probs, entropies), each (N,); keeps (N,) log-sum-exps and entropies for the backward."""
+    """Log-probs (N, K) and entropies (N,); keeps (N,) log-sum-exps and entropies for the backward."""
 
     @staticmethod
     def forward(
@@ -135,7 +163,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for part, chosen in zip(hidden.split(rows), targets.split(rows), strict=True):
             logits = projection.logits(part, weight, bias)
             normaliser = logits.logsumexp(-1)
-            logprobs.append(logits.gather(1, chosen[:, None])[:, 0] - normaliser)
+            logprobs.append(logits.gather(1, chosen) - normaliser[:, None])
             normalisers.append(normaliser)
             if want_entropy:
                 entropies.append(_entropy(logits.sub_(normaliser[:, None])))
@@ -158,14 +186,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for first in range(0, len(targets), ctx.rows):
             part = slice(first, first + ctx.rows)
             logits = ctx.projection.logits(hidden[part], weight, bias)
-            # d logprob / d logits = onehot - p;  d entropy / d logits = -p (log p + entropy)
+            # d logprob / d logits = onehot - p, summed over the K targets;  d entropy / d logits = -p (log p + entropy)
             softmax = (logits - normalisers[part, None]).exp_()
-            per_softmax = -grad_logprobs[part, None]
+            per_softmax = -grad_logprobs[part].sum(1, keepdim=True)
             if ctx.entropy_grad:
                 surprise = logits - (normalisers - entropies)[part, None]
                 per_softmax = per_softmax - surprise.mul_(grad_entropies[part, None])
             grad = softmax.mul_(per_softmax)
-            grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
+            grad.scatter_add_(1, targets[part], grad_logprobs[part])
             grad = ctx.projection.grad_through(grad, logits).to(weight.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = grad @ weight

@@ -161,11 +161,15 @@ class PackedSamples:
     width: int
 
     def padded(self, values: torch.Tensor) -> torch.Tensor:
-        """One value per trained token (N,) -> (B, width), 0 elsewhere; differentiable."""
-        total = self.samples * self.width
-        if len(values) == total:
-            return values.view(self.samples, self.width)
-        return values.new_zeros(total).index_copy(0, self.slots, values).view(self.samples, self.width)
+        """Values of the trained tokens (N, ...) -> (B, width, ...), 0 elsewhere; differentiable."""
+        total, trailing = self.samples * self.width, values.shape[1:]
+        if len(values) != total:
+            values = values.new_zeros(total, *trailing).index_copy(0, self.slots, values)
+        return values.view(self.samples, self.width, *trailing)
+
+    def chosen(self, padded: torch.Tensor) -> torch.Tensor:
+        """Undo ``padded``: the trained tokens' part of (B, width, ...), (N, ...)."""
+        return padded.flatten(0, 1)[self.slots]
 
 
 def pack_samples(

@@ -42,6 +42,7 @@ PANELS = (
     Panel("Entropy", "nats per token", ("entropy/mean",)),
     Panel("Loss", "", ("loss/*",)),
     Panel("Gradient norm", "", ("grad/norm",)),
+    Panel("Fraction of the best possible step", "1 is all of it", ("limit/fraction",)),
     Panel("Throughput", "response tokens per second", ("throughput/*",)),
     Panel("Rollout against trainer", "log-probs of the same tokens", ("mismatch/*",)),
 )
@@ -102,7 +103,8 @@ def headline(curves: Curves) -> list[tuple[str, str]]:
         tiles.append(("steps", f"{len(steps)}"))
     if updates := curves.get("updates"):
         tiles.append(("optimizer steps", f"{updates[-1][1]:.0f}"))
-    seconds = sum(y for key, _ in _time_parts(curves) for _, y in curves[key])
+    whole = ["time/step"] if "time/step" in curves else [key for key, _ in _time_parts(curves)]
+    seconds = sum(y for key in whole for _, y in curves[key])
     if seconds:
         tiles.append(("time in steps", format_seconds(seconds)))
     return tiles
@@ -129,10 +131,16 @@ def _charts(curves: Curves) -> str:
 
 
 def _time_parts(curves: Curves) -> list[tuple[str, str]]:
-    """(key, label) of the measured parts; ``time/step`` is their sum and not one of them, unless it is alone."""
+    """(key, label) of the parts of a step that follow each other.
+
+    ``time/step`` is their sum and not one of them, unless it is alone; ``time/push_PHASE`` lies inside ``time/publish``
+    or goes on behind the next step. Where the actor waits for others, generation goes on beside it.
+    """
     keys = [key for key in curves if key.startswith("time/")]
-    parts = [key for key in keys if key != "time/step"] or keys
-    return [(key, key.removeprefix("time/")) for key in parts]
+    beside = {"time/step", *(key for key in keys if key.startswith("time/push_"))}
+    if "time/wait" in curves:
+        beside.add("time/rollout")
+    return [(key, key.removeprefix("time/")) for key in keys if key not in beside or keys == [key]]
 
 
 def _matching(patterns: Sequence[str], curves: Curves) -> list[str]:

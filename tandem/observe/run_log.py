@@ -47,6 +47,15 @@ class RunLog:
         """Count what happens inside under ``time/PART`` and ``cpu/PART`` of the next logged step."""
         return self._stopwatch.timed(part)
 
+    def drain(self) -> dict[str, float]:
+        """The times since the last look, for whoever computes with them before they are logged."""
+        return self._stopwatch.drain()
+
+    def span(self, name: str, begun: float, ended: float, lane: str) -> None:
+        """Something that went on between two readings of ``time.perf_counter``, for the timeline only."""
+        if self._trace is not None:
+            self._trace.add(name, round(begun * 1e9), round(ended * 1e9), lane)
+
     def log(
         self, step: int, metrics: Mapping[str, object], rollouts: Sequence[RolloutRecord] = (), *, times: bool = True
     ) -> None:

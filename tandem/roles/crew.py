@@ -12,6 +12,7 @@ from tandem.base.errors import EngineDiedError
 from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.reward.outcome import Scores
 from tandem.roles.fleet import Fleet
+from tandem.roles.occupancy import Work
 from tandem.roles.rollout_stream import StreamingRollout
 from tandem.rollout.protocol import Mortal
 from tandem.weights.sync import Receiver, WeightSync
@@ -58,9 +59,14 @@ class Crew:
             stream.start()
 
     def stop(self, seconds: float) -> None:
-        """End all loops; groups that are being made are given up."""
+        """End all loops and engines; groups that are being made are given up."""
         for stream in self._everyone:
-            stream.stop(seconds)
+            stream.stop()
+        for stream in self._everyone:  # an engine that is ended ends the loop that waits for it
+            if isinstance(stream.engine, Mortal):
+                stream.engine.close()
+        for stream in self._everyone:
+            stream.join(seconds)
 
     def rest(self) -> None:
         """Nothing is generated until ``work``."""
@@ -120,13 +126,17 @@ class Crew:
             except EngineDiedError as error:
                 self._bury(error)
 
-    def tell(self) -> None:
-        """Bring ``counts`` and ``report`` up to date: dropped groups by reason, what the scorings since then told."""
-        scores = [found for stream in self._everyone for found in stream.take_scores()]
+    def tell(self, partition: int) -> None:
+        """Bring ``counts`` and ``report`` up to date: groups dropped, and what the scorings of ``partition`` told."""
+        scores = [found for stream in self._everyone for found in stream.take_scores(partition)]
         self.report = Scores.joined(scores).report() if scores else {}
         for stream in self._everyone:
-            dropped, stream.counts = stream.counts, Counter()
-            self.counts += dropped
+            self.counts += stream.take_counts()
+
+    def take_work(self, partition: int) -> list[tuple[str, Work]]:
+        """What each engine did for ``partition``, by name."""
+        works = [(stream.name, stream.occupancy.take(partition)) for stream in self._everyone]
+        return [(name, work) for name, work in works if work is not None]
 
     @property
     def members(self) -> list[StreamingRollout]:

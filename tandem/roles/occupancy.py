@@ -1,44 +1,77 @@
-"""How long an engine is at work: the rollout part of a step in modes where generation goes on beside training."""
+"""How long an engine works for each step: the rollout part of a step where generation goes on beside training."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from tandem.dataflow.tickets import Ticket
+
+
+@dataclass
+class Work:
+    """What an engine did for one partition, on the clock of ``time.perf_counter``.
+
+    ``seconds``: its share of the time in which the engine was at work, by groups in flight; ``longest``: of the group
+    that took the longest. It lay between ``begun`` and ``ended``.
+    """
+
+    begun: float
+    ended: float
+    seconds: float = 0.0
+    longest: float = 0.0
 
 
 class Occupancy:
-    """Seconds in which at least one group was generated, and the longest that a group took. For any threads."""
+    """Which groups an engine is at work on, and how long each partition has kept it busy. For any threads.
+
+    Work is counted for the partition that it is for, whenever it is done: with staleness, before the step that trains
+    on it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._begun: dict[Hashable, float] = {}
-        self._since = 0.0  # when the seconds that are not in _busy yet began, while anything is generated
-        self._busy = 0.0
-        self._longest = 0.0
+        self._begun: dict[Ticket, float] = {}
+        self._in_flight: Counter[int] = Counter()  # partition -> groups
+        self._since = 0.0  # when the time that is not shared out yet began
+        self._work: defaultdict[int, Work] = defaultdict(lambda: Work(self._since, self._since))
 
-    def begin(self, group: Hashable) -> None:
+    def begin(self, group: Ticket) -> None:
         """The group is being generated from now on."""
         with self._lock:
-            now = time.monotonic()
-            if not self._begun:
-                self._since = now
+            now = self._share_out()
             self._begun[group] = now
+            self._in_flight[group.partition] += 1
+            self._work[group.partition].ended = now
 
-    def end(self, group: Hashable) -> None:
-        """The group is generated."""
+    def end(self, group: Ticket) -> None:
+        """The group is generated, or given up."""
         with self._lock:
-            now = time.monotonic()
-            self._longest = max(self._longest, now - self._begun.pop(group))
-            if not self._begun:
-                self._busy += now - self._since
+            now = self._share_out()
+            begun = self._begun.pop(group, None)
+            if begun is None:
+                return
+            self._in_flight[group.partition] -= 1
+            work = self._work[group.partition]
+            work.ended, work.longest = now, max(work.longest, now - begun)
 
-    def take(self) -> tuple[float, float]:
-        """Busy seconds, and seconds of the longest group that ended, since the last call."""
+    def take(self, partition: int) -> Work | None:
+        """What was done for ``partition``, which is over; None where nothing was."""
         with self._lock:
-            if self._begun:
-                now = time.monotonic()
-                self._busy, self._since = self._busy + now - self._since, now
-            taken = self._busy, self._longest
-            self._busy = self._longest = 0.0
-            return taken
+            self._share_out()
+            for group in [group for group in self._begun if group.partition <= partition]:
+                del self._begun[group]
+            for number in [number for number in self._in_flight if number <= partition]:
+                del self._in_flight[number]
+            return self._work.pop(partition, None)
+
+    def _share_out(self) -> float:
+        """Give the time since the last look to the partitions in flight; now."""
+        now = time.perf_counter()
+        busy = +self._in_flight
+        for partition, groups in busy.items():
+            self._work[partition].seconds += (now - self._since) * groups / busy.total()
+        self._since = now
+        return now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
@@ -63,7 +63,7 @@ class StreamingRollout(Rollout):
         self._pending: dict[Ticket, Pending] = {}
         self._by_key: dict[int | str, Ticket] = {}
         self._generating = 0
-        self._scores: list[Scores] = []
+        self._scores: defaultdict[int, list[Scores]] = defaultdict(list)
         self._again: deque[GroupRequest] = deque()
         self._stopping = threading.Event()
         self._left = threading.Event()
@@ -74,11 +74,14 @@ class StreamingRollout(Rollout):
         """Begin to work."""
         self._thread.start()
 
-    def stop(self, seconds: float) -> None:
-        """End the loop; groups that are being made are given up."""
+    def stop(self) -> None:
+        """Tell the loop to end; groups that are being made are given up."""
         self._stopping.set()
         self._keeper.wake()
-        if self._thread.is_alive():
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of a loop that was told to end."""
+        if self._thread.ident is not None:
             self._thread.join(seconds)
 
     def rest(self, seconds: float) -> None:
@@ -114,10 +117,14 @@ class StreamingRollout(Rollout):
             self._keeper.leave(self.name)
             self._left.set()
 
-    def take_scores(self) -> list[Scores]:
-        """The scorings since the last look."""
-        scores, self._scores = self._scores, []
-        return scores
+    def take_scores(self, partition: int) -> list[Scores]:
+        """The scorings of a partition that is over, those of dropped groups too."""
+        return self._scores.pop(partition, [])
+
+    def take_counts(self) -> Counter[str]:
+        """Groups dropped since the last look, by reason."""
+        counts, self.counts = self.counts, Counter()
+        return counts
 
     def _run(self) -> None:
         try:
@@ -203,7 +210,7 @@ class StreamingRollout(Rollout):
         """Store the rewards of groups whose scoring has ended, or have their tickets drawn anew."""
         done = [t for t, group in self._pending.items() if group.handle is not None and group.handle.done]
         for ticket in sorted(done):
-            self._settle(ticket, self._pending.pop(ticket), self._scores)
+            self._settle(ticket, self._pending.pop(ticket), self._scores[ticket.partition])
 
 
 class UpdatedStream:

@@ -120,7 +120,7 @@ class TrainGroup:
         parts = self._deal(lean)
         found = self._each("forward", [(lean[rows], want, tag) for rows in parts])
         back = torch.argsort(torch.cat(parts))
-        return {name: Ragged.concat([part[name] for part in found]).take(back) for name in want}
+        return {name: Ragged.concat([part[name] for part in found]).take(back) for name in found[0]}
 
     def forward_backward(self, batch: DataProto, objective: Objective) -> LossSum:
         """``TrainEngine.forward_backward`` over the rows of ``batch`` on all ranks."""

@@ -155,6 +155,9 @@ class Mortal(Protocol):
     def check(self) -> None:
         """Raise ``EngineDiedError`` if the process has ended; returns at once."""
 
+    def close(self) -> None:
+        """End the process."""
+
 
 @runtime_checkable
 class Observed(Protocol):

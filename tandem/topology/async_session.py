@@ -16,7 +16,7 @@ from tandem.roles.serving import ServingRole
 from tandem.topology.streaming import StreamingSession
 
 _TICK_S = 0.25
-_JOIN_S = 10.0
+_JOIN_S = 2.0  # for a loop that is told to end; it is a daemon, and may wait for weights that never come
 
 
 @dataclass

@@ -1,11 +1,11 @@
-"""What a finished run tells of itself: the parts of its mean step, how it was run, and how near it came to its limit.
+"""What a run tells of itself: the parts of its mean step, how it was run, and how near it came to its limit.
 
 No torch: reads ``metrics.jsonl`` and ``config.yaml`` in the run's folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +30,15 @@ WORK = {"reference": ("time/ref", "time/teacher"), "old": ("time/old",)}
 
 CLOCK = {
     "advantages": ("time/advantages", "time/correction"),
-    "snapshot": ("time/push_snapshot",),
+    "snapshot": ("time/push_health", "time/push_snapshot"),  # the actor stands for both
     "broadcast": ("time/push_transfer",),
     "swap": ("time/push_apply",),
 }
-PUBLISH = "time/publish"
+PUBLISH, TURNS, PUSH = "time/publish", "time/turns", "time/push_"
 LONGEST = "rollout/longest_s"
+
+NOT_OF_A_STEP = ("time/step", "time/evaluation", "time/save")
+"""Keys of times that are no parts of a step."""
 
 
 @dataclass(frozen=True)
@@ -69,20 +72,59 @@ def read_measured(run: Path) -> Measured:
 
     Raises ``DataError`` where there is no training run, where it has too few steps, or where it lacks a part.
     """
-    rows = [row for row in read_rows(run / METRICS_FILE) if STEP in row]
-    config = _config(run)
-    setting = setting_of(config)
-    left_out = WARM_UP + setting.staleness  # in the last steps of a run there is less and less to generate
-    counted = rows[WARM_UP : len(rows) - setting.staleness]
+    rows, setting = timed_steps(run), setting_of(_config(run))
+    counted = _steady(rows, setting)
     if len(counted) < ENOUGH:
         raise DataError(
             f"{run / METRICS_FILE} has {len(rows)} timed steps; the first {WARM_UP} and the last max_staleness are "
-            f"left out and {ENOUGH} more make a mean: run at least {left_out + ENOUGH} (trainer.total_steps)"
+            f"left out and {ENOUGH} more make a mean: run at least {WARM_UP + setting.staleness + ENOUGH} "
+            "(trainer.total_steps)"
         )
     for key in (ROLLOUT, TRAIN):
         if not any(key in row for row in counted):
             raise DataError(f"{run / METRICS_FILE}: no step has {key!r}; was it written by a training run?")
-    return Measured(run, setting, _parts(counted, setting), len(counted), _mean(counted, (STEP,)))
+    return _measured(run, setting, counted)
+
+
+def timed_steps(run: Path) -> list[Row]:
+    """The lines of ``metrics.jsonl`` that belong to training steps."""
+    return [row for row in read_rows(run / METRICS_FILE) if row.get(STEP) is not None]
+
+
+def step_summary(run: Path, setting: Setting) -> dict[str, str]:
+    """What the steps of a run came to, for people, by label; nothing where no step has ended.
+
+    A run too short to leave out its first and last steps is told as it is.
+    """
+    rows = timed_steps(run)
+    if not rows:
+        return {}
+    counted = _steady(rows, setting)
+    if len(counted) < ENOUGH:
+        counted = rows
+    measured = _measured(run, setting, counted)
+    keys = dict.fromkeys(key for row in counted for key in row if key.startswith("time/"))
+    shown = {
+        key.removeprefix("time/"): _mean(counted, (key,))
+        for key in keys
+        if key not in NOT_OF_A_STEP and not key.startswith(PUSH)
+    }
+    parts = ", ".join(f"{name} {seconds:.3g}" for name, seconds in shown.items())
+    lag = max(float(str(row.get("lag/max", 0.0))) for row in rows)
+    return {
+        "step": f"{measured.seconds:.3g} s, {measured.fraction:.2f} of the best possible ({measured.limit.binding})",
+        "parts of a step": f"{parts} s (means of {len(counted)} steps)",
+        "lag": f"{_mean(rows, ('lag/mean',)):.2f} versions on average, {lag:.0f} at most",
+    }
+
+
+def step_limit(row: Mapping[str, object], setting: Setting) -> dict[str, float]:
+    """The best possible step of the parts of one step, and the fraction of it that the step reached.
+
+    A step whose samples were made ahead, while others were trained, may reach more than 1; the mean step can't.
+    """
+    limit = best_step(parts_of([row], setting), setting).seconds
+    return {"limit/step_s": limit, "limit/fraction": limit / float(str(row[STEP]))}
 
 
 def setting_of(config: Config) -> Setting:
@@ -119,25 +161,35 @@ def _config(run: Path) -> Config:
     return config
 
 
-def _parts(rows: Sequence[Row], setting: Setting) -> Parts:
-    """Work is seconds times the devices of the role that did it."""
+def _steady(rows: Sequence[Row], setting: Setting) -> Sequence[Row]:
+    """Without the steps that fill the pipeline, and those at the end in which there is less and less to generate."""
+    return rows[WARM_UP : len(rows) - setting.staleness]
+
+
+def _measured(run: Path, setting: Setting, rows: Sequence[Row]) -> Measured:
+    return Measured(run, setting, parts_of(rows, setting), len(rows), _mean(rows, (STEP,)))
+
+
+def parts_of(rows: Sequence[Mapping[str, object]], setting: Setting) -> Parts:
+    """The parts of the mean step. Work is seconds times the devices of the role that did it."""
     together, apart = setting.mode == "colocate", setting.mode == "fully_async"
     actor = setting.rollout if together else setting.actor
     forward = {"reference": setting.reference, "old": setting.actor_fwd} if apart else dict.fromkeys(WORK, actor)
     work = {part: _mean(rows, keys) * forward[part] for part, keys in WORK.items()}
     clock = {part: _mean(rows, keys) for part, keys in CLOCK.items()}
     publish = _mean(rows, (PUBLISH,))
+    turns = publish + _mean(rows, (TURNS,))
     return Parts(
         rollout=_mean(rows, (ROLLOUT,)) * setting.rollout,
         train=_mean(rows, (TRAIN,)) * actor,
         longest=_mean(rows, (LONGEST,)),
-        turns=publish if together else 0.0,
+        turns=turns if together else 0.0,
         push=0.0 if together or setting.overlap else publish,
         **work,
         **clock,
     )
 
 
-def _mean(rows: Sequence[Row], keys: Sequence[str]) -> float:
+def _mean(rows: Sequence[Mapping[str, object]], keys: Sequence[str]) -> float:
     """Mean over the rows of the sum of ``keys``; a key that a row lacks took no time in it."""
     return sum(float(str(row[key])) for row in rows for key in keys if row.get(key) is not None) / len(rows)

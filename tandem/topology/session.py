@@ -24,6 +24,7 @@ from tandem.roles.evaluation import Evaluator
 from tandem.roles.loss import Loss, without_samples
 from tandem.roles.reward import RewardManager
 from tandem.roles.stages import BatchStage
+from tandem.topology.measured import setting_of, step_limit, step_summary
 from tandem.topology.plan import Plan
 
 MODEL_FOLDER = "model"
@@ -36,7 +37,7 @@ class Progress:
     """How far the run is: ``step`` is the next one and equals the weights version.
 
     ``seconds`` and ``trained`` (batch, metrics of the update) are of the step before it; ``executed`` are its stages,
-    ``push`` the seconds of the publication before it by phase.
+    ``push`` the seconds of the last publication by phase, ``beside`` those of what went on beside the loop.
     """
 
     step: int
@@ -44,6 +45,7 @@ class Progress:
     seconds: float = 0.0
     executed: list[str] = field(default_factory=list)
     push: dict[str, float] = field(default_factory=dict)
+    beside: dict[str, float] = field(default_factory=dict)
     trained: tuple[DataProto, dict[str, float]] | None = None
 
 
@@ -98,16 +100,27 @@ class Session(ABC):
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """The rollout engine's turn on the devices."""
+        """The rollout engine's turn on the devices; what taking it and giving it back cost is a part of the step."""
+        with self.log.timed("turns"):
+            self._to_engine()
+        yield
+        with self.log.timed("turns"):
+            self._to_actor()
+
+    def _to_engine(self) -> None:
         self.composite.actor.sleep()
         self.composite.engine.wake()
-        yield
+
+    def _to_actor(self) -> None:
         self.composite.engine.sleep()
         self.composite.actor.wake()
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        """Around an evaluation: the engine answers with the weights that were published last."""
-        return self.generating()
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Around the answers of an evaluation, under the weights that were published last."""
+        self._to_engine()
+        yield
+        self._to_actor()
 
     def group_columns(self) -> list[str]:
         """The columns that a group has once it is generated and scored."""
@@ -162,6 +175,7 @@ class Session(ABC):
         assert self.progress.trained is not None
         (batch, update), done = self.progress.trained, step + 1
         last, interval = done == self.progress.last, self.config.evaluation.interval
+        times = self._times()
         evaluated = self._evaluation() if interval and (done % interval == 0 or last) else {}
         metrics: dict[str, float] = {
             "version": float(done),
@@ -174,11 +188,18 @@ class Session(ABC):
             **{f"mismatch/{name}": value for name, value in batch.meta_info.get("mismatch", {}).items()},
             **update,
             **evaluated,
+            **times,
         }
         self.rollout.counts.clear()
         self.log.log(done, metrics, _records(batch, self.config.trainer.rollouts_per_step, step))
         if self.config.trainer.save_interval and (done % self.config.trainer.save_interval == 0 or last):
             self.save(done)
+
+    def _times(self) -> dict[str, float]:
+        """The parts of the finished step, the best possible step that they allow, and the fraction of it reached."""
+        pushed = {f"time/push_{phase}": seconds for phase, seconds in self.progress.push.items()}
+        times = self.log.drain() | self.progress.beside | pushed
+        return times | step_limit(times, setting_of(self.config))
 
     def evaluate(self, step: int) -> None:
         """Score the held-out prompts and log the result as ``step``."""
@@ -187,8 +208,9 @@ class Session(ABC):
     def _evaluation(self) -> dict[str, float]:
         if self.evaluator is None:
             return {}
-        with self.evaluating(), self.log.timed("evaluation"):
-            return self.evaluator.metrics(self.evaluator.answers())
+        with self.log.timed("evaluation"), self.evaluating():
+            answers = self.evaluator.answers()
+        return self.evaluator.metrics(answers)
 
     def save(self, step: int) -> None:
         """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
@@ -227,7 +249,8 @@ class Session(ABC):
                 self.export(self.output_dir / FINAL_FOLDER)
                 self.log.summarize(model=str(self.output_dir / FINAL_FOLDER))
             finally:
-                self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step)
+                told = step_summary(self.output_dir, setting_of(self.config))
+                self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step, **told)
                 self.closing.close()
 
 

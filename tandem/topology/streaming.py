@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.5  # between looks at the loops while waiting for data
-_JOIN_S = 10.0  # for a loop that is told to end
+_JOIN_S = 2.0  # for a loop that is told to end
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,15 @@ class StreamingSession(Session):
             self.crew.start()
             yield
             self.crew.settle()
+            self._draw_pushes()
         finally:
             self.crew.stop(_JOIN_S)
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        """Evaluation goes on beside generation."""
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """See ``Session.evaluating``; generation goes on beside it."""
         self.crew.gather(self.config.execution.deadline_s)
-        return nullcontext()
+        yield
 
     def fill(self, partition: int) -> None:
         """Wait until the loops have filled the partition."""
@@ -93,17 +95,26 @@ class StreamingSession(Session):
         self.progress.push = self.crew.publish(version)
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
-        """See ``Session.end_step``; the scorers' reports are gathered too."""
+        """See ``Session.end_step``; what the rollout loops did for the step is gathered too."""
         self.plane.seal(step, timeout=0.0)
-        self.crew.tell()
-        pushed = {f"time/push_{phase}": seconds for phase, seconds in self.progress.push.items()}
-        super().end_step(step, batch, {**update, **self._generated(), **pushed})
+        self.crew.tell(step)
+        self.progress.beside = self._generated(step)
+        self._draw_pushes()
+        super().end_step(step, batch, update)
 
-    def _generated(self) -> dict[str, float]:
-        """Seconds since the last step in which an engine generated, on average, and of the longest group."""
-        taken = [stream.occupancy.take() for stream in self.crew.members]
-        busy, longest = zip(*taken, strict=True)
-        return {"time/rollout": sum(busy) / len(busy), "rollout/longest_s": max(longest)}
+    def _generated(self, partition: int) -> dict[str, float]:
+        """Seconds that an engine worked for ``partition``, on average, and those of its longest group."""
+        done = self.crew.take_work(partition)
+        lanes = self.max_staleness + 1  # partitions that may be under way at once
+        for name, work in done:
+            self.log.span(f"generate train_{partition}", work.begun, work.ended, f"{name}, {partition % lanes}")
+        seconds = sum(work.seconds for _, work in done) / len(self.crew.members)
+        return {"time/rollout": seconds, "rollout/longest_s": max((work.longest for _, work in done), default=0.0)}
+
+    def _draw_pushes(self) -> None:
+        """Put the pushes that have arrived into the timeline."""
+        for name, version, begun, ended in self.crew.publisher.take_arrivals():
+            self.log.span(f"push {version}", begun, ended, f"weights to {name}")
 
     def check(self) -> None:
         """Raise what ended a loop, a push or a rank, if anything did; replace engines that have died."""

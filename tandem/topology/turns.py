@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tandem.topology.streaming import StreamingSession
@@ -30,7 +30,10 @@ class TurnSession(StreamingSession):
             yield
             self.crew.rest()
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        """The engines' turn, but for the loops, which would begin the next partition."""
-        self.crew.gather(self.config.execution.deadline_s)
-        return super(StreamingSession, self).generating()
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """See ``Session.evaluating``: the engines' turn, but the loops rest; they would begin the next partition."""
+        with super().evaluating():
+            self._to_engine()
+            yield
+            self._to_actor()

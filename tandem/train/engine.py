@@ -17,18 +17,18 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM, Head
-from tandem.models.logprobs import sum_pi_squared, token_logprobs
+from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.lora import adapted_layers, adapters_off, merged_weights
 from tandem.models.packing import PackedSamples, pack_samples
 from tandem.train.dealing import forward_columns, objective_columns
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
-from tandem.train.objective import LossSum, Objective
-from tandem.train.protocol import StepResult, Wanted
+from tandem.train.objective import AT_CANDIDATES, CANDIDATES, LossSum, Objective
+from tandem.train.protocol import StepResult, TopTokens, Wanted
 from tandem.train.sharding import local_shard, shard_layers, shard_like
 from tandem.train.updater import Updater
 
 TokenValues = tuple[torch.Tensor, torch.Tensor | None]
-Found = dict[Wanted, torch.Tensor]
+Found = dict[str, torch.Tensor]
 
 
 class FsdpEngine:
@@ -78,7 +78,7 @@ class FsdpEngine:
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
         """See ``TrainEngine.forward``."""
         responses = batch.ragged("responses")
-        results = {name: torch.zeros(len(responses.values)) for name in want}
+        results = _results(want, len(responses.values))
         order = canonical_order(batch)
         ordered = batch.select(*forward_columns(batch)).reorder(order)
         token = responses.like(torch.arange(len(responses.values))).take(order)
@@ -89,7 +89,7 @@ class FsdpEngine:
             found = self._look(samples, want)
             place = token[part].padded().flatten()[samples.slots.cpu()]
             for name, total in results.items():
-                total[place] = found[name].float().cpu()
+                total[place] = found[name].to(total.dtype).cpu()
         for _ in range(fillers):
             self._run_filler()
         return {name: responses.like(values) for name, values in results.items()}
@@ -106,9 +106,12 @@ class FsdpEngine:
             micro = ordered[part]
             samples = self._pack(micro)
             columns = {name: _dense(micro, name).to(self.device) for name in needed}
+            candidates = samples.chosen(columns[CANDIDATES]).long() if CANDIDATES in columns else None
             logprobs, entropies = self._run(
-                samples, want_entropy=objective.needs_entropy, entropy_grad=objective.needs_entropy
+                samples, want_entropy=objective.needs_entropy, entropy_grad=objective.needs_entropy, also=candidates
             )
+            if candidates is not None:
+                columns[AT_CANDIDATES], logprobs = samples.padded(logprobs[:, 1:]), logprobs[:, 0]
             padded = None if entropies is None else samples.padded(entropies)
             result = objective.numerator(columns, samples.padded(logprobs), padded)
             result.loss.backward()
@@ -191,10 +194,17 @@ class FsdpEngine:
         return pack_samples(*columns, device=self.device)
 
     def _look(self, samples: PackedSamples, want: Sequence[Wanted]) -> Found:
-        """What is wanted of the N trained tokens, (N,) each."""
+        """What is wanted of the N trained tokens, (N, ...) each."""
+        top = next((asked for asked in want if isinstance(asked, TopTokens)), None)
 
         def read(hidden: torch.Tensor, head: Head) -> Found:
             chosen, found = nn.functional.embedding(samples.read, hidden), Found()
+            if top is not None:
+                found["top_logprobs"], found["top_ids"] = top_logprobs(
+                    chosen, head, top.count, below=top.below, temperature=self._temperature
+                )
+                if len(want) == 1:
+                    return found
             found["logprobs"], entropies = token_logprobs(
                 chosen, head, samples.targets, temperature=self._temperature, want_entropy="entropies" in want
             )
@@ -207,15 +217,21 @@ class FsdpEngine:
         found: Found = self.model(samples.input_ids, samples.positions, samples.layout, read)
         return found
 
-    def _run(self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool) -> TokenValues:
-        """Log-probs and entropies of the N trained tokens, (N,) each."""
+    def _run(
+        self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool, also: torch.Tensor | None = None
+    ) -> TokenValues:
+        """Log-probs and entropies of the N trained tokens, (N,) each.
+
+        With ``also`` (N, k), further tokens in each place, log-probs are (N, 1 + k).
+        """
+        targets = samples.targets if also is None else torch.cat([samples.targets[:, None], also], dim=1)
 
         def read(hidden: torch.Tensor, head: Head) -> TokenValues:
             chosen = nn.functional.embedding(samples.read, hidden)
             return token_logprobs(
                 chosen,
                 head,
-                samples.targets,
+                targets,
                 temperature=self._temperature,
                 want_entropy=want_entropy,
                 entropy_grad=entropy_grad,
@@ -251,6 +267,18 @@ class FsdpEngine:
         dist.all_gather_object(parts, total, self._group)
         every = [part for part in parts if part is not None]
         return sum(every[1:], every[0])
+
+
+def _results(want: Sequence[Wanted], tokens: int) -> Found:
+    """Zeros for everything that is wanted."""
+    results: Found = {}
+    for asked in want:
+        if isinstance(asked, TopTokens):
+            results["top_logprobs"] = torch.zeros(tokens, asked.count)
+            results["top_ids"] = torch.zeros(tokens, asked.count, dtype=torch.int32)
+        else:
+            results[asked] = torch.zeros(tokens)
+    return results
 
 
 def _dense(batch: DataProto, name: str) -> torch.Tensor:

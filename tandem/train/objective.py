@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tandem.algorithms.distillation import DISTILLATIONS, DistillationTerms
 from tandem.algorithms.kl import kl_per_token
 from tandem.algorithms.masked import masked_sum
 from tandem.algorithms.metric import Metric
@@ -18,6 +19,9 @@ from tandem.columns.proto import DataProto
 
 COMPUTED = ("logprobs", "entropies", "response_mask")
 """Columns that every objective gets without asking."""
+
+CANDIDATES, AT_CANDIDATES = "teacher_topk_ids", "student_topk_logprobs"
+"""Who asks for the first column, token ids (b, L, k), also gets the current log-probs of these tokens: the second."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +66,37 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True)
+class Distillation:
+    """Learning from a teacher. ``type`` names a registered objective, ``parameters`` are its YAML parameters.
+
+    ``only``: there are no advantages of a reward beside it.
+    """
+
+    type: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    coef: float = 1.0
+    only: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What it reads of the teacher."""
+        asked = DISTILLATIONS[self.type].signature.columns
+        given = tuple(name for name in asked if name.startswith("teacher_"))
+        return (*given, CANDIDATES) if AT_CANDIDATES in asked else given
+
+    def terms(self, given: Mapping[str, Any]) -> DistillationTerms:
+        """Its advantages or loss terms, not yet weighted."""
+        entry = DISTILLATIONS[self.type]
+        return entry.target(**{name: given[name] for name in entry.signature.columns}, **self.parameters)
+
+
+@dataclass(frozen=True)
 class PolicyObjective:
     """Policy loss, plus ``kl_coef`` x KL to the reference, minus ``entropy_coef`` x entropy, per token.
 
     ``policy_loss`` names a registered loss, ``parameters`` are its YAML parameters. Without a column ``old_logprobs``
     the policy is on its first update: old is the current one, detached. ``norm`` is the constant of
-    ``seq-mean-token-sum-norm``.
+    ``seq-mean-token-sum-norm``. ``distillation`` adds to the advantages or to the loss.
     """
 
     policy_loss: str = "ppo_clip"
@@ -77,6 +106,7 @@ class PolicyObjective:
     kl_type: str = "k3"
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
+    distillation: Distillation | None = None
 
     @property
     def entry(self) -> Entry[Callable[..., PolicyLoss]]:
@@ -85,9 +115,12 @@ class PolicyObjective:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those of the loss, and the reference's log-probs if there is a KL."""
-        own = tuple(c for c in self.entry.signature.columns if c not in (*COMPUTED, "old_logprobs"))
-        return (*own, "ref_logprobs") if self.kl_coef and "ref_logprobs" not in own else own
+        """Those of the loss, the reference's log-probs if there is a KL, and what a distillation reads."""
+        teaching = self.distillation
+        absent = (*COMPUTED, "old_logprobs", *(("advantages",) if teaching is not None and teaching.only else ()))
+        own = tuple(c for c in self.entry.signature.columns if c not in absent)
+        kl = ("ref_logprobs",) if self.kl_coef and "ref_logprobs" not in own else ()
+        return (*own, *kl, *(() if teaching is None else teaching.columns))
 
     @property
     def optional_columns(self) -> tuple[str, ...]:
@@ -111,9 +144,7 @@ class PolicyObjective:
         mask = columns["response_mask"]
         old = columns.get("old_logprobs", logprobs.detach())
         given = {**columns, "old_logprobs": old, "logprobs": logprobs, "entropies": entropies}
-        signature = self.entry.signature
-        names = (*signature.columns, *(name for name in signature.optional_columns if name in given))
-        policy = self.entry.target(**{name: given[name] for name in names}, **self.parameters)
+        policy = self._taught(given) if self.distillation is not None else self._policy(given)
         per_token, metrics = policy.per_token, dict(policy.metrics)
         if "rollout_logprobs" in columns:
             metrics |= mismatch(old, columns["rollout_logprobs"], mask)
@@ -129,6 +160,25 @@ class PolicyObjective:
     def denominator(self, batch: DataProto) -> float:
         """See ``Objective.denominator``."""
         return denominator(self.aggregation, trained_counts(batch), norm=self.norm)
+
+    def _policy(self, given: Mapping[str, Any]) -> PolicyLoss:
+        signature = self.entry.signature
+        names = (*signature.columns, *(name for name in signature.optional_columns if name in given))
+        return self.entry.target(**{name: given[name] for name in names}, **self.parameters)
+
+    def _taught(self, given: Mapping[str, Any]) -> PolicyLoss:
+        """The policy loss on the advantages of reward and teacher, plus the teacher's own terms."""
+        assert self.distillation is not None
+        teaching, coef = self.distillation.terms(given), self.distillation.coef
+        advantages = torch.zeros_like(given["logprobs"]) if self.distillation.only else given["advantages"]
+        if teaching.advantages is not None:
+            advantages = advantages + coef * teaching.advantages
+        if self.distillation.only and teaching.advantages is None:
+            policy = PolicyLoss(torch.zeros_like(given["logprobs"]))
+        else:
+            policy = self._policy({**given, "advantages": advantages})
+        per_token = policy.per_token if teaching.per_token is None else policy.per_token + coef * teaching.per_token
+        return PolicyLoss(per_token, {**policy.metrics, **teaching.metrics})
 
 
 def mismatch(

@@ -12,7 +12,19 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.train.objective import LossSum, Objective
 
-Wanted = Literal["logprobs", "entropies", "sum_pi_squared"]
+
+@dataclass(frozen=True)
+class TopTokens:
+    """The ``count`` likeliest tokens in each place of an answer, among those with an id below ``below``.
+
+    Asked of a forward they come as ``top_logprobs`` float32 and ``top_ids`` int32, (N, count) each.
+    """
+
+    count: int
+    below: int
+
+
+Wanted = Literal["logprobs", "entropies", "sum_pi_squared"] | TopTokens
 
 
 def logprobs_and(squares: bool) -> list[Wanted]:
@@ -44,9 +56,9 @@ class TrainEngine(Protocol):
     """
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
-        """Per-token results without gradient, float32 on the CPU, aligned with ``responses`` in the batch's order.
+        """Per-token results by name, without gradient, on the CPU, aligned with ``responses`` in the batch's order.
 
-        0 where ``response_mask`` is False.
+        float32 but for ids; 0 where ``response_mask`` is False.
         """
 
     def forward_backward(self, batch: DataProto, objective: Objective) -> LossSum:

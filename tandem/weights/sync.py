@@ -96,6 +96,7 @@ class WeightSync:
         self._deliveries: dict[str, Delivery[float]] = {}
         self._deadline = Deadline(deadline_s)
         self._arrived: dict[str, float] = {}
+        self._arrivals: list[tuple[str, int, float, float]] = []
 
     @property
     def version(self) -> int | None:
@@ -136,6 +137,11 @@ class WeightSync:
             delivery.check()
         if any(delivery.under_way for delivery in self._deliveries.values()) and self._deadline.left == 0.0:
             self.wait()
+
+    def take_arrivals(self) -> list[tuple[str, int, float, float]]:
+        """(receiver, version, begun, acknowledged) of what has arrived since the last look; ``time.perf_counter``."""
+        taken, self._arrivals = self._arrivals, []
+        return taken
 
     def close(self) -> None:
         """Wait for a push under way; nothing is pushed after it."""
@@ -185,6 +191,7 @@ class WeightSync:
                     "it does not generate with what was sent"
                 )
             self._acknowledged(name, version)
+            self._arrivals.append((name, version, started, time.perf_counter()))
             return seconds
 
         return Delivery(name, deliver)

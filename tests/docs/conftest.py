@@ -77,7 +77,7 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder, made once; tests get copies."""
     place = tmp_path_factory.mktemp("reader")
     save_tiny_model(place / "model")
-    for run in ("sft", "grpo"):
+    for run in ("sft", "grpo", "hybrid"):
         shutil.copytree(place / "model", place / "runs" / "quickstart" / run / "final")
     digits = [{"prompt": f"{d}>", "answer": str(d) * 4, "question": f"{d}?", "topic": "digits"} for d in range(10)]
     write_rows(place / "train.jsonl", digits * 4)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -99,13 +100,36 @@ def test_b85_interrupted_from_the_keyboard(task: Path, tmp_path: Path) -> None:
     nobody_is_left(tmp_path)
 
 
-def test_b85_ended_by_a_supervisor(task: Path, tmp_path: Path) -> None:
-    process = begin(task, tmp_path)
+MODES = {
+    "colocate": "execution.mode=colocate",
+    "hybrid": "execution={mode: hybrid, max_staleness: 2, num_iters_per_train_update: 5}",
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_b85_ended_by_a_supervisor(task: Path, tmp_path: Path, mode: str) -> None:
+    process = begin(task, tmp_path, MODES[mode])
     wait_for(lambda: len(read_rows(tmp_path / "run" / METRICS_FILE)) >= 2, "two steps", process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 1 + (mode == "hybrid")  # a scoring process, and the engine's
     process.terminate()
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert errors.splitlines()[-1] == "terminated"
+    assert "Traceback" not in errors
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "Terminated" in report and "parts of a step" in report
     nobody_is_left(tmp_path)
+    wait_for(lambda: not any(alive(child.pid) for child in children), f"the end of {children}")
+
+
+def test_b85_kill_9_of_a_streaming_run_leaves_nobody(task: Path, tmp_path: Path) -> None:
+    process = begin(task, tmp_path, MODES["hybrid"])
+    wait_for(lambda: len(read_rows(tmp_path / "run" / METRICS_FILE)) >= 2, "two steps", process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any(alive(child.pid) for child in children), f"the end of {children}")
 
 
 @pytest.mark.parametrize(

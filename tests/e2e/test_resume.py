@@ -15,7 +15,7 @@ from tandem.models.fingerprint import fingerprint
 from tandem.topology.session import Session
 from tests.e2e.seven import Run, equal, prepare, started, train, training_engine, training_rank, write_rows
 
-TIMES = ("time/", "cpu/", "throughput/")
+TIMES = ("time/", "cpu/", "throughput/", "limit/")
 
 
 class Killed(BaseException):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,14 @@ def values(rows: list[Row], key: str) -> list[float]:
     return [float(str(row[key])) for row in rows if key in row]
 
 
-@pytest.mark.parametrize("config", [*map(smollm2, SMOLLM2), "examples/quickstart/grpo.yaml"])
+QUICKSTART = ["grpo", "hybrid", "fully_async"]
+
+
+def quickstart(name: str) -> str:
+    return f"examples/quickstart/{name}.yaml"
+
+
+@pytest.mark.parametrize("config", [*map(smollm2, SMOLLM2), *map(quickstart, QUICKSTART)])
 def test_only_the_model_must_be_made_first(config: str) -> None:
     plan = plan_of(config, "actor_rollout_ref.model.path=nowhere/at/all")
     assert [problem.key for problem in plan.problems] == ["actor_rollout_ref.model.path"]
@@ -57,7 +65,8 @@ def test_the_models_that_examples_name_are_what_their_first_commands_make() -> N
     made = {load_words([smollm2(name)], Config).actor_rollout_ref.model.path for name in SMOLLM2}
     assert made == {"models/smollm2-135m"}
     warmed_up = load_words(["examples/quickstart/sft.yaml"]).trainer.output_dir + "/final"
-    assert load_words(["examples/quickstart/grpo.yaml"], Config).actor_rollout_ref.model.path == warmed_up
+    started = {load_words([quickstart(name)], Config).actor_rollout_ref.model.path for name in QUICKSTART}
+    assert started == {warmed_up}
 
 
 def varied(config: str) -> str:
@@ -92,6 +101,13 @@ def test_the_chat_example_keeps_to_the_reference(tiny_model: Path) -> None:
     assert "ref" in plan.tags
 
 
+def test_make_quickstart_trains_in_hybrid_mode() -> None:
+    recipe = Path("Makefile").read_text().split("\nquickstart:")[1].split("\n\n")[0]
+    assert "tandem sft examples/quickstart/sft.yaml" in recipe
+    (trained,) = re.findall(r"tandem train (\S+)", recipe)
+    assert load_words([trained], Config).execution.mode == "hybrid"
+
+
 def test_the_quickstart_runs_shortened(tmp_path: Path, run: Run) -> None:
     small = ["data.train_batch_size=8", "trainer.total_steps=2"]
     poor = "data.source={file: examples/quickstart/sums.py, type: SumsWithErrors, rows: 100}"
@@ -100,6 +116,10 @@ def test_the_quickstart_runs_shortened(tmp_path: Path, run: Run) -> None:
     assert len(values(warm_up, "eval/accuracy")) == 1
     start = f"actor_rollout_ref.model.path={tmp_path / 'sft' / 'final'}"
     words = [start, "evaluation.interval=2", "evaluation.max_prompts=16"]
-    rows = run("train", config := "examples/quickstart/grpo.yaml", "grpo", *small, *words, varied(config))
+    rows = run("train", config := quickstart("grpo"), "grpo", *small, *words, varied(config))
     assert len(values(rows, "reward/mean")) == len(values(rows, "eval/reward")) == 2
     assert max(values(rows, "updates")) == 2
+    for name in ("hybrid", "fully_async"):
+        rows = run("train", config := quickstart(name), name, *small, *words, varied(config))
+        assert len(values(rows, "reward/mean")) == len(values(rows, "limit/fraction")) == 2
+        assert max(values(rows, "lag/max")) <= 1

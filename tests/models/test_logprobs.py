@@ -10,7 +10,7 @@ from torch import nn
 
 from tandem.models.causal_lm import Head
 from tandem.models.loading import new_model
-from tandem.models.logprobs import sum_pi_squared, token_logprobs
+from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 
 VOCAB, SIZE = 11, 6
 
@@ -163,3 +163,32 @@ def test_the_head_does_to_logits_what_the_architecture_does(shape: dict[str, obj
     torch.testing.assert_close(Head.of(model).logits(hidden), expected)
     logprobs, _ = token_logprobs(hidden, Head.of(model), ids[0])
     torch.testing.assert_close(logprobs, expected.log_softmax(-1).gather(1, ids.T)[:, 0])
+
+
+@pytest.mark.parametrize("chunk", [1, 3 * VOCAB, 10_000])
+@pytest.mark.parametrize("transforms", TRANSFORMS)
+def test_several_targets_in_a_place_are_the_naive_formula(chunk: int, transforms: dict[str, float]) -> None:
+    """Also where a token is asked for twice."""
+    projection = head(5, bias=True, **transforms)
+    hidden = torch.randn(6, SIZE, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(VOCAB, (6, 4))
+    targets[0] = 3
+    weights = torch.randn(6, 4, dtype=torch.float64)
+    found, _ = token_logprobs(hidden, projection, targets, temperature=0.7, chunk_elements=chunk)
+    expected = torch.stack([naive(hidden, projection, column, 0.7)[0] for column in targets.T], dim=1)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
+    inputs = [x for x in (hidden, projection.weight, projection.bias) if x is not None]
+    pairs = (torch.autograd.grad((weights * x).sum(), inputs) for x in (found, expected))
+    for a, b in zip(*pairs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-9)
+
+
+@pytest.mark.parametrize("chunk", [1, 3 * VOCAB, 10_000])
+def test_the_likeliest_tokens_are_those_of_the_whole_softmax(chunk: int) -> None:
+    projection, hidden = head(2, softcap=1.5), torch.randn(7, SIZE, dtype=torch.float64)
+    every = torch.stack([naive(hidden, projection, torch.full((7,), v), 0.7)[0] for v in range(VOCAB)], dim=1)
+    for below in (VOCAB, 6):
+        values, ids = top_logprobs(hidden, projection, 4, below=below, temperature=0.7, chunk_elements=chunk)
+        best = every[:, :below].topk(4)
+        assert torch.equal(ids, best.indices)
+        torch.testing.assert_close(values, best.values, atol=1e-12, rtol=1e-10)

@@ -1,12 +1,18 @@
-"""Small models and batches for the training tests."""
+"""Small models and batches for the training tests, and ranks to run them on."""
 
 from __future__ import annotations
 
+import multiprocessing
+import traceback
 from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
@@ -100,3 +106,37 @@ def grads_of() -> Callable[[FsdpEngine], dict[str, torch.Tensor]]:
 def gpt2() -> dict[str, Any]:
     """LayerNorm computes in float64 where asked; Llama's norm doesn't."""
     return GPT2
+
+
+def _rank(body: Callable[[DeviceMesh, int], None], rank: int, world: int, folder: str) -> None:
+    try:
+        dist.init_process_group(
+            "gloo", f"file://{folder}/rendezvous", timedelta(seconds=60), world_size=world, rank=rank
+        )
+        body(init_device_mesh("cpu", (world,)), rank)
+        dist.destroy_process_group()
+    except BaseException:
+        Path(folder, f"error_{rank}").write_text(traceback.format_exc())
+        raise
+
+
+@pytest.fixture
+def on_ranks(tmp_path: Path) -> Callable[[int, Callable[[DeviceMesh, int], None]], None]:
+    """Run a body on gloo ranks, each a forked process; fails with their tracebacks, also when one hangs."""
+
+    def run(world: int, body: Callable[[DeviceMesh, int], None]) -> None:
+        (folder := tmp_path / f"world_{world}").mkdir(exist_ok=True)
+        fork = multiprocessing.get_context("fork")
+        ranks = [fork.Process(target=_rank, args=(body, rank, world, str(folder))) for rank in range(world)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(90)
+        alive = [i for i, process in enumerate(ranks) if process.is_alive()]
+        for process in ranks:
+            process.kill()
+        errors = "\n".join(path.read_text() for path in sorted(folder.glob("error_*")))
+        assert not alive, f"ranks {alive} never ended\n{errors}"
+        assert all(process.exitcode == 0 for process in ranks), errors
+
+    return run

@@ -2,58 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from tandem.models.logprobs import token_logprobs
 from tandem.train import checkpoint
 from tandem.train.objective import PolicyObjective
 
 MakeAny = Callable[..., Any]
-
-
-def _rank(body: Callable[[DeviceMesh, int], None], rank: int, world: int, folder: str) -> None:
-    try:
-        dist.init_process_group(
-            "gloo", f"file://{folder}/rendezvous", timedelta(seconds=60), world_size=world, rank=rank
-        )
-        body(init_device_mesh("cpu", (world,)), rank)
-        dist.destroy_process_group()
-    except BaseException:
-        Path(folder, f"error_{rank}").write_text(traceback.format_exc())
-        raise
-
-
-@pytest.fixture
-def on_ranks(tmp_path: Path) -> Callable[[int, Callable[[DeviceMesh, int], None]], None]:
-    """Run a body on gloo ranks, each a forked process; fails with their tracebacks, also when one hangs."""
-
-    def run(world: int, body: Callable[[DeviceMesh, int], None]) -> None:
-        (folder := tmp_path / f"world_{world}").mkdir(exist_ok=True)
-        fork = multiprocessing.get_context("fork")
-        ranks = [fork.Process(target=_rank, args=(body, rank, world, str(folder))) for rank in range(world)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(90)
-        alive = [i for i, process in enumerate(ranks) if process.is_alive()]
-        for process in ranks:
-            process.kill()
-        errors = "\n".join(path.read_text() for path in sorted(folder.glob("error_*")))
-        assert not alive, f"ranks {alive} never ended\n{errors}"
-        assert all(process.exitcode == 0 for process in ranks), errors
-
-    return run
 
 
 @pytest.fixture
