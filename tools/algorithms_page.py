@@ -159,8 +159,9 @@ def _scorer(entry: Entry[Any]) -> tuple[str, ...]:
 
 
 def missing_columns(estimator: str) -> set[str]:
-    """Columns of the estimator that no stage of a run gives, by the plan's own judgement."""
+    """Columns of the estimator that no stage of a run gives, by the plan's own judgement; a critic may be deployed."""
     tree = {
+        "critic": {"enable": "values" in ADVANTAGES[estimator].signature.columns},
         "actor_rollout_ref": {"model": {"path": "owner/model"}},
         "algorithm": {"adv_estimator": estimator, "old_logprobs": "recompute"},
     }

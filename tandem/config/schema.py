@@ -214,7 +214,7 @@ class Config(Node):
 
     def model_post_init(self, context: Any, /) -> None:
         """Let the sections that are built one by one find the whole; copies, since defaults are shared by configs."""
-        for name in ("actor_rollout_ref", "reward_manager"):
+        for name in ("actor_rollout_ref", "critic", "reward_manager"):
             section = getattr(self, name).model_copy()
             section._whole = Whole(self)
             self.__dict__[name] = section

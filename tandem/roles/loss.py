@@ -9,15 +9,20 @@ import torch
 from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
+from tandem.roles.critic import Critic
 from tandem.train.objective import Objective, PolicyObjective
 
 
 @dataclass(frozen=True)
 class Loss:
-    """``batch``: complete samples, advantages included. ``objective``: the sum to minimise over them."""
+    """``batch``: complete samples, advantages included. ``objective``: the sum to minimise over them.
+
+    ``critic``: to be trained on the same batch, before the actor.
+    """
 
     batch: DataProto
     objective: Objective
+    critic: Critic | None = None
 
 
 def policy_objective(config: Config) -> PolicyObjective:

@@ -18,7 +18,7 @@ from tandem.train.checkpoint import Checkpoint
 from tandem.train.dealing import deal_batch, forward_columns, objective_columns
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import LossSum, Objective
-from tandem.train.protocol import StepResult, Wanted
+from tandem.train.protocol import Exported, StepResult, Wanted
 from tandem.weights.store import ACTOR
 
 BUCKET_BYTES = 2**26
@@ -165,26 +165,33 @@ class TrainGroup:
         """Refuse ``purpose`` unless the actor's own weights are in place."""
         self.call("require_actor", purpose)
 
-    def export(self, bucket_bytes: int = BUCKET_BYTES) -> Iterator[tuple[str, torch.Tensor]]:
-        """(Hugging Face name, full tensor) of all weights, adapters merged; tied ones under both names.
+    def export(self, part: Exported = "merged", bucket_bytes: int = BUCKET_BYTES) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full tensor) of ``part``; see ``TrainEngine.export``.
 
         Sharded ones are gathered bucket by bucket, no more than one at a time. Other calls may come between buckets;
         an optimizer step among them would mix two versions.
         """
-        self.call("open_export")
+        self.call("open_export", part)
         while bucket := self.call("next_bucket", bucket_bytes):
             yield from bucket
 
-    def fingerprint(self) -> str:
-        """Of all pairs of an export; an engine that took them over answers the same."""
-        found: str = self.call("fingerprint")
+    def fingerprint(self, part: Exported = "merged") -> str:
+        """What an engine that took an export of ``part`` over answers."""
+        found: str = self.call("fingerprint", part)
+        return found
+
+    def base_fingerprint(self) -> str:
+        """Of the weights beside the adapters, which never change."""
+        found: str = self.call("base_fingerprint")
         return found
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, root: Path, step: int, facts: Mapping[str, Any], keep: int) -> Checkpoint:
+    def save_checkpoint(
+        self, root: Path, step: int, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path] | None = None
+    ) -> Checkpoint:
         """``checkpoint.save`` of model, optimizer and tags; ``root`` is a folder that every rank sees."""
-        saved: Checkpoint = self.call("save_checkpoint", root, step, facts, keep)
+        saved: Checkpoint = self.call("save_checkpoint", root, step, facts, keep, parts)
         return saved
 
     def load_checkpoint(self, path: Path) -> None:

@@ -122,9 +122,10 @@ class RolloutEngine(Protocol):
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
         """Take over ``weights`` (Hugging Face names) at the next token boundary and answer their fingerprint.
 
-        It is that of the names that came, with the values that the engine now has under them. The tensors are copied
-        before the call returns. An engine that shares the trainer's own parameters takes None,
-        only counts the version, and answers None: there is nothing that could differ.
+        It is that of the names that came, with the values that the engine now has under them; where they are adapters,
+        joined with that of the base weights. The tensors are copied before the call returns. An engine that shares the
+        trainer's own parameters takes None, only counts the version, and answers None: there is nothing that could
+        differ.
         """
 
     def pause(self, abort: bool = False) -> None:

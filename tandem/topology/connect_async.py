@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from tandem.columns.proto import DataProto
+from tandem.roles.critic import CRITIC
 from tandem.roles.serving import ForwardModel, ServingRole, columns_read
 from tandem.roles.stages import BatchStage
 from tandem.topology.async_session import AsyncSession, Loops
@@ -37,7 +38,12 @@ def connect_async(parts: Parts) -> AsyncSession:
         squares = any("sum_pi_squared" in stage.gives for stage in parts.plan.stages)
         begin = partial(_follow, forward, execution.max_staleness, deadline_s)
         roles.append(_serving(parts, ACTOR_FWD, {"old": partial(_old_logprobs, forward, squares)}, groups, begin))
-    own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in ("ref", "old")}
+    critic = parts.composite.critic
+    if critic is not None:
+        begin = partial(critic.await_steps, seconds=deadline_s)  # partition k is valued by the critic after step k - 1
+        roles.append(_serving(parts, CRITIC, {"values": critic.values}, groups, begin))
+    elsewhere = ("ref", "old", "values", "train_critic")
+    own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in elsewhere}
     roles.append(_serving(parts, ADVANTAGES, own, parts.config.data.train_batch_size))
     return connect_loops(parts, AsyncSession, followers, roles=tuple(roles), loops=Loops())
 
@@ -69,7 +75,7 @@ def _serving(
 
 def _forward_model(parts: Parts, name: str, every: int | None = 1) -> ForwardModel:
     """A copy of the model as it was before training: version 0 until the first broadcast."""
-    return ForwardModel(name, parts.runtime.scorer(name), version=0, every=every)
+    return ForwardModel(name, parts.runtime.scorer(name, moves=every is not None), version=0, every=every)
 
 
 def _follow(model: ForwardModel, max_staleness: int, seconds: float, partition: int) -> None:

@@ -56,7 +56,7 @@ def build_session(config: Config, plan: Plan) -> Session:
     try:
         runtime = RUNTIMES[plan.runtime](config, plan)
         closing.callback(runtime.close)
-        composite = runtime.composite(tokenizer, progress.last * plan.batch.optimizer_steps)
+        composite = runtime.composite(tokenizer, progress.last)
         if resumed is not None:
             _restore(composite, resumed)
         parts = Parts(config, plan, runtime, composite, source, held_out, rewards, progress, closing)
@@ -103,4 +103,6 @@ def _continue(progress: Progress, source: PromptSource, batch_size: int, saved: 
 def _restore(composite: ActorRolloutRef, saved: Checkpoint) -> None:
     """Put model, optimizer, tags and controllers where ``saved`` has them."""
     composite.actor.load(saved)
+    if composite.critic is not None:
+        composite.critic.load(saved)
     composite.advantages.load_state_dict(saved.read()["kl"])

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tandem.config.schema import Config
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.store import LocalStore
-from tandem.models.loading import load_causal_lm
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.fleet import Fleet
 from tandem.roles.serving import LocalScorer
+from tandem.rollout.host import build_engine
 from tandem.rollout.process import HostedEngine, ProcessEngine
 from tandem.rollout.protocol import RolloutEngine
-from tandem.rollout.registry import find_engine
-from tandem.rollout.spec import EngineSpec
-from tandem.topology.composite import build_composite, build_forward_engine
+from tandem.topology.composite import build_composite
+from tandem.topology.copies import build_forward_engine, engine_spec, follower
+from tandem.topology.critic import local_critic
 from tandem.topology.plan import Plan
-from tandem.topology.runtime import NO_VERSION
+from tandem.topology.plan_adapters import pushed_part
+from tandem.topology.plan_critic import trained_steps
 from tandem.topology.shared import ENGINE
 from tandem.weights.sync import SharedSnapshots, Snapshot
 
@@ -33,9 +35,12 @@ class LocalRuntime:
         self._config, self._plan = config, plan
         self.fleet = Fleet({} if plan.mode == "colocate" else {ENGINE: self._start(ENGINE)})
 
-    def composite(self, tokenizer: PreTrainedTokenizerBase, total_updates: int) -> ActorRolloutRef:
+    def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
         """See ``Runtime``."""
-        composite = build_composite(self._config, self._plan, tokenizer, total_updates)
+        config, plan = self._config, self._plan
+        critic = local_critic(config, tokenizer, steps) if config.critic.enable else None
+        updates = trained_steps(config, steps) * plan.batch.optimizer_steps
+        composite = build_composite(config, plan, tokenizer, updates, critic)
         if self.fleet.engines:
             composite.engine = self.fleet
         return composite
@@ -50,13 +55,17 @@ class LocalRuntime:
 
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
         """See ``Runtime``."""
-        bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
-        return SharedSnapshots(composite.actor.export, bucket_bytes=bucket_bytes)
+        part, actor = pushed_part(self._config), composite.actor
+        return SharedSnapshots(
+            partial(actor.export, part),
+            base=actor.ranks.base_fingerprint if part == "adapter" else None,
+            bucket_bytes=self._config.execution.weight_sync.bucket_mb << 20,
+        )
 
-    def scorer(self, role: str) -> LocalScorer:
+    def scorer(self, role: str, *, moves: bool) -> LocalScorer:
         """See ``Runtime``."""
-        engine = build_forward_engine(self._config)
-        return LocalScorer(engine.model, engine)
+        model = follower(self._config, moves=moves)
+        return LocalScorer(model, build_forward_engine(self._config, model))
 
     def close(self) -> None:
         """See ``Runtime``."""
@@ -66,35 +75,8 @@ class LocalRuntime:
 
     def _start(self, name: str) -> RolloutEngine:
         """A rollout engine. ``runtime.threads`` keeps it in this process, for a debugger."""
-        config = self._config
-        rollout, model, execution = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model, config.execution
-        if config.runtime.threads:
-            own = load_causal_lm(model.path, dtype=model.dtype, trust_remote_code=model.trust_remote_code)
-            return find_engine(rollout.name).target(
-                own,
-                version=NO_VERSION,
-                exact=config.trainer.exact,
-                max_num_seqs=rollout.max_num_seqs,
-                max_num_batched_tokens=rollout.max_num_batched_tokens,
-                keep_kv=rollout.keep_kv,
-            )
+        spec, execution = engine_spec(self._config), self._config.execution
+        if self._config.runtime.threads:
+            return build_engine(spec)
         bucket_bytes = execution.weight_sync.bucket_mb << 20
-        return ProcessEngine(name, engine_spec(config), deadline_s=execution.deadline_s, bucket_bytes=bucket_bytes)
-
-
-def engine_spec(config: Config) -> EngineSpec:
-    """What the process of a rollout engine is told; it waits for its first weights."""
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    return EngineSpec(
-        model=model.path,
-        engine=rollout.name,
-        dtype=model.dtype,
-        trust_remote_code=model.trust_remote_code,
-        plugins=tuple(config.plugins),
-        threads=config.runtime.torch_threads,
-        version=NO_VERSION,
-        exact=config.trainer.exact,
-        max_num_seqs=rollout.max_num_seqs,
-        max_num_batched_tokens=rollout.max_num_batched_tokens,
-        keep_kv=rollout.keep_kv,
-    )
+        return ProcessEngine(name, spec, deadline_s=execution.deadline_s, bucket_bytes=bucket_bytes)

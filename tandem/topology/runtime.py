@@ -16,9 +16,6 @@ from tandem.weights.sync import Snapshot
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-NO_VERSION = -1
-"""The weights version of an engine that waits for its first weights."""
-
 
 class Runtime(Protocol):
     """The local runtime keeps the actor in this process; on Ray each rank and each engine is an actor of its own."""
@@ -26,8 +23,8 @@ class Runtime(Protocol):
     fleet: Fleet
     """The rollout engines by name, where there are any beside the actor's own weights."""
 
-    def composite(self, tokenizer: PreTrainedTokenizerBase, total_updates: int) -> ActorRolloutRef:
-        """The actor with its ranks; ``total_updates`` is where a falling learning rate ends."""
+    def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
+        """The actor, and the critic if there is one; ``steps`` of the run say where a falling learning rate ends."""
 
     def restart(self, name: str) -> RolloutEngine:
         """Start an engine again in place of one that has died. Returns while it starts."""
@@ -38,8 +35,8 @@ class Runtime(Protocol):
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
         """What takes the actor's weights for everyone who generates or scores with them."""
 
-    def scorer(self, role: str) -> Scorer:
-        """The model of a role that only scores, with the weights from before training."""
+    def scorer(self, role: str, *, moves: bool) -> Scorer:
+        """The model of a role that only scores, as it is before training; ``moves``: other weights will come."""
 
     def close(self) -> None:
         """End everything that was started."""

@@ -20,6 +20,7 @@ from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.batch_metrics import batch_metrics, check_lag
+from tandem.roles.critic import CRITIC
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.loss import Loss, without_samples
 from tandem.roles.reward import RewardManager
@@ -185,6 +186,7 @@ class Session(ABC):
             **batch_metrics(batch, step),
             **{f"dropped/{name}": float(count) for name, count in self.rollout.counts.items()},
             **self.composite.advantages.metrics,
+            **({} if self.composite.critic is None else self.composite.critic.metrics),
             **{f"mismatch/{name}": value for name, value in batch.meta_info.get("mismatch", {}).items()},
             **update,
             **evaluated,
@@ -216,10 +218,12 @@ class Session(ABC):
         """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
         with self.log.timed("save"):
             root, keep = self.output_dir / CHECKPOINTS, self.config.trainer.keep_checkpoints
-            exported = root / f".{MODEL_FOLDER}.partial"  # first, so that a kill leaves no checkpoint without a model
-            self.export(exported)
-            saved = self.composite.actor.save(root, step, facts=self.facts(), keep=keep)
-            exported.rename(saved.path / MODEL_FOLDER)
+            parts = {MODEL_FOLDER: root / f".{MODEL_FOLDER}.partial"}
+            self.export(parts[MODEL_FOLDER])
+            if self.composite.critic is not None:
+                parts[CRITIC] = root / f".{CRITIC}.partial"
+                self.composite.critic.save(parts[CRITIC], step)
+            self.composite.actor.save(root, step, facts=self.facts(), keep=keep, parts=parts)
 
     def facts(self) -> dict[str, Any]:
         """What a resumed run must know beside the actor."""
@@ -234,6 +238,15 @@ class Session(ABC):
         """Draws of finished steps; what was drawn beyond them is generated again after a resume, and so never lost."""
         return self.progress.step * self.config.data.train_batch_size
 
+    def finish(self) -> None:
+        """Write what was trained as Hugging Face folders."""
+        self.export(self.output_dir / FINAL_FOLDER)
+        self.log.summarize(model=str(self.output_dir / FINAL_FOLDER))
+        critic = self.composite.critic
+        if critic is not None:
+            weights = dict(critic.export())
+            save_pretrained_atomic(critic.model, self.composite.tokenizer, self.output_dir / CRITIC, weights=weights)
+
     def export(self, folder: Path) -> None:
         """Write the actor as a Hugging Face folder."""
         actor, tokenizer = self.composite.actor, self.composite.tokenizer
@@ -246,8 +259,7 @@ class Session(ABC):
         with self.log:
             try:
                 yield
-                self.export(self.output_dir / FINAL_FOLDER)
-                self.log.summarize(model=str(self.output_dir / FINAL_FOLDER))
+                self.finish()
             finally:
                 told = step_summary(self.output_dir, setting_of(self.config))
                 self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step, **told)

@@ -93,6 +93,7 @@ class StreamingSession(Session):
     def publish(self, version: int) -> None:
         """Bring weights ``version`` to everyone who generates or scores with them."""
         self.progress.push = self.crew.publish(version)
+        self.progress.beside["push/bytes"] = float(self.crew.publisher.nbytes)
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
         """See ``Session.end_step``; what the rollout loops did for the step is gathered too."""

@@ -268,6 +268,20 @@ REFUSALS = [
     ),
     (f"trainer.exact=true {MODEL}.dtype=bfloat16", "trainer.exact", "float32", "dtype: float32"),
     (f"{MODEL}.lora_rank=4 {MODEL}.lora_target_modules=[]", f"{MODEL}.lora_target_modules", "nothing", "all-linear"),
+    ("execution.weight_sync.lora=adapter", "execution.weight_sync.lora", "no adapter to send", "lora_rank: 16"),
+    (
+        f"{HYBRID} trainer.exact=true {MODEL}.lora_rank=4 execution.weight_sync.lora=merged",
+        "execution.weight_sync.lora",
+        "round otherwise",
+        "Write adapter",
+    ),
+    (f"{MODEL}.lora_base_dtype=bfloat16", f"{MODEL}.lora_base_dtype", "no adapters", "lora_rank: 16"),
+    (
+        f"{MODEL}.lora_base_dtype=bfloat16 {MODEL}.lora_rank=4",
+        f"{MODEL}.lora_base_dtype",
+        "computes in float32",
+        "dtype: bfloat16",
+    ),
     ("data.train_files=[] data.reasoning_gym={datset: x}", "data.reasoning_gym.dataset", "not named", "'datset'"),
     (
         "data.train_files=[] data.reasoning_gym={dataset: x, size: '5'}",

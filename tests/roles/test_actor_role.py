@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.base.errors import ContractError
-from tandem.roles.actor import Actor, Batching
+from tandem.roles.actor import Actor
+from tandem.roles.batching import Batching
 from tandem.roles.loss import Loss, with_rewards, without_samples
 from tandem.roles.stages import BatchStage
 from tandem.roles.train_group import TrainGroup
