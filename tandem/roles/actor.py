@@ -16,7 +16,7 @@ from tandem.roles.loss import Loss
 from tandem.roles.train_group import TrainGroup
 from tandem.roles.train_rank import OLD_ACTOR, REF
 from tandem.train.checkpoint import Checkpoint
-from tandem.train.objective import LossSum
+from tandem.train.objective import LossSum, trained_mask
 from tandem.train.protocol import Exported, StepResult, logprobs_and
 from tandem.weights.store import ACTOR
 
@@ -90,7 +90,7 @@ class Actor:
 
     def accumulate(self, loss: Loss) -> None:
         """Add the gradient of the loss's sum over its batch; ``apply`` makes the optimizer step."""
-        if not bool(loss.batch.ragged("response_mask").values.any()):
+        if not bool(trained_mask(loss.batch).values.any()):
             return
         part = self.ranks.forward_backward(loss.batch, loss.objective)
         self._pending = part if self._pending is None else self._pending + part

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tandem.algorithms.correction import tis_weights
 from tandem.base.errors import ConfigError, Problem
 from tandem.columns.proto import DataProto
 from tandem.config.execution import RuntimeConfig
@@ -24,6 +23,7 @@ from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.advantages import AdvantageStage
 from tandem.roles.batching import Batching
+from tandem.roles.correction import corrected
 from tandem.roles.critic import Critic
 from tandem.roles.generation import end_tokens, training_sampling
 from tandem.roles.loss import policy_objective
@@ -144,13 +144,12 @@ def batch_stages(
     config: Config, plan: Plan, actor: Actor, advantages: AdvantageStage, critic: Critic | None = None
 ) -> tuple[BatchStage, ...]:
     """What the plan puts between the rewards and the train call, ready to run."""
-    cap = config.algorithm.tis_cap
     squares = any("sum_pi_squared" in stage.gives for stage in plan.stages)
     runs: dict[str, Callable[[DataProto], DataProto]] = {
         "ref": actor.ref_logprobs,
         "old": partial(actor.old_logprobs, squares=squares) if plan.old_logprobs == "recompute" else rollout_as_old,
         "advantages": advantages,
-        "correction": lambda batch: with_importance_weights(batch, cap),
+        "correction": partial(corrected, config=config.algorithm.correction),
     }
     if critic is not None:
         group = {placement.role: placement.group for placement in plan.placements}
@@ -177,14 +176,3 @@ def _turn(actor: Actor, critic: Critic) -> Callable[[DataProto], DataProto]:
 def rollout_as_old(batch: DataProto) -> DataProto:
     """The engine's log-probs stand for the proximal ones: no forward is spent on them."""
     return batch.union(DataProto({"old_logprobs": batch.ragged("rollout_logprobs")}))
-
-
-def with_importance_weights(batch: DataProto, cap: float) -> DataProto:
-    """The batch with ``tis_weights``; what they corrected goes into ``meta_info["mismatch"]``."""
-    old, rollout = batch.padded("old_logprobs"), batch.padded("rollout_logprobs")
-    mask = batch.padded("response_mask", False).bool()
-    found = tis_weights(old, rollout, mask, cap=cap)
-    layout = batch.ragged("response_mask")
-    result = batch.union(DataProto({"tis_weights": layout.like(found.weights[layout.mask()])}))
-    result.meta_info["mismatch"] = found.metrics
-    return result

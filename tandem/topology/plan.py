@@ -14,6 +14,7 @@ from typing import Literal
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import Config
 from tandem.topology.checks_algorithm import check_algorithm
+from tandem.topology.checks_correction import CORRECTION, cut_sampling, readers
 from tandem.topology.checks_critic import check_critic, critic_notes, read_critic
 from tandem.topology.checks_data import check_data, count_rows
 from tandem.topology.checks_execution import check_execution
@@ -133,7 +134,7 @@ def compile_plan(config: Config) -> Plan:
             critic=critic_facts,
         ),
         later=what_comes_later(config, runtime),
-        notes=tuple(_notes(config, facts)),
+        notes=tuple(_notes(config, entries, facts)),
         problems=tuple({(problem.key, problem.reason): problem for problem in problems}.values()),
     )
 
@@ -164,7 +165,7 @@ def _shares_weights(config: Config) -> bool:
     return config.execution.mode == "colocate" and config.actor_rollout_ref.rollout.name == "hf"
 
 
-def _notes(config: Config, facts: ModelFacts | None) -> Iterator[str]:
+def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterator[str]:
     rollout, kl, interval = config.actor_rollout_ref.rollout, config.algorithm.kl, config.evaluation.interval
     if rollout.name == "hf" and rollout.tensor_model_parallel_size > 1:
         yield "actor_rollout_ref.rollout.tensor_model_parallel_size has no effect with the engine hf"
@@ -172,6 +173,11 @@ def _notes(config: Config, facts: ModelFacts | None) -> Iterator[str]:
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
     if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
         yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
+    if cut_sampling(config) is not None and not readers(config, entries):
+        yield (
+            f"samples are drawn with {cut_sampling(config)} and trained as if they came from the whole distribution, "
+            f"and no {CORRECTION} looks at the difference; top_p: 1.0 and top_k: -1 make none"
+        )
     yield from critic_notes(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

@@ -20,6 +20,7 @@ from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.batch_metrics import batch_metrics, check_lag
+from tandem.roles.correction import mismatch_report
 from tandem.roles.critic import CRITIC
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.loss import Loss, without_samples
@@ -187,8 +188,8 @@ class Session(ABC):
             **{f"dropped/{name}": float(count) for name, count in self.rollout.counts.items()},
             **self.composite.advantages.metrics,
             **({} if self.composite.critic is None else self.composite.critic.metrics),
-            **{f"mismatch/{name}": value for name, value in batch.meta_info.get("mismatch", {}).items()},
             **update,
+            **mismatch_report(batch, self.config.algorithm.correction),
             **evaluated,
             **times,
         }
