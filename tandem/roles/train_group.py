@@ -52,6 +52,9 @@ class RankHandle(Protocol):
     def submit(self, method: str, *args: Any) -> Reply:
         """Call a method of the ``TrainRank`` by name. Must not wait for the result, unless this is the only rank."""
 
+    def check(self) -> None:
+        """Raise ``DiedError`` if the rank is gone; returns at once."""
+
 
 class Done:
     """A result that is there."""
@@ -76,6 +79,9 @@ class LocalRank:
     def submit(self, method: str, *args: Any) -> Reply:
         """See ``RankHandle.submit``."""
         return Done(getattr(self.rank, method)(*args))
+
+    def check(self) -> None:
+        """It is where this is asked."""
 
 
 class TrainGroup:
@@ -213,6 +219,11 @@ class TrainGroup:
     def status(self) -> list[RankStatus]:
         """Where each rank is. Raises ``RankError`` for one that is gone."""
         return self._all("status")
+
+    def check(self) -> None:
+        """Raise what ended a rank, if anything did; returns at once, whatever the ranks are doing."""
+        for rank in self._ranks:
+            rank.check()
 
     # --- calls -------------------------------------------------------------------------------------------------------
 

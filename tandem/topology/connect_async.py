@@ -1,27 +1,22 @@
-"""The local runtime of the fully asynchronous mode: a loop in a thread, and weights of its own, for each role."""
+"""The fully asynchronous mode: a loop in a thread, and weights of its own, for each role."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from tandem.columns.proto import DataProto
-from tandem.models.causal_lm import CausalLM
-from tandem.models.loading import load_causal_lm
 from tandem.roles.critic import CRITIC
 from tandem.roles.serving import ForwardModel, ServingRole, columns_read
 from tandem.roles.stages import BatchStage
-from tandem.roles.teachers import Forward
 from tandem.topology.async_session import AsyncSession, Loops
-from tandem.topology.copies import follower
-from tandem.topology.local_streaming import connect_streaming
+from tandem.topology.connect_streaming import connect_loops
 from tandem.topology.parts import Parts
 from tandem.topology.plan_teacher import TEACHER
 from tandem.topology.teachers import teacher_stage
-from tandem.train.engine import FsdpEngine
 
 ACTOR_FWD, REFERENCE, ADVANTAGES = "actor_fwd", "reference", "advantages"
 ELSEWHERE = ("ref", TEACHER, "old", "values", "train_critic")
@@ -36,7 +31,6 @@ def connect_async(parts: Parts) -> AsyncSession:
     interval = parts.config.actor_rollout_ref.ref.update_interval
     reference = _forward_model(parts, REFERENCE, every=interval) if _has(parts, "ref") else None
     followers = [follower for follower in (forward, reference) if follower is not None]
-    session = connect_streaming(parts, followers)
     groups = parts.config.data.train_batch_size // parts.plan.batch.sub_batches
     deadline_s, roles = execution.deadline_s, []
     if reference is not None:
@@ -49,7 +43,8 @@ def connect_async(parts: Parts) -> AsyncSession:
         begin = partial(_follow, forward, execution.max_staleness, deadline_s)
         roles.append(_serving(parts, ACTOR_FWD, {"old": partial(_old_logprobs, forward, squares)}, groups, begin))
     if parts.plan.teachers:
-        taught = teacher_stage(parts.config, parts.plan, _teachers(parts), parts.composite.model)
+        scorers = {t.name: parts.runtime.scorer(TEACHER, moves=False, path=t.path).forward for t in parts.plan.teachers}
+        taught = teacher_stage(parts.config, parts.plan, scorers, parts.composite.model)
         roles.append(_serving(parts, TEACHER, {TEACHER: taught}, groups))
     critic = parts.composite.critic
     if critic is not None:
@@ -58,8 +53,7 @@ def connect_async(parts: Parts) -> AsyncSession:
     own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in ELSEWHERE}
     if own:
         roles.append(_serving(parts, ADVANTAGES, own, parts.config.data.train_batch_size))
-    inherited = {field.name: getattr(session, field.name) for field in fields(session)}
-    return AsyncSession(**inherited, roles=tuple(roles), loops=Loops())
+    return connect_loops(parts, AsyncSession, followers, roles=tuple(roles), loops=Loops())
 
 
 def _has(parts: Parts, stage: str) -> bool:
@@ -89,31 +83,7 @@ def _serving(
 
 def _forward_model(parts: Parts, name: str, every: int | None = 1) -> ForwardModel:
     """A copy of the model as it was before training: version 0 until the first broadcast."""
-    model = follower(parts.config, moves=every is not None)
-    return ForwardModel(name, model, _forward_engine(parts, model), version=0, every=every)
-
-
-def _teachers(parts: Parts) -> dict[str, Forward]:
-    """The forward of each teacher, on weights that never change."""
-    own = parts.config.actor_rollout_ref.model
-    models = {
-        teacher.name: load_causal_lm(teacher.path, dtype=own.dtype, trust_remote_code=own.trust_remote_code)
-        for teacher in parts.plan.teachers
-    }
-    return {name: _forward_engine(parts, model).forward for name, model in models.items()}
-
-
-def _forward_engine(parts: Parts, model: CausalLM) -> FsdpEngine:
-    """What runs the forwards of ``model`` as the actor's are run."""
-    section = parts.config.actor_rollout_ref
-    return FsdpEngine(
-        model,
-        optim=section.actor.optim,
-        total_updates=1,
-        max_tokens_per_micro_batch=section.actor.ppo_max_token_len_per_gpu,
-        temperature=section.rollout.temperature,
-        exact=parts.config.trainer.exact,
-    )
+    return ForwardModel(name, parts.runtime.scorer(name, moves=every is not None), version=0, every=every)
 
 
 def _follow(model: ForwardModel, max_staleness: int, seconds: float, partition: int) -> None:
