@@ -28,6 +28,7 @@ NO_SUCH_TERM = (
     "rollout_correction",
     "old_logprobs",
     "overlong",
+    "distillation",
 )
 """Keys of ``algorithm`` that change a policy loss and have no place in a comparison."""
 
@@ -101,7 +102,7 @@ def _check_ignored(config: Config) -> Iterator[Problem]:
             reason = (
                 f"{name} is a mean over {'pairs' if config.data.label_key is None else 'answers'} and has no such term"
             )
-            told = "..." if key == "rollout_correction" else value
+            told = value if isinstance(value, str | int | float) else "..."
             yield Problem(f"algorithm.{key}", told, reason, "Leave it out")
     if algorithm.filter_groups.enable:
         yield Problem(

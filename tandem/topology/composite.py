@@ -28,10 +28,12 @@ from tandem.roles.critic import Critic
 from tandem.roles.generation import end_tokens, training_sampling
 from tandem.roles.loss import policy_objective
 from tandem.roles.stages import BatchStage
+from tandem.roles.teachers import TeacherStage
 from tandem.roles.train_group import TrainGroup
 from tandem.rollout.registry import find_engine
 from tandem.topology.plan import PREFERENCE, Plan, compile_plan
 from tandem.topology.plan_critic import untrained_steps
+from tandem.topology.teachers import check_tokenizers, load_teachers, teacher_stage
 from tandem.train.engine import FsdpEngine
 
 if TYPE_CHECKING:
@@ -96,9 +98,12 @@ def build_composite(
     ``critic`` is built before, where one is deployed; without it its stages are left out.
     """
     section, trainer = config.actor_rollout_ref, config.trainer
+    check_tokenizers(config, plan, tokenizer)
     model = load_trainable(section.model, tokenizer, trainer.seed)
     actor = build_actor(config, plan, model, total_updates)
-    advantages = AdvantageStage.of(config.algorithm)
+    advantages, taught = AdvantageStage.of(config.algorithm), None
+    if plan.teachers and plan.mode != "fully_async":  # there they are roles, with models of their own
+        taught = teacher_stage(config, plan, load_teachers(config, plan, actor.ranks), model)
     return ActorRolloutRef(
         model=model,
         actor=actor,
@@ -114,7 +119,7 @@ def build_composite(
         ),
         tokenizer=tokenizer,
         advantages=advantages,
-        stages=batch_stages(config, plan, actor, advantages, critic),
+        stages=batch_stages(config, plan, actor, advantages, critic, taught),
         objective=policy_objective(config),
         critic=critic,
         seed=trainer.seed,
@@ -150,7 +155,12 @@ def build_train_engine(
 
 
 def batch_stages(
-    config: Config, plan: Plan, actor: Actor, advantages: AdvantageStage, critic: Critic | None = None
+    config: Config,
+    plan: Plan,
+    actor: Actor,
+    advantages: AdvantageStage,
+    critic: Critic | None = None,
+    taught: TeacherStage | None = None,
 ) -> tuple[BatchStage, ...]:
     """What the plan puts between the rewards and the train call, ready to run."""
     squares = any("sum_pi_squared" in stage.gives for stage in plan.stages)
@@ -160,6 +170,8 @@ def batch_stages(
         "advantages": advantages,
         "correction": partial(corrected, config=config.algorithm.correction),
     }
+    if taught is not None:
+        runs["teacher"] = taught
     if critic is not None:
         group = {placement.role: placement.group for placement in plan.placements}
         shared = group["critic"] == group["actor"]

@@ -23,6 +23,7 @@ from tandem.dataflow.tasks import TaskTable
 from tandem.models.tokenizer import load_tokenizer
 from tandem.reward.scoring import describe_error
 from tandem.topology.plan_batch import epochs
+from tandem.topology.plan_teacher import taught_sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,6 +72,7 @@ def prompt_source(
         epochs=None if endless else epochs(config),
         streaming=data.use_streaming_dataset,
         held_out=tables.held_out if data.drop_val_prompts else (),
+        taught=taught_sources(config),
     )
 
 
