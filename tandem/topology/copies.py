@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tandem.config.schema import Config
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import load_causal_lm
+from tandem.models.lora import merged_weights
+from tandem.models.weights import copy_weights
 from tandem.rollout.spec import EngineSpec
 from tandem.topology.plan_adapters import pushed_part
 
@@ -40,7 +44,18 @@ def engine_spec(config: Config) -> EngineSpec:
 
 
 def follower(config: Config, *, moves: bool) -> CausalLM:
-    """The model as it is before training, for a role that scores with weights of its own; ``moves``: is sent others."""
+    """The model as it is before training, for a role that scores with weights of its own; ``moves``: is sent others.
+
+    Fresh adapters change nothing, so it has some only where it is sent some, or where the run starts from others.
+    """
     model = config.actor_rollout_ref.model
-    adapter = pushed_adapter(config) if moves else None
-    return load_causal_lm(model.path, dtype=model.dtype, trust_remote_code=model.trust_remote_code, adapter=adapter)
+    load = partial(load_causal_lm, model.path, dtype=model.dtype, trust_remote_code=model.trust_remote_code)
+    spec = AdapterSpec.of(model, config.trainer.seed)
+    if spec is None or (spec.path is None and not (moves and pushed_part(config) == "adapter")):
+        return load()
+    adapted = load(adapter=spec)
+    if not moves or pushed_part(config) == "adapter":
+        return adapted
+    merged = load()
+    copy_weights(merged, merged_weights(adapted.model))
+    return merged
