@@ -142,6 +142,15 @@ class RefConfig(Node):
     """Refresh the reference with the actor's weights every so many steps; default: never."""
 
 
+class TeacherConfig(Node):
+    """Whom the actor learns from by distillation: one model for all samples, or one for each data source."""
+
+    path: str | None = None
+    """A local Hugging Face folder or a hub id: the teacher of every sample that ``by_source`` has none for."""
+    by_source: dict[str, str] = {}
+    """Data source -> folder or hub id of its teacher."""
+
+
 class ActorRolloutRef(Node):
     """The composite node: one model as actor, rollout and reference."""
 
@@ -151,6 +160,7 @@ class ActorRolloutRef(Node):
     actor: ActorConfig = ActorConfig()
     rollout: RolloutConfig = RolloutConfig()
     ref: RefConfig = RefConfig()
+    teacher: TeacherConfig = TeacherConfig()
     _whole: Whole = PrivateAttr(default_factory=Whole)
 
     @property
