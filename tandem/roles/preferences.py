@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -49,7 +51,35 @@ def mismatched(batch: DataProto) -> DataProto:
     return DataProto({**ordered.batch, **moved})
 
 
-def with_reference_point(batch: DataProto, actor: Actor) -> DataProto:
+class Scorer(Protocol):
+    """What gives log-probs of answers."""
+
+    def old_logprobs(self, batch: DataProto) -> DataProto:
+        """The batch with ``old_logprobs``: of the policy as it is now."""
+
+    def ref_logprobs(self, batch: DataProto) -> DataProto:
+        """The batch with ``ref_logprobs``: of the reference."""
+
+
+@dataclass(frozen=True)
+class Against:
+    """Two models as a ``Scorer``: the policy that was trained, and the reference that it began as."""
+
+    policy: Actor
+    reference: Actor
+
+    def old_logprobs(self, batch: DataProto) -> DataProto:
+        """See ``Scorer``."""
+        return self.policy.old_logprobs(batch)
+
+    def ref_logprobs(self, batch: DataProto) -> DataProto:
+        """See ``Scorer``."""
+        lean = batch.select("prompts", "responses", "response_mask", "group_ids", "sample_index")
+        scored = self.reference.old_logprobs(lean)
+        return batch.union(DataProto({"ref_logprobs": scored.ragged("old_logprobs")}))
+
+
+def with_reference_point(batch: DataProto, actor: Scorer) -> DataProto:
     """The batch with ``reference_point``: KTO's z on mismatched pairs, under the weights of this moment."""
     scored = actor.ref_logprobs(actor.old_logprobs(mismatched(batch)))
     mask = scored.padded("response_mask", False).bool()
@@ -64,7 +94,7 @@ class PreferenceEvaluator:
         self,
         preferences: Sequence[Preference],
         batch_size: int,
-        actor: Actor,
+        actor: Scorer,
         stages: Sequence[BatchStage],
         objective: Objective,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,20 +14,21 @@ import torch
 
 from tandem.base.errors import DataError
 from tandem.columns.proto import DataProto
+from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.dataflow.preferences import PreferenceSource
 from tandem.models.causal_lm import CausalLM
-from tandem.models.loading import load_model, save_pretrained_atomic
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.roles.actor import Actor
 from tandem.roles.loss import Loss
-from tandem.roles.preferences import PreferenceEvaluator, as_groups, with_reference_point
+from tandem.roles.preferences import Against, PreferenceEvaluator, Scorer, as_groups, with_reference_point
 from tandem.roles.stages import BatchStage
 from tandem.topology.composite import build_actor, load_trainable, model_tokenizer
+from tandem.topology.exports import Exporter
 from tandem.topology.local import continue_from, find_checkpoint
 from tandem.topology.plan import Plan
-from tandem.topology.session import CHECKPOINTS, FINAL_FOLDER, MODEL_FOLDER, Progress
+from tandem.topology.session import CHECKPOINTS, FINAL_FOLDER, Progress
 from tandem.topology.sources import held_out_preferences, preference_source, prompt_tables
 from tandem.train import checkpoint
 from tandem.train.preference import PreferenceObjective
@@ -116,19 +117,18 @@ class PreferenceSession:
             return self.evaluator.metrics()
 
     def save(self, step: int) -> None:
-        """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
+        """Write a checkpoint to resume from, with what the run exports inside."""
         with self.log.timed("save"):
-            root = self.output_dir / CHECKPOINTS
-            exported = root / f".{MODEL_FOLDER}.partial"  # first, so that a kill leaves no checkpoint without a model
-            self.export(exported)
-            prompts = self.config.data.train_batch_size
+            root, prompts = self.output_dir / CHECKPOINTS, self.config.data.train_batch_size
             facts: dict[str, Any] = {"step": step, "prompts": prompts, "data": self.source.state_dict()}
-            saved = self.actor.save(root, step, facts=facts, keep=self.config.trainer.keep_checkpoints)
-            exported.rename(saved.path / MODEL_FOLDER)
+            keep, parts = self.config.trainer.keep_checkpoints, self.exporter.write_parts(root)
+            self.actor.save(root, step, facts=facts, keep=keep, parts=parts)
 
-    def export(self, folder: Path) -> None:
-        """Write the actor as a Hugging Face folder."""
-        save_pretrained_atomic(self.model, self.tokenizer, folder, weights=dict(self.actor.export()))
+    @property
+    def exporter(self) -> Exporter:
+        """Writes what the actor has learned."""
+        section = self.config.actor_rollout_ref.model
+        return Exporter(section, self.config.trainer, self.model, self.tokenizer, self.actor.export)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -137,7 +137,7 @@ class PreferenceSession:
         with self.log:
             try:
                 yield
-                self.export(self.output_dir / FINAL_FOLDER)
+                self.exporter.write(self.output_dir / FINAL_FOLDER)
                 self.log.summarize(model=str(self.output_dir / FINAL_FOLDER))
             finally:
                 self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step)
@@ -191,26 +191,26 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
     )
 
 
-def held_out_evaluator(config: Config, plan: Plan, trained: Path | None) -> PreferenceEvaluator:
-    """The evaluation of the model in the folder ``trained``, or of the config's, which is the reference in any case.
+def held_out_evaluator(config: Config, plan: Plan, trained: ModelConfig) -> PreferenceEvaluator:
+    """The evaluation of the model ``trained``; the reference is the config's own.
 
     Raises ``DataError`` where the config names no held-out preferences.
     """
-    tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    start = config.actor_rollout_ref.model
+    tokenizer = model_tokenizer(start)
     held_out = held_out_preferences(config, tokenizer, prompt_tables(config))
     if not held_out:
         raise DataError("nothing to evaluate on: name data.val_files, or a data.source with a get_val_dataset()")
-    model = load_trainable(config.actor_rollout_ref.model, tokenizer, config.trainer.seed)
-    actor = build_actor(config, plan, model, 1)
-    if trained is not None:
-        weights = load_model(str(trained), trust_remote_code=config.actor_rollout_ref.model.trust_remote_code)
-        model.model.load_state_dict(weights.state_dict())
+    alone = replace(plan, tags=("actor",), base_tags=())
+    models = (load_trainable(model, tokenizer, config.trainer.seed) for model in (trained, start))
+    scorer = Against(*(build_actor(config, alone, model, 1) for model in models))
     loss = config.algorithm.policy_loss
     objective = PreferenceObjective(loss.type, loss.parameters)
-    return PreferenceEvaluator(held_out, config.data.train_batch_size, actor, preference_stages(plan, actor), objective)
+    stages = preference_stages(plan, scorer)
+    return PreferenceEvaluator(held_out, config.data.train_batch_size, scorer, stages, objective)
 
 
-def preference_stages(plan: Plan, actor: Actor) -> tuple[BatchStage, ...]:
+def preference_stages(plan: Plan, actor: Scorer) -> tuple[BatchStage, ...]:
     """What the plan puts before the train call, ready to run."""
     runs: dict[str, Callable[[DataProto], DataProto]] = {
         "ref": actor.ref_logprobs,

@@ -65,6 +65,13 @@ def train(*words: str) -> PreferenceSession:
     return session
 
 
+def run(*arguments: object) -> str:
+    """What a command of ``tandem`` says."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
 def loss(name: str, **parameters: float) -> str:
     return f"algorithm.policy_loss={{type: {name}{''.join(f', {k}: {v}' for k, v in parameters.items())}}}"
 
@@ -167,6 +174,19 @@ def test_adapters_learn_against_the_base_model(words: tuple[str, ...], tmp_path:
     assert rows_of(session)[1]["loss/policy"] == pytest.approx(0.6931, abs=1e-3)
 
 
+def test_a_saved_adapter_is_evaluated_against_its_base(words: tuple[str, ...], tmp_path: Path) -> None:
+    some = (
+        *words, loss("kto"), "actor_rollout_ref.model.lora_rank=4", "trainer.export=adapter", "trainer.total_steps=2",
+        "evaluation.interval=2", f"trainer.output_dir={tmp_path}",
+    )  # fmt: skip
+    assert run("train", *some)
+    found = dict(line.split() for line in run("eval", tmp_path).splitlines() if line.startswith("eval/"))
+    last = read_rows(tmp_path / METRICS_FILE)[-1]
+    told = {key: float(value) for key, value in found.items()}
+    assert told == pytest.approx({key: last[key] for key in found}, abs=1e-3)
+    assert abs(told["eval/chosen_reward"]) > 0.01
+
+
 def test_micro_batches_do_not_show_in_the_weights(words: tuple[str, ...], tmp_path: Path) -> None:
     runs = [
         train(
@@ -183,11 +203,6 @@ def test_micro_batches_do_not_show_in_the_weights(words: tuple[str, ...], tmp_pa
 
 
 def test_the_command_tells_what_came_of_it_and_evaluates_the_run(words: tuple[str, ...], tmp_path: Path) -> None:
-    def run(*arguments: object) -> str:
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        assert result.exit_code == 0, result.output
-        return result.output
-
     planned = run("plan", *words, loss("dpo"))
     assert "answers are given, nothing is generated" in planned and "rollout_logprobs" not in planned
     said = run("train", *words, loss("dpo"), f"trainer.output_dir={tmp_path}")
