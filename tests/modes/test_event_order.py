@@ -128,17 +128,24 @@ def test_b48_with_no_staleness_and_slow_publications_the_run_ends(
     assert [set(batch.ragged("token_versions").values.tolist()) for batch in batches] == [{0}, {1}, {2}]
 
 
-def stop_generation_at(engine: HfEngine, tokens: int, log: EventLog, until: Callable[[], bool]) -> None:
-    """Before the token of that number the engine waits for ``until``."""
-    boundary: Any = engine._boundary
-    token = boundary.token
+def stop_generation_within_partition_1(session: StreamingSession, log: EventLog, until: Callable[[], bool]) -> None:
+    """Once its samples have some of their tokens and not all, the engine waits for ``until``."""
+    stream: Any = session.streams[0]
+    boundary: Any = real_engine(session)._boundary
+    ask, token = stream._ask, boundary.token
+    begun: list[int] = []  # tokens made when each group of the partition was asked for
+
+    def asking(ticket: Ticket, *args: Any) -> Any:
+        if ticket.partition == 1:
+            begun.append(boundary.steps)
+        return ask(ticket, *args)
 
     def slow(aborts: int) -> Any:
-        if boundary.steps == tokens:
+        if begun and boundary.steps > begun[-1]:
             log.wait_for(until, "what lets generation go on")
         return token(aborts)
 
-    boundary.token = slow
+    stream._ask, boundary.token = asking, slow
 
 
 def new_weights_at(engine: HfEngine) -> Callable[[], bool]:
@@ -153,8 +160,6 @@ def real_engine(session: StreamingSession) -> HfEngine:
 
 
 ONE_PARTITION_AT_A_TIME = ("actor_rollout_ref.rollout.max_num_seqs=32", "actor_rollout_ref.rollout.ignore_eos=true")
-WITHIN_PARTITION_1 = 4
-"""Token times after which the first partition is there (a prefill gives a token too) and the second half made."""
 
 
 @pytest.mark.parametrize(
@@ -169,8 +174,7 @@ def test_b52_versions_in_a_sample_that_is_generated_while_weights_arrive(
     log, session = EventLog(), hybrid(task, tmp_path, *ONE_PARTITION_AT_A_TIME, *rollout, max_staleness=1)
     batches = observe(session, log, monkeypatch)
     if update != "wait":  # there they would wait for what waits for them
-        engine = real_engine(session)
-        stop_generation_at(engine, WITHIN_PARTITION_1, log, new_weights_at(engine))
+        stop_generation_within_partition_1(session, log, new_weights_at(real_engine(session)))
     run(session)
     per_sample = [[set(row.tolist()) for row in batch.ragged("token_versions")] for batch in batches]
     assert any({0, 1} == versions for versions in per_sample[1]) == mixed
@@ -183,7 +187,7 @@ def test_the_trace_shows_generation_above_training(task: Path, tmp_path: Path, m
     words = (*ONE_PARTITION_AT_A_TIME, "trainer.trace=true")
     log, session = EventLog(), hybrid(task, tmp_path, *words, max_staleness=1)
     observe(session, log, monkeypatch)
-    stop_generation_at(real_engine(session), WITHIN_PARTITION_1, log, lambda: log.happened("backward 0"))
+    stop_generation_within_partition_1(session, log, lambda: log.happened("backward 0"))
     run(session)
     events = json.loads((tmp_path / "trace.json").read_text())
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
