@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from tandem.models.lora import get_lora_model
     from tandem.roles.actor_rollout_ref import ActorRolloutRef, compute_grpo_loss
     from tandem.roles.reward import build_reward_manager
-    from tandem.topology.composite import build_actor_rollout_ref, build_critic
+    from tandem.topology.composite import build_actor_rollout_ref
+    from tandem.topology.critic import build_critic
     from tandem.topology.sources import build_dataloader
 
 _HOMES = {
@@ -26,7 +27,7 @@ _HOMES = {
     "BaseTrainer": "tandem.control.sft",
     "DataProto": "tandem.columns.proto",
     "build_actor_rollout_ref": "tandem.topology.composite",
-    "build_critic": "tandem.topology.composite",
+    "build_critic": "tandem.topology.critic",
     "build_dataloader": "tandem.topology.sources",
     "build_reward_manager": "tandem.roles.reward",
     "compute_grpo_loss": "tandem.roles.actor_rollout_ref",

@@ -43,6 +43,9 @@ class ModelConfig(Node):
     """Scale of LoRA adapters."""
     lora_target_modules: list[str] | Literal["all-linear"] = "all-linear"
     """Modules that get adapters."""
+    lora_base_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the frozen weights of modules with adapters are held in; bfloat16 halves them and changes no result of
+    ``dtype: bfloat16``, which casts them anyway."""
 
     @property
     def trains_adapters(self) -> bool:
@@ -137,6 +140,15 @@ class RefConfig(Node):
     """Refresh the reference with the actor's weights every so many steps; default: never."""
 
 
+class TeacherConfig(Node):
+    """Whom the actor learns from by distillation: one model for all samples, or one for each data source."""
+
+    path: str | None = None
+    """A local Hugging Face folder or a hub id: the teacher of every sample that ``by_source`` has none for."""
+    by_source: dict[str, str] = {}
+    """Data source -> folder or hub id of its teacher."""
+
+
 class ActorRolloutRef(Node):
     """The composite node: one model as actor, rollout and reference."""
 
@@ -146,6 +158,7 @@ class ActorRolloutRef(Node):
     actor: ActorConfig = ActorConfig()
     rollout: RolloutConfig = RolloutConfig()
     ref: RefConfig = RefConfig()
+    teacher: TeacherConfig = TeacherConfig()
     _whole: Whole = PrivateAttr(default_factory=Whole)
 
     @property
@@ -156,10 +169,27 @@ class ActorRolloutRef(Node):
 
 
 class CriticConfig(Node):
-    """The value model."""
+    """The value model: a critic for estimators that need ``values``, such as gae."""
 
     enable: bool = False
     """Deploy a critic."""
     model: ModelConfig | None = None
-    """Its model; default: the actor's."""
+    """Its model, with the actor's tokenizer; default: the actor's, as it is before training."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
+    warmup_steps: NonNegativeInt = 0
+    """First steps in which only the critic is trained; weights versions advance meanwhile."""
+    ppo_epochs: PositiveInt | None = None
+    """Passes over a partition; default: the actor's."""
+    cliprange_value: PositiveFloat | None = 0.5
+    """How far a value may move from what it was before the step, in the loss; null: not clipped."""
+    loss_agg_mode: Aggregation = "token-mean"
+    """How per-token losses become one number."""
+    ppo_max_token_len_per_gpu: PositiveInt | None = None
+    """Token budget of a micro-batch on one device; default: the actor's."""
+    _whole: Whole = PrivateAttr(default_factory=Whole)
+
+    @property
+    def root(self) -> Config | None:
+        """The whole config that this section belongs to; None for a section made by hand."""
+        root: Config | None = self._whole.config
+        return root

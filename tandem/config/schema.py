@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr
 
+from tandem.config.correction import RolloutCorrectionConfig
 from tandem.config.execution import ColocateExecution, Execution, RuntimeConfig
 from tandem.config.model import (
     ActorRolloutRef,
@@ -54,6 +55,17 @@ class PolicyLossConfig(TypedNode):
     type: str = "ppo_clip"
 
 
+class DistillationConfig(TypedNode):
+    """Learning from a teacher: ``{type: NAME, ...parameters}`` of the objective, and its weight."""
+
+    type: str = "reverse_kl"
+    """Objective."""
+    coef: NonNegativeFloat = 1.0
+    """Weight of the teacher's advantage or loss; 0 is off."""
+    only: bool = False
+    """Learn from the teacher alone: the reward trains nothing, and needn't be there."""
+
+
 class AlgorithmConfig(Node):
     """What is optimised."""
 
@@ -66,17 +78,32 @@ class AlgorithmConfig(Node):
     loss_scale_factor: PositiveFloat | None = None
     """Divisor of seq-mean-token-sum-norm; default: data.max_response_length."""
     kl: KlConfig = KlConfig()
+    distillation: DistillationConfig | None = None
+    """What is learned from ``actor_rollout_ref.teacher``; null: nothing."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     use_tis: bool = False
-    """Truncated importance weights old / rollout."""
+    """Truncated importance weights old / rollout: short for rollout_correction.weights: token."""
     tis_cap: PositiveFloat = 2.0
-    """Where the weights are truncated."""
+    """Where the weights of ``use_tis`` are truncated."""
+    rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    """Weights and rejections for samples of another policy than the one at the start of a step."""
     old_logprobs: Literal["auto", "recompute", "rollout"] = "auto"
     """Where the proximal log-probs come from; ``auto`` skips the pass where the ratio is 1 by construction."""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     overlong: Literal["train", "mask"] = "train"
     """Whether answers cut at max_response_length enter statistics and loss."""
+
+    @property
+    def correction(self) -> RolloutCorrectionConfig:
+        """The rollout correction, in either way of writing it."""
+        if not self.use_tis:
+            return self.rollout_correction
+        return self.rollout_correction.model_copy(update={"weights": "token", "cap": self.tis_cap})
+
+
+NO_REWARD = "none"
+"""The scorer that scores nothing."""
 
 
 class RewardConfig(TypedNode):
@@ -213,8 +240,14 @@ class Config(Node):
     """Modules imported in the driver and in every worker."""
 
     def model_post_init(self, context: Any, /) -> None:
-        """Let the sections that are built one by one find the whole; copies, since defaults are shared by configs."""
-        for name in ("actor_rollout_ref", "reward_manager"):
+        """Let the sections that are built one by one find the whole; copies, since defaults are shared by configs.
+
+        Where only a teacher is learned from, no reward is what nothing written means.
+        """
+        teaching = self.algorithm.distillation
+        if teaching is not None and teaching.only and "reward_manager" not in self.model_fields_set:
+            self.__dict__["reward_manager"] = RewardConfig(type=NO_REWARD)
+        for name in ("actor_rollout_ref", "critic", "reward_manager"):
             section = getattr(self, name).model_copy()
             section._whole = Whole(self)
             self.__dict__[name] = section

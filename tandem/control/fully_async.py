@@ -10,8 +10,8 @@ def train(session: AsyncSession) -> None:
     """The actor's loop.
 
     Each step k consumes the complete partition k (rewards, log-probs, advantages) and produces weights version k + 1,
-    which is broadcast to the rollout engines and to actor_fwd. It waits for the slowest role's columns; every wait is
-    watched, and a stall is told with its cause.
+    which is broadcast to the rollout engines and to actor_fwd; a critic is trained first. It waits for the slowest
+    role's columns; every wait is watched, and a stall is told with its cause.
     """
     with session.serving(serve):
         session.publish(session.progress.step)
@@ -19,6 +19,9 @@ def train(session: AsyncSession) -> None:
             session.evaluate(0)
         for k in session.steps():
             batch = session.complete(k)
+            for stage in session.before_training:
+                with session.run(stage.name):
+                    batch = stage(batch)
             with session.run("train"):
                 update = session.train(batch)
             session.end_step(k, batch, update)
@@ -27,7 +30,7 @@ def train(session: AsyncSession) -> None:
 
 
 def serve(role: ServingRole, session: AsyncSession) -> None:
-    """The loop of reference, actor_fwd or advantages, in a thread of its own.
+    """The loop of reference, actor_fwd, critic or advantages, in a thread of its own.
 
     It consumes groups of partition k that have the columns it reads, ``role.groups`` at a time, and produces the
     columns it gives. It waits for the role before it in the chain, and at the start of a partition for weights that

@@ -95,6 +95,11 @@ class CausalLM(nn.Module):
                 return module
         raise ContractError(f"{type(self.model).__name__} has no list of {count} layers: choose another architecture")
 
+    @property
+    def head(self) -> Head:
+        """What is read off the hidden states."""
+        return Head.of(self.model)
+
     def checkpoint_gradients(self) -> None:
         """Keep only the inputs of each layer for the backward, and compute its activations again there."""
         for layer in self.layers:
@@ -111,4 +116,4 @@ class CausalLM(nn.Module):
         decoder = self.model.get_decoder()
         with self.computing():
             output = decoder(input_ids=input_ids[None], position_ids=positions[None], use_cache=False, layout=layout)
-            return read(output.last_hidden_state[0], Head.of(self.model))
+            return read(output.last_hidden_state[0], self.head)

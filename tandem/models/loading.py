@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
+from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.attention import IMPLEMENTATION
 from tandem.models.causal_lm import CausalLM
-from tandem.models.lora import merged_weights
+from tandem.models.lora import merged_weights, with_adapters
 
 ComputeType = Literal["float32", "bfloat16"]
 
@@ -31,20 +32,31 @@ def load_model(path: str | Path, *, trust_remote_code: bool = False) -> PreTrain
 
     ``path`` is a Hugging Face folder or a hub id. Raises ``DataError`` where there is no model.
     """
-    return _from_pretrained(path, trust_remote_code, attn_implementation="sdpa")
+    return from_pretrained(path, trust_remote_code, attn_implementation="sdpa")
 
 
-def load_causal_lm(path: str | Path, *, dtype: ComputeType = "float32", trust_remote_code: bool = False) -> CausalLM:
-    """The model in ``path`` (folder or hub id) as Tandem runs it.
+def load_causal_lm(
+    path: str | Path,
+    *,
+    dtype: ComputeType = "float32",
+    trust_remote_code: bool = False,
+    adapter: AdapterSpec | None = None,
+) -> CausalLM:
+    """The model in ``path`` (folder or hub id) as Tandem runs it, with an ``adapter`` if one is asked for.
 
     Weights are float32. ``dtype`` is what the forward computes in: with bfloat16 each matrix product casts its weights.
     """
-    return as_causal_lm(_from_pretrained(path, trust_remote_code), dtype=dtype)
+    plain = from_pretrained(path, trust_remote_code)
+    return as_causal_lm(plain if adapter is None else with_adapters(plain, adapter), dtype=dtype)
 
 
 def as_causal_lm(model: PreTrainedModel | PeftModel, *, dtype: ComputeType = "float32") -> CausalLM:
     """Wrap a model, which from then on attends by layout and has no dropout; its weights are shared, not copied."""
-    plain = _without_peft(model)
+    return CausalLM(prepared(_without_peft(model)), getattr(torch, dtype))
+
+
+def prepared(plain: PreTrainedModel) -> PreTrainedModel:
+    """The model itself, made to attend by layout and without dropout."""
     # A config object may belong to several models, and holds the attention setting: from here on this one has its own.
     shared, own = plain.config, copy.deepcopy(plain.config)
     for module in plain.modules():
@@ -53,7 +65,7 @@ def as_causal_lm(model: PreTrainedModel | PeftModel, *, dtype: ComputeType = "fl
     plain.set_attn_implementation(IMPLEMENTATION)
     _remove_dropout(plain)
     plain.eval()
-    return CausalLM(plain, getattr(torch, dtype))
+    return plain
 
 
 def new_model(shape: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
@@ -107,12 +119,30 @@ def check_weight_files(folder: Path) -> None:
             raise DataError(f"{folder / name}: not a whole file of weights ({_first_line(error)})") from error
 
 
-def _from_pretrained(path: str | Path, trust_remote_code: bool, **options: Any) -> PreTrainedModel:
+def nothing_added(model: PreTrainedModel, missing: set[str]) -> set[str]:
+    """All weights of a model must be in its files."""
+    del model
+    return missing
+
+
+def from_pretrained(
+    path: str | Path,
+    trust_remote_code: bool,
+    *,
+    auto: Any = AutoModelForCausalLM,
+    complete: Callable[[PreTrainedModel, set[str]], set[str]] = nothing_added,
+    **options: Any,
+) -> PreTrainedModel:
+    """``auto.from_pretrained`` in float32 and eval mode, where a failure says what is wrong with the folder.
+
+    ``complete`` gets the model and the names of the weights that its files lack; it sets those that it may and gives
+    the others back.
+    """
     local = Path(path)
     if local.is_dir() and not (local / "config.json").is_file():
         raise DataError(f"model path {str(path)!r}: the folder has no config.json, so it holds no Hugging Face model")
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto.from_pretrained(
             str(path), dtype=torch.float32, trust_remote_code=trust_remote_code, output_loading_info=True, **options
         )
     except Exception as error:  # whatever a broken folder provokes in transformers: many types, none documented
@@ -122,7 +152,7 @@ def _from_pretrained(path: str | Path, trust_remote_code: bool, **options: Any) 
             "folder (with config.json and weights) or a hub id such as Qwen/Qwen3-0.6B"
         ) from error
     model, found = loaded
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(complete(model, set(found["missing_keys"]))):
         # transformers would go on with random values in their place
         raise DataError(
             f"model path {str(path)!r}: {len(missing)} weights that config.json asks for are not in its files, "

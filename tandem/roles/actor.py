@@ -10,24 +10,15 @@ from typing import Any
 import torch
 
 from tandem.base.errors import ContractError
-from tandem.base.seeding import derive_seed
 from tandem.columns.proto import DataProto
+from tandem.roles.batching import Batching
 from tandem.roles.loss import Loss
 from tandem.roles.train_group import TrainGroup
 from tandem.roles.train_rank import OLD_ACTOR, REF
 from tandem.train.checkpoint import Checkpoint
-from tandem.train.objective import LossSum
-from tandem.train.protocol import StepResult, logprobs_and
+from tandem.train.objective import LossSum, trained_mask
+from tandem.train.protocol import Exported, StepResult, logprobs_and
 from tandem.weights.store import ACTOR
-
-
-@dataclass(frozen=True)
-class Batching:
-    """How a partition becomes optimizer steps: ``epochs`` passes, mini-batches of ``groups`` whole groups."""
-
-    groups: int
-    epochs: int
-    seed: int
 
 
 @dataclass
@@ -84,21 +75,22 @@ class Actor:
     # --- training ----------------------------------------------------------------------------------------------------
 
     def step(self, loss: Loss) -> dict[str, float]:
-        """Train on the loss's batch: ``epochs`` passes in mini-batches of whole groups.
+        """Train on the loss's batch: ``epochs`` passes in mini-batches of whole groups; its critic first, if any.
 
         A mini-batch in which nothing is to be learned, or whose gradient is not finite, is skipped and counted. Returns
         metrics: means over the trained tokens of all passes.
         """
         self._require_no_gradient("start a train call")
-        for rows in self._mini_batches(loss.batch):
+        values = {} if loss.critic is None else loss.critic.step(loss.batch)
+        for rows in self._batching.mini_batches(loss.batch, self.steps):
             mini = Loss(loss.batch[rows], loss.objective)
             self.accumulate(mini)
             self._update(mini.objective.denominator(mini.batch))
-        return self._end_step()
+        return self._end_step() | values
 
     def accumulate(self, loss: Loss) -> None:
         """Add the gradient of the loss's sum over its batch; ``apply`` makes the optimizer step."""
-        if not bool(loss.batch.ragged("response_mask").values.any()):
+        if not bool(trained_mask(loss.batch).values.any()):
             return
         part = self.ranks.forward_backward(loss.batch, loss.objective)
         self._pending = part if self._pending is None else self._pending + part
@@ -127,23 +119,25 @@ class Actor:
 
     # --- weights and checkpoints -------------------------------------------------------------------------------------
 
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(Hugging Face name, full tensor) of all weights; see ``TrainGroup.export``."""
-        return self.ranks.export()
+    def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full tensor) of ``part`` of the weights; see ``TrainGroup.export``."""
+        return self.ranks.export(part)
 
-    def fingerprint(self) -> str:
-        """Of the actor's weights; what an engine that holds them answers."""
-        return self.ranks.fingerprint()
+    def fingerprint(self, part: Exported = "merged") -> str:
+        """Of the actor's weights; what an engine that took an export of ``part`` over answers."""
+        return self.ranks.fingerprint(part)
 
     def require_actor(self, purpose: str) -> None:
         """Refuse ``purpose`` unless the actor's own weights are in place."""
         self.ranks.require_actor(purpose)
 
-    def save(self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int) -> Checkpoint:
-        """Write a checkpoint of model, optimizer, tags and counters, with ``facts`` beside them."""
+    def save(
+        self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path] | None = None
+    ) -> Checkpoint:
+        """Write a checkpoint of model, optimizer, tags and counters, with ``facts`` and the folders ``parts``."""
         self._require_no_gradient("save a checkpoint")
         own = {"actor": {"steps": self.steps, "updates": self.updates}}
-        return self.ranks.save_checkpoint(root, step, {**facts, **own}, keep)
+        return self.ranks.save_checkpoint(root, step, {**facts, **own}, keep, parts)
 
     def load(self, saved: Checkpoint) -> None:
         """Go on from what ``save`` wrote."""
@@ -189,22 +183,6 @@ class Actor:
         imbalance = self.ranks.take_imbalance()
         balance = {} if imbalance is None else {"balance/max_over_mean": imbalance}
         return {"optim/empty_mini_batches": float(tally.empty), **balance, **_summary(tally)}
-
-    def _mini_batches(self, batch: DataProto) -> Iterator[torch.Tensor]:
-        """Rows of each mini-batch: a seeded shuffle of whole groups for every pass, from the canonical order."""
-        groups = batch.dense("group_ids")
-        ids = groups.unique()
-        if self._batching.groups >= len(ids):
-            for _ in range(self._batching.epochs):
-                yield torch.arange(len(batch))
-            return
-        for epoch in range(self._batching.epochs):
-            generator = torch.Generator().manual_seed(
-                derive_seed(self._batching.seed, "mini-batches", self.steps, epoch)
-            )
-            shuffled = ids[torch.randperm(len(ids), generator=generator)]
-            for chosen in shuffled.split(self._batching.groups):
-                yield torch.isin(groups, chosen).nonzero()[:, 0]
 
 
 def _summary(tally: _StepTally) -> dict[str, float]:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tandem.models.causal_lm import CausalLM
 from tandem.roles.actor import Actor
 from tandem.roles.advantages import AdvantageStage
+from tandem.roles.critic import Critic
 from tandem.roles.generation import as_batch, as_prompts, request
 from tandem.roles.loss import Loss, with_rewards
 from tandem.roles.stages import BatchStage
@@ -27,7 +29,8 @@ class ActorRolloutRef:
     """Actor, rollout engine and reference over one set of weights, for a training loop of your own.
 
     ``stages`` are the forwards and the advantages that the plan derived from the config; ``objective`` is what
-    ``actor.step`` minimises. ``calls`` counts rollouts, so that no two of them repeat their random streams.
+    ``actor.step`` minimises. ``critic`` is there where ``stages`` train one. ``calls`` counts rollouts, so that no two
+    of them repeat their random streams.
     """
 
     model: CausalLM
@@ -38,6 +41,7 @@ class ActorRolloutRef:
     advantages: AdvantageStage
     stages: tuple[BatchStage, ...]
     objective: Objective
+    critic: Critic | None = None
     seed: int = 0
     calls: int = 0
 
@@ -68,14 +72,23 @@ def compute_grpo_loss(
     rollout_outputs: DataProto,
     rewards: torch.Tensor,
     actor_rollout_ref: ActorRolloutRef,
-    critic: None = None,
+    critic: Critic | None = None,
 ) -> Loss:
     """The configured policy loss on a scored batch, to be run by ``actor_rollout_ref.actor.step``.
 
     ``rewards`` (B,) float; a sample whose reward is not finite counts in no statistic and no loss. Runs the forwards
-    that the config needs (reference, old policy) and the advantages; nothing else is computed before ``step``.
+    that the config needs (reference, old policy, values) and the advantages; nothing else is computed before ``step``,
+    which trains the ``critic`` too. Raises ``ContractError`` where the estimator needs values and there is no critic,
+    unless the batch brings a column ``values``.
     """
     batch = with_rewards(rollout_outputs, rewards)
+    if critic is not None:
+        batch = critic.values(batch)
+    elif "values" not in batch.batch and any("values" in stage.needs for stage in actor_rollout_ref.stages):
+        raise ContractError(
+            "the advantage estimator needs values: give critic=build_critic(config.critic), or a batch with a column "
+            "'values'"
+        )
     for stage in actor_rollout_ref.stages:
         batch = stage(batch)
-    return Loss(batch, actor_rollout_ref.objective)
+    return Loss(batch, actor_rollout_ref.objective, critic)

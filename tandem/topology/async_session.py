@@ -13,6 +13,7 @@ from tandem.dataflow.tickets import Lease
 from tandem.roles.batch_metrics import check_lag
 from tandem.roles.loss import without_samples
 from tandem.roles.serving import ServingRole
+from tandem.roles.stages import BatchStage
 from tandem.topology.streaming import StreamingSession
 
 _TICK_S = 0.25
@@ -62,6 +63,11 @@ class AsyncSession(StreamingSession):
         super().check()
         if self.loops.error is not None:
             raise self.loops.error
+
+    @property
+    def before_training(self) -> tuple[BatchStage, ...]:
+        """The planned stages that the actor's loop runs on a complete partition: training a critic."""
+        return tuple(stage for stage in self.stages if stage.name == "train_critic")
 
     def partitions(self) -> Iterator[int]:
         """The partitions that a serving role works through."""

@@ -8,33 +8,39 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tandem.algorithms.correction import tis_weights
 from tandem.base.errors import ConfigError, Problem
 from tandem.columns.proto import DataProto
 from tandem.config.execution import RuntimeConfig
 from tandem.config.model import ActorRolloutRef as Section
-from tandem.config.model import CriticConfig, ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
+from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, load_model
-from tandem.models.lora import get_lora_model
+from tandem.models.lora import with_adapters
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
-from tandem.roles.actor import Actor, Batching
+from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.advantages import AdvantageStage
+from tandem.roles.batching import Batching
+from tandem.roles.correction import corrected
+from tandem.roles.critic import Critic
 from tandem.roles.generation import end_tokens, training_sampling
 from tandem.roles.loss import policy_objective
 from tandem.roles.stages import BatchStage
+from tandem.roles.teachers import TeacherStage
 from tandem.roles.train_group import TrainGroup
 from tandem.rollout.registry import find_engine
 from tandem.topology.plan import Plan, compile_plan
+from tandem.topology.plan_critic import untrained_steps
+from tandem.topology.teachers import check_tokenizers, load_teachers, teacher_stage
 from tandem.train.engine import FsdpEngine
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedTokenizerBase
 
-_NOT_FOR_A_LOOP = ("data", "trainer", "reward_manager", "evaluation")
+NOT_FOR_A_LOOP = ("data", "trainer", "reward_manager", "evaluation")
 """Sections that a user's own loop may leave out: problems there are not its problems."""
 
 
@@ -46,18 +52,11 @@ def build_actor_rollout_ref(section: Section) -> ActorRolloutRef:
     """
     config = section.root if section.root is not None else Config(actor_rollout_ref=section)
     plan = compile_plan(config)
-    problems = [problem for problem in plan.problems if problem.key.split(".")[0] not in _NOT_FOR_A_LOOP]
+    problems = [problem for problem in plan.problems if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
     if problems:
         raise ConfigError(problems)
     updates = plan.batch.optimizer_steps_in_all
     return build_composite(config, plan, model_tokenizer(section.model), 1 if updates is None else updates)
-
-
-def build_critic(section: CriticConfig) -> None:
-    """The critic of ``config.critic``: none where it is off. Raises ``ConfigError`` where it is on (not yet run)."""
-    if section.enable:
-        reason = "the critic can be planned and not yet be run"
-        raise ConfigError([Problem("critic.enable", True, reason, "Use an estimator without values, such as grpo")])
 
 
 def model_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
@@ -75,26 +74,37 @@ def run_device(runtime: RuntimeConfig) -> torch.device:
     return torch.device(runtime.device)
 
 
-def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
-    """The model as it is trained, with adapters where the config asks for them."""
+def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> CausalLM:
+    """The model as it is trained, with adapters where the config asks for them; ``seed`` is what they start from."""
     plain = load_model(model.path, trust_remote_code=model.trust_remote_code)
     check_vocabulary(tokenizer, int(plain.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
-    adapted = get_lora_model(plain, model.lora_rank, alpha=model.lora_alpha, target_modules=model.lora_target_modules)
-    return as_causal_lm(adapted, dtype=model.dtype)
+    spec = AdapterSpec.of(model, seed)
+    return as_causal_lm(plain if spec is None else with_adapters(plain, spec), dtype=model.dtype)
 
 
 def build_composite(
-    config: Config, plan: Plan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+    config: Config,
+    plan: Plan,
+    tokenizer: PreTrainedTokenizerBase,
+    total_updates: int,
+    critic: Critic | None = None,
 ) -> ActorRolloutRef:
-    """The composite node of ``plan``; ``total_updates`` is where a falling learning rate ends."""
+    """The composite node of ``plan``; ``total_updates`` is where a falling learning rate ends.
+
+    ``critic`` is built before, where one is deployed; without it its stages are left out.
+    """
     section, trainer = config.actor_rollout_ref, config.trainer
-    model = load_trainable(section.model, tokenizer)
+    check_tokenizers(config, plan, tokenizer)
+    model = load_trainable(section.model, tokenizer, trainer.seed)
     ranks = TrainGroup.in_process(
         build_train_engine(config, model, total_updates), deadline_s=config.execution.deadline_s
     )
-    batching = Batching(plan.batch.mini_batch_prompts, section.actor.ppo_epochs, trainer.seed)
+    epochs, untrained = section.actor.ppo_epochs, untrained_steps(config)
+    batching = Batching(plan.batch.mini_batch_prompts, epochs, trainer.seed, untrained)
     actor = Actor(ranks, batching, keep_reference="ref" in plan.tags, reference_is_base="ref" in plan.base_tags)
-    advantages = AdvantageStage.of(config.algorithm)
+    advantages, taught = AdvantageStage.of(config.algorithm), None
+    if plan.teachers and plan.mode != "fully_async":  # there they are roles, with models of their own
+        taught = teacher_stage(config, plan, load_teachers(config, plan, ranks), model)
     return ActorRolloutRef(
         model=model,
         actor=actor,
@@ -110,8 +120,9 @@ def build_composite(
         ),
         tokenizer=tokenizer,
         advantages=advantages,
-        stages=batch_stages(config, plan, actor, advantages),
+        stages=batch_stages(config, plan, actor, advantages, critic, taught),
         objective=policy_objective(config),
+        critic=critic,
         seed=trainer.seed,
     )
 
@@ -134,31 +145,46 @@ def build_train_engine(
     )
 
 
-def batch_stages(config: Config, plan: Plan, actor: Actor, advantages: AdvantageStage) -> tuple[BatchStage, ...]:
+def batch_stages(
+    config: Config,
+    plan: Plan,
+    actor: Actor,
+    advantages: AdvantageStage,
+    critic: Critic | None = None,
+    taught: TeacherStage | None = None,
+) -> tuple[BatchStage, ...]:
     """What the plan puts between the rewards and the train call, ready to run."""
-    cap = config.algorithm.tis_cap
     squares = any("sum_pi_squared" in stage.gives for stage in plan.stages)
     runs: dict[str, Callable[[DataProto], DataProto]] = {
         "ref": actor.ref_logprobs,
         "old": partial(actor.old_logprobs, squares=squares) if plan.old_logprobs == "recompute" else rollout_as_old,
         "advantages": advantages,
-        "correction": lambda batch: with_importance_weights(batch, cap),
+        "correction": partial(corrected, config=config.algorithm.correction),
     }
+    if taught is not None:
+        runs["teacher"] = taught
+    if critic is not None:
+        group = {placement.role: placement.group for placement in plan.placements}
+        shared = group["critic"] == group["actor"]
+        runs |= {"values": critic.values, "train_critic": _turn(actor, critic) if shared else critic.train}
     planned = [stage for stage in plan.stages if stage.name in runs]
     return tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name], stage.per) for stage in planned)
+
+
+def _turn(actor: Actor, critic: Critic) -> Callable[[DataProto], DataProto]:
+    """Training the critic on the actor's devices, whose memory for training is its own meanwhile."""
+
+    def train(batch: DataProto) -> DataProto:
+        actor.sleep()
+        critic.wake()
+        trained = critic.train(batch)
+        critic.sleep()
+        actor.wake()
+        return trained
+
+    return train
 
 
 def rollout_as_old(batch: DataProto) -> DataProto:
     """The engine's log-probs stand for the proximal ones: no forward is spent on them."""
     return batch.union(DataProto({"old_logprobs": batch.ragged("rollout_logprobs")}))
-
-
-def with_importance_weights(batch: DataProto, cap: float) -> DataProto:
-    """The batch with ``tis_weights``; what they corrected goes into ``meta_info["mismatch"]``."""
-    old, rollout = batch.padded("old_logprobs"), batch.padded("rollout_logprobs")
-    mask = batch.padded("response_mask", False).bool()
-    found = tis_weights(old, rollout, mask, cap=cap)
-    layout = batch.ragged("response_mask")
-    result = batch.union(DataProto({"tis_weights": layout.like(found.weights[layout.mask()])}))
-    result.meta_info["mismatch"] = found.metrics
-    return result

@@ -9,15 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import Config
 from tandem.topology.checks_algorithm import check_algorithm
+from tandem.topology.checks_correction import CORRECTION, cut_sampling, readers
+from tandem.topology.checks_critic import check_critic, critic_notes, read_critic
 from tandem.topology.checks_data import check_data, count_rows
 from tandem.topology.checks_execution import check_execution
 from tandem.topology.checks_model import check_adapters, check_context, check_exact, read_checked
 from tandem.topology.checks_reward import check_reward
+from tandem.topology.checks_teacher import check_teacher, notes_on_teacher
 from tandem.topology.checks_trainer import check_evaluation, check_length, check_schedule, check_trainer
+from tandem.topology.plan_adapters import check_pushed, pushed_part
 from tandem.topology.plan_batch import BatchPlan, plan_batch
 from tandem.topology.plan_entries import Entries, import_plugins, look_up, unknown_names
 from tandem.topology.plan_later import what_comes_later
@@ -33,6 +38,7 @@ from tandem.topology.plan_stages import (
     plan_stages,
     plan_tags,
 )
+from tandem.topology.plan_teacher import Teacher, teachers
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -43,9 +49,10 @@ class Plan:
     """What will run where, when, on how much; ``problems`` is empty in a plan that may start.
 
     ``device_groups`` are devices per group; what a run needs is their sum. ``base_tags`` are those of the ``tags`` that
-    are no copies but the base model, its adapters switched off. ``later`` names what can be planned and not
-    be run yet. ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown.
-    ``batch.steps`` counts the rows of the files before any is dropped.
+    are no copies but the base model, its adapters switched off. ``pushed`` is what new weights for the rollout engine
+    are: nothing where it generates with the actor's own. ``later`` names what can be planned and not be run yet.
+    ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown. ``batch.steps``
+    counts the rows of the files before any is dropped.
     """
 
     mode: str
@@ -54,7 +61,9 @@ class Plan:
     device_groups: dict[str, int]
     tags: tuple[str, ...]
     base_tags: tuple[str, ...]
+    teachers: tuple[Teacher, ...]
     old_logprobs: OldLogprobs
+    pushed: Literal["nothing", "merged", "adapter"]
     source_columns: tuple[str, ...]
     stages: tuple[Stage, ...]
     batch: BatchPlan
@@ -93,6 +102,7 @@ def compile_plan(config: Config) -> Plan:
     entries = look_up(config)
     placed = placements(config)
     facts, model_problems = read_checked(MODEL, config.actor_rollout_ref.model)
+    critic_facts, critic_problems = read_critic(config, facts)
     rows = count_rows(config.data.train_files) if config.data.train_files else None
     batch = plan_batch(config, _train_ranks(config, placed), rows)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
@@ -100,7 +110,9 @@ def compile_plan(config: Config) -> Plan:
         *plugin_problems,
         *unknown_names(config),
         *model_problems,
+        *critic_problems,
         *_contradictions(config, entries, placed, facts),
+        *check_critic(config, batch, critic_facts),
         *check_length(config, batch, rows),
         *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all),
     ]
@@ -111,15 +123,22 @@ def compile_plan(config: Config) -> Plan:
         device_groups=device_groups(placed),
         tags=tags,
         base_tags=base_tags,
+        teachers=teachers(config),
         old_logprobs=old_logprobs_from(config),
+        pushed="nothing" if _shares_weights(config) else pushed_part(config),
         source_columns=SOURCE_COLUMNS,
         stages=plan_stages(config, entries),
         batch=batch,
         memory=plan_memory(
-            config, facts, placed, copies=len(tags) - len(base_tags) - 1, shares=_shares_weights(config)
+            config,
+            facts,
+            placed,
+            copies=len(tags) - len(base_tags) - 1,
+            shares=_shares_weights(config),
+            critic=critic_facts,
         ),
         later=what_comes_later(config, runtime),
-        notes=tuple(_notes(config, facts)),
+        notes=tuple(_notes(config, entries, facts)),
         problems=tuple({(problem.key, problem.reason): problem for problem in problems}.values()),
     )
 
@@ -130,9 +149,11 @@ def _contradictions(
     yield from check_execution(config, placed)
     yield from check_algorithm(config, entries)
     yield from check_reward(config)
+    yield from check_teacher(config, entries, facts)
     yield from check_data(config)
     yield from check_context(config, facts)
-    yield from check_adapters(MODEL, config.actor_rollout_ref.model)
+    yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
+    yield from check_pushed(config)
     yield from check_exact(config)
     yield from check_evaluation(config)
     yield from check_trainer(config.trainer)
@@ -149,7 +170,7 @@ def _shares_weights(config: Config) -> bool:
     return config.execution.mode == "colocate" and config.actor_rollout_ref.rollout.name == "hf"
 
 
-def _notes(config: Config, facts: ModelFacts | None) -> Iterator[str]:
+def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterator[str]:
     rollout, kl, interval = config.actor_rollout_ref.rollout, config.algorithm.kl, config.evaluation.interval
     if rollout.name == "hf" and rollout.tensor_model_parallel_size > 1:
         yield "actor_rollout_ref.rollout.tensor_model_parallel_size has no effect with the engine hf"
@@ -157,5 +178,12 @@ def _notes(config: Config, facts: ModelFacts | None) -> Iterator[str]:
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
     if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
         yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
+    yield from notes_on_teacher(config)
+    if cut_sampling(config) is not None and not readers(config, entries):
+        yield (
+            f"samples are drawn with {cut_sampling(config)} and trained as if they came from the whole distribution, "
+            f"and no {CORRECTION} looks at the difference; top_p: 1.0 and top_k: -1 make none"
+        )
+    yield from critic_notes(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tandem.config.schema import Config
+from tandem.topology.plan_critic import trained_steps
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class BatchPlan:
     """One partition. Prompts and samples are counts over all devices.
 
     ``micro_batches`` is the most that one optimizer step can need on one device, with every sequence at its longest.
-    ``steps`` is None where only the data bound them.
+    ``steps`` is None where only the data bound them. Optimizer steps are the actor's.
     """
 
     prompts: int
@@ -76,7 +77,7 @@ def plan_batch(config: Config, train_ranks: int, rows: int | None) -> BatchPlan:
         micro_batches=math.ceil(per_rank / at_once),
         optimizer_steps=optimizer_steps,
         steps=steps,
-        optimizer_steps_in_all=None if steps is None else steps * optimizer_steps,
+        optimizer_steps_in_all=None if steps is None else trained_steps(config, steps) * optimizer_steps,
     )
 
 

@@ -9,8 +9,9 @@ from tandem.base.registry import Signature
 from tandem.config.schema import Config
 from tandem.reward.parts import component_names
 from tandem.topology.plan_batch import mini_batch_prompts
-from tandem.topology.plan_entries import Entries, estimator_columns
+from tandem.topology.plan_entries import Entries, distillation_columns, estimator_columns
 from tandem.topology.plan_placement import uses_reference
+from tandem.topology.plan_teacher import TEACHER, learns_from_reward, teachers, teaches_as_tag, uses_teacher
 
 SOURCE_COLUMNS = (
     "prompts",
@@ -68,7 +69,9 @@ def old_logprobs_from(config: Config) -> OldLogprobs:
     one_update = (
         config.actor_rollout_ref.actor.ppo_epochs == 1 and mini_batch_prompts(config) >= config.data.train_batch_size
     )
-    read_before = config.algorithm.use_tis or (uses_reference(config) and config.algorithm.kl.where == "reward")
+    read_before = bool(config.algorithm.correction.gives) or (
+        uses_reference(config) and config.algorithm.kl.where == "reward"
+    )
     read_before = read_before or "old_logprobs" in estimator_columns(config)
     elsewhere = config.execution.mode == "fully_async"  # the actor_fwd role has weights of its own
     return "implied" if one_update and not read_before and not elsewhere else "recompute"
@@ -80,12 +83,9 @@ def plan_stages(config: Config, entries: Entries) -> tuple[Stage, ...]:
         Stage("rollout", "rollout", None, "group", ("prompts",), ROLLOUT_COLUMNS),
         Stage("reward", "reward", None, "group", _reward_needs(entries.reward), _reward_gives(config)),
         *_forwards(config, entries),
-        _advantages(config, entries),
+        *_correction(config),
+        *([_advantages(config, entries)] if learns_from_reward(config) else []),
     ]
-    if config.algorithm.use_tis:
-        role = "advantages" if config.execution.mode == "fully_async" else "actor"
-        needs = ("old_logprobs", "rollout_logprobs", "response_mask")
-        stages.append(Stage("correction", role, None, "partition", needs, ("tis_weights",)))
     if config.critic.enable:
         targets = ("prompts", "responses", "response_mask", "values", "returns")
         stages.append(Stage("train_critic", "critic", None, "partition", targets, ()))
@@ -99,6 +99,8 @@ def plan_tags(config: Config) -> tuple[str, ...]:
     tags = ["actor"]
     if config.execution.mode != "fully_async" and uses_reference(config):
         tags.append("ref")
+    if teaches_as_tag(config):
+        tags += [teacher.name for teacher in teachers(config)]
     if config.execution.mode == "hybrid" and config.execution.train_pipelining == "step":
         tags.append("old_actor")
     return tuple(tags)
@@ -136,6 +138,10 @@ def _forwards(config: Config, entries: Entries) -> list[Stage]:
     if uses_reference(config):
         role = "reference" if separate else "actor"
         stages.append(Stage("ref", role, None if separate else "ref", per, inputs, ("ref_logprobs",)))
+    if uses_teacher(config):
+        role, tag = ("actor", TEACHER) if teaches_as_tag(config) else (TEACHER, None)
+        sorted_by = ("data_source",) if config.actor_rollout_ref.teacher.by_source else ()
+        stages.append(Stage(TEACHER, role, tag, per, (*inputs, *sorted_by), distillation_columns(config)))
     source = old_logprobs_from(config)
     if source == "recompute":
         tag = "old_actor" if "old_actor" in plan_tags(config) else "actor"
@@ -150,12 +156,22 @@ def _forwards(config: Config, entries: Entries) -> list[Stage]:
     return stages
 
 
+def _correction(config: Config) -> list[Stage]:
+    gives = config.algorithm.correction.gives
+    if not gives:
+        return []
+    role = "advantages" if config.execution.mode == "fully_async" else "actor"
+    needs = ("old_logprobs", "rollout_logprobs", "response_mask")
+    return [Stage("correction", role, None, "partition", needs, gives)]
+
+
 def _advantages(config: Config, entries: Entries) -> Stage:
     needs: list[str] = ["rewards"]
     signature = entries.advantage.signature if entries.advantage is not None else None
     if signature is not None:
         needs += [name for name in signature.columns if name != "token_rewards"]
-        needs += [name for name in signature.optional_columns if name in ("reward_valid", "truncated")]
+        there = ("reward_valid", "truncated", *config.algorithm.correction.gives)
+        needs += [name for name in signature.optional_columns if name in there]
     if uses_reference(config) and config.algorithm.kl.where == "reward":
         needs += ["old_logprobs", "ref_logprobs"]
     role = "advantages" if config.execution.mode == "fully_async" else "actor"
@@ -168,9 +184,13 @@ def _train(config: Config, entries: Entries) -> Stage:
     if entries.policy_loss is not None:
         signature = entries.policy_loss.signature
         needs += [name for name in signature.columns if name not in COMPUTED_IN_TRAINING]
-        needs += [name for name in signature.optional_columns if name == "tis_weights" and config.algorithm.use_tis]
+        needs += [name for name in signature.optional_columns if name in config.algorithm.correction.gives]
+    needs += [name for name in config.algorithm.correction.gives if name == "loss_mask"]
     if uses_reference(config) and config.algorithm.kl.where == "loss":
         needs.append("ref_logprobs")
+    needs += distillation_columns(config)
+    if not learns_from_reward(config):
+        needs = [name for name in needs if name != "advantages"]
     implied = old_logprobs_from(config) == "implied"
     kept = [name for name in dict.fromkeys(needs) if not (implied and name == "old_logprobs")]
     return Stage("train", "actor", "actor", "partition", tuple(kept), ())

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -76,10 +77,19 @@ class Checkpoint:
         np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
 
 
-def save(root: Path, step: int, *, tensors: dict[str, Any], facts: Mapping[str, Any], keep: int) -> Checkpoint:
+def save(
+    root: Path,
+    step: int,
+    *,
+    tensors: dict[str, Any],
+    facts: Mapping[str, Any],
+    keep: int,
+    parts: Mapping[str, Path] = MappingProxyType({}),
+) -> Checkpoint:
     """Write ``root/step_<step>``; afterwards only the ``keep`` newest checkpoints stay.
 
-    ``tensors`` is a nested dict of (sharded) tensors, numbers and strings, ``facts`` anything that JSON holds. Every
+    ``tensors`` is a nested dict of (sharded) tensors, numbers and strings, ``facts`` anything that JSON holds. The
+    folders ``parts`` are moved into the checkpoint, each under its name, before that is finished. Every
     rank calls this. The random state of rank 0 goes with it. A killed process leaves at most a hidden partial folder,
     which the next ``save`` clears away.
     """
@@ -93,6 +103,8 @@ def save(root: Path, step: int, *, tensors: dict[str, Any], facts: Mapping[str, 
     with _single_process_is_meant():
         save_sharded(tensors, checkpoint_id=scratch / _TENSORS, no_dist=not _distributed())
     if _first_rank():
+        for name, folder in parts.items():
+            folder.rename(scratch / name)
         flush_tree(scratch)
         document = {"format": _FORMAT, "step": step, "facts": dict(facts), "random": _random_state()}
         (scratch / _STATE).write_text(plain_json.dumps(document, "the checkpoint"))

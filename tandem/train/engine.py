@@ -13,22 +13,27 @@ import torch.distributed.checkpoint.state_dict as dcp_state
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from tandem.algorithms.distillation import AT_CANDIDATES, CANDIDATES
+from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM, Head
 from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
-from tandem.models.lora import adapted_layers, adapters_off, merged_weights
+from tandem.models.lora import adapted_layers, adapter_weights, adapters_off, base_weights, merged_weights
 from tandem.models.packing import PackedSamples, pack_samples
 from tandem.train.dealing import forward_columns, objective_columns
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
-from tandem.train.objective import AT_CANDIDATES, CANDIDATES, LossSum, Objective
-from tandem.train.protocol import StepResult, TopTokens, Wanted
-from tandem.train.sharding import local_shard, shard_layers, shard_like
+from tandem.train.objective import LossSum, Objective
+from tandem.train.protocol import Exported, StepResult, TopTokens, Wanted
+from tandem.train.sharding import local_shard, part_like, shard_layers, shard_like
 from tandem.train.updater import Updater
 
 TokenValues = tuple[torch.Tensor, torch.Tensor | None]
 Found = dict[str, torch.Tensor]
+
+
+_EXPORTS = {"merged": merged_weights, "adapter": adapter_weights, "base": base_weights}
 
 
 class FsdpEngine:
@@ -54,7 +59,7 @@ class FsdpEngine:
     ) -> None:
         self.model, self.device = model.to(device), torch.device(device)
         self._max_tokens, self._temperature, self._exact = max_tokens_per_micro_batch, temperature, exact
-        self._group = None if mesh is None else mesh.get_group()
+        self._mesh, self._group = mesh, None if mesh is None else mesh.get_group()
         if gradient_checkpointing:
             model.checkpoint_gradients()
         if mesh is not None:
@@ -128,9 +133,9 @@ class FsdpEngine:
         """See ``TrainEngine.shards``."""
         return {name: local_shard(p.detach()) for name, p in self._trained.items()}
 
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
         """See ``TrainEngine.export``."""
-        return merged_weights(self.model.model)
+        return _EXPORTS[part](self.model.model)
 
     def sleep(self) -> None:
         """See ``TrainEngine.sleep``: gradients go, moments leave an accelerator for the CPU."""
@@ -152,6 +157,19 @@ class FsdpEngine:
             for state in moments.values():
                 state["step"].zero_()
         return {"model": model, "optimizer": optimizer, "updates": self.updates, "skipped": self.skipped}
+
+    def beside(self, model: CausalLM) -> FsdpEngine:
+        """An engine for forwards of another model on the same ranks, at the same temperature and token budget."""
+        return FsdpEngine(
+            model,
+            optim=OptimConfig(),
+            total_updates=1,
+            max_tokens_per_micro_batch=self._max_tokens,
+            temperature=self._temperature,
+            exact=self._exact,
+            mesh=self._mesh,
+            device=self.device,
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See ``TrainEngine.load_state_dict``."""
@@ -175,6 +193,16 @@ class FsdpEngine:
         return adapters_off(self.model)
 
     # --- shards and the whole ----------------------------------------------------------------------------------------
+
+    def shards_of(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """This rank's parts of whole tensors by the names of ``shards()``; others are left aside."""
+        found = {}
+        for name, parameter in self._trained.items():
+            if name not in weights or weights[name].shape != parameter.shape:
+                has = f"is {tuple(weights[name].shape)}" if name in weights else "is missing"
+                raise ContractError(f"weight {name!r} {has}, the trained one is {tuple(parameter.shape)}")
+            found[name] = part_like(parameter, weights[name].to(parameter.dtype))
+        return found
 
     def as_sharded(self, copies: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copies of ``shards()`` as parts of whole tensors, which any number of ranks can load; shares their memory."""

@@ -17,8 +17,9 @@ from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.reward.outcome import failed
-from tandem.roles.actor import Actor, Batching
+from tandem.roles.actor import Actor
 from tandem.roles.advantages import AdvantageStage
+from tandem.roles.batching import Batching
 from tandem.roles.stages import BatchStage
 from tandem.roles.train_group import TrainGroup
 from tandem.topology.plan import Plan, compile_plan
@@ -44,6 +45,7 @@ class FakeComposite:
     stages: tuple[BatchStage, ...]
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     objective: SamplesObjective = field(default_factory=SamplesObjective)
+    critic: None = None
 
 
 class Loop:

@@ -178,7 +178,7 @@ def test_one_device_a_role_is_local_and_more_is_ray(plan_of: Plans) -> None:
         (["actor_rollout_ref.rollout.name=sglang"], ["actor_rollout_ref.rollout.name"]),
         (["actor_rollout_ref.actor.strategy=megatron"], ["actor_rollout_ref.actor.strategy"]),
         (["execution.resource={actor: [1, 2]}"], ["runtime.name"]),
-        (["--critic.enable", "algorithm.adv_estimator=gae"], ["critic.enable"]),
+        (["--critic.enable", "algorithm.adv_estimator=gae"], []),
     ],
 )
 def test_what_can_be_planned_but_not_run_yet_is_said_in_one_line_each(

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.base.errors import ContractError
-from tandem.roles.actor import Actor, Batching
+from tandem.roles.actor import Actor
+from tandem.roles.batching import Batching
 from tandem.roles.loss import Loss, with_rewards, without_samples
 from tandem.roles.stages import BatchStage
 from tandem.roles.train_group import TrainGroup
@@ -87,6 +88,14 @@ def test_a_mini_batch_without_a_trained_token_makes_no_optimizer_step() -> None:
     metrics = made.step(Loss(without_samples(batch, torch.ones(8, dtype=torch.bool)), OBJECTIVE))
     assert metrics == {"optim/empty_mini_batches": 1.0}
     assert (made.steps, made.updates) == (1, 0)
+
+
+def test_a_mini_batch_of_which_all_was_rejected_makes_no_optimizer_step() -> None:
+    engine, batch = FakeTrainEngine(), scored(2)
+    responses = batch.ragged("responses")
+    batch.batch["loss_mask"] = responses.like(torch.zeros(len(responses.values), dtype=torch.bool))
+    metrics = actor(engine).step(Loss(batch, OBJECTIVE))
+    assert metrics["optim/empty_mini_batches"] == 1 and not engine.trained
 
 
 def test_reference_log_probs_are_of_the_weights_at_the_start() -> None:

@@ -1,0 +1,99 @@
+"""A transformers model with one number per token: what the critic trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from peft import LoraConfig, TaskType, inject_adapter_in_model
+from torch import nn
+from transformers import AutoModelForTokenClassification, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from tandem.base.errors import DataError
+from tandem.config.model import ModelConfig
+from tandem.models.causal_lm import CausalLM, Head
+from tandem.models.loading import from_pretrained, prepared
+from tandem.models.lora import hold_base
+
+
+class ValueModel(CausalLM):
+    """Runs as a ``CausalLM`` does; its head is a projection to one number: weight (1, d), bias (1,)."""
+
+    @property
+    def head(self) -> Head:
+        """The value head."""
+        projection = _projection(self.model)
+        return Head(projection.weight, projection.bias)
+
+
+def load_value_model(model: ModelConfig) -> ValueModel:
+    """The model in ``model.path`` (folder or hub id) with a value head, and adapters where ``model`` asks for them.
+
+    A new head is zero: all values are 0 until something is learned, and nothing about it is random. A folder that
+    brings a head with one output (a saved critic, a reward model) keeps it. Raises ``DataError`` where there is no
+    model, or one of an architecture that transformers can't give such a head.
+    """
+    with _quietly():
+        plain = from_pretrained(
+            model.path, model.trust_remote_code, auto=AutoModelForTokenClassification, complete=_zero_head, num_labels=1
+        )
+    if model.lora_rank:
+        _adapt(plain, model)
+    return ValueModel(prepared(plain), getattr(torch, model.dtype))
+
+
+def token_values(hidden: torch.Tensor, head: Head) -> torch.Tensor:
+    """hidden (N, d) -> values (N,), in float32 (float64 for float64 weights) whatever the forward computes in."""
+    assert head.bias is not None
+    with torch.autocast(hidden.device.type, enabled=False):
+        return nn.functional.linear(hidden.to(head.weight.dtype), head.weight, head.bias)[:, 0]
+
+
+def _projection(model: PreTrainedModel) -> nn.Linear:
+    """The linear layer on top, whatever the architecture calls it."""
+    found = [child for child in model.children() if isinstance(child, nn.Linear) and child.out_features == 1]
+    if len(found) != 1 or found[0].bias is None:
+        raise DataError(
+            f"{type(model).__name__} has no linear layer on top that gives one number a token, so it can't be a "
+            "critic: name another model in critic.model.path"
+        )
+    return found[0]
+
+
+def _zero_head(model: PreTrainedModel, missing: set[str]) -> set[str]:
+    own = {id(parameter) for parameter in _projection(model).parameters()}
+    fresh = {name: p for name, p in model.named_parameters() if id(p) in own and name in missing}
+    for parameter in fresh.values():
+        nn.init.zeros_(parameter)
+    return missing - fresh.keys()
+
+
+def _adapt(plain: PreTrainedModel, model: ModelConfig) -> None:
+    """Adapters in ``plain``: they and the value head are what is trained. Their random half is always the same."""
+    targets = model.lora_target_modules
+    config = LoraConfig(
+        task_type=TaskType.TOKEN_CLS,
+        r=model.lora_rank,
+        lora_alpha=model.lora_alpha,  # type: ignore[arg-type]  # a float is fine: it is only divided
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        lora_dropout=0.0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        inject_adapter_in_model(config, plain)
+    hold_base(plain, model.lora_base_dtype)
+    _projection(plain).requires_grad_(True)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """transformers reports a head that it makes, and takes numbers for it from the global stream."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        transformers_logging.set_verbosity(before)
