@@ -212,6 +212,8 @@ class TrainerConfig(Node):
     """Everything the run writes."""
     save_interval: NonNegativeInt = 0
     """Steps between checkpoints and exports; 0: only at the end."""
+    export: Literal["merged", "adapter"] = "merged"
+    """What a LoRA run leaves: the model with its adapters merged, or a PEFT adapter folder."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept."""
     resume: str | None = None

@@ -15,9 +15,9 @@ from tandem.config.model import ActorRolloutRef as Section
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.models.adapter_spec import AdapterSpec
+from tandem.models.adapters import with_adapters
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, load_model
-from tandem.models.lora import with_adapters
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
 from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef

@@ -13,16 +13,17 @@ from typing import Literal
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import Config
+from tandem.topology.checks_adapters import check_adapters, check_exported, check_pushed
 from tandem.topology.checks_algorithm import check_algorithm
 from tandem.topology.checks_correction import CORRECTION, cut_sampling, readers
 from tandem.topology.checks_critic import check_critic, critic_notes, read_critic
 from tandem.topology.checks_data import check_data, count_rows
 from tandem.topology.checks_execution import check_execution
-from tandem.topology.checks_model import check_adapters, check_context, check_exact, read_checked
+from tandem.topology.checks_model import check_context, check_exact, read_checked
 from tandem.topology.checks_reward import check_reward
 from tandem.topology.checks_teacher import check_teacher, notes_on_teacher
 from tandem.topology.checks_trainer import check_evaluation, check_length, check_schedule, check_trainer
-from tandem.topology.plan_adapters import check_pushed, pushed_part
+from tandem.topology.plan_adapters import pushed_part
 from tandem.topology.plan_batch import BatchPlan, plan_batch
 from tandem.topology.plan_entries import Entries, import_plugins, look_up, unknown_names
 from tandem.topology.plan_later import what_comes_later
@@ -154,6 +155,7 @@ def _contradictions(
     yield from check_context(config, facts)
     yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
     yield from check_pushed(config)
+    yield from check_exported(config.trainer, config.actor_rollout_ref.model)
     yield from check_exact(config)
     yield from check_evaluation(config)
     yield from check_trainer(config.trainer)

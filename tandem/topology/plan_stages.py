@@ -107,9 +107,13 @@ def plan_tags(config: Config) -> tuple[str, ...]:
 
 
 def plan_base_tags(config: Config) -> tuple[str, ...]:
-    """Tags that are the base model, adapters switched off, and so cost no copy: a reference that never moves."""
+    """Tags that are the base model, adapters switched off, and so cost no copy: a reference that never moves.
+
+    A run that starts from an adapter has that in its reference, so it needs a copy.
+    """
     section = config.actor_rollout_ref
-    free = section.model.trains_adapters and section.ref.update_interval is None
+    fresh = section.model.trains_adapters and section.model.adapter_path is None
+    free = fresh and section.ref.update_interval is None
     return tuple(tag for tag in plan_tags(config) if tag == "ref" and free)
 
 
