@@ -25,6 +25,7 @@ from tandem.base.registry import Entry, Parameter, Registry
 from tandem.config.load import config_from_tree
 from tandem.config.schema import Config
 from tandem.reward import resolve as _built_in  # noqa: F401  (registers the built-in scorers)
+from tandem.reward.parts import COMBINING
 from tandem.reward.registry import REWARDS
 from tandem.topology.checks_parameters import spelled
 from tandem.topology.plan import compile_plan
@@ -198,8 +199,9 @@ def _entry(entry: Entry[Any]) -> tuple[str, ...]:
 
 
 def _scorer(entry: Entry[Any]) -> tuple[str, ...]:
-    if inspect.isclass(entry.target):  # the sum, whose parts are its parameters
-        return code(entry.name), text(entry.summary), "what its parts read", "`parts`"
+    if entry.name in COMBINING:
+        inside = ", ".join(map(code, entry.signature.parameters))
+        return code(entry.name), text(entry.summary), "what its parts read", inside
     return code(entry.name), text(entry.summary), _columns(entry), _parameters(entry)
 
 
