@@ -66,6 +66,31 @@ CONTROLLERS = """\
 `algorithm.kl.controller`; `coef`, `target` and `horizon` are keys of `algorithm.kl`.
 """
 AGGREGATION = "## Loss aggregation\n\n`algorithm.loss_agg_mode`. Sums and counts are those of the whole mini-batch.\n"
+CORRECTION = """\
+## Rollout correction
+
+`algorithm.rollout_correction`: what is done about samples of another policy than the one at the start of the step, be
+it by the engine's numerics or by staleness. `r` is old / rollout; both log-probs are recorded, and `mismatch/*` in the
+metrics tells how far apart they are whether or not anything is corrected.
+
+```yaml part
+algorithm:
+  rollout_correction:
+    weights: token          # or sequence: the product over an answer; off by default
+    cap: 2.0                # truncates; with floor: 0.5 what is outside [0.5, 2.0] weighs 0
+    normalize: false        # true: divided by the mean over the partition
+    reject:
+      - {by: seq_mean_k1, low: 0.9, high: 1.1}      # the geometric mean of an answer's ratios
+      - {by: token_k3, quantile: 0.99}              # the hundredth part that drifted most
+    veto: 1.0e-4            # an answer with a token whose r is below
+```
+
+`by` is `token_*` (each token by itself), `seq_sum_*`, `seq_mean_*`, `seq_max_*` or `seq_min_*` (whole answers), of
+`k1` = r, `k2` = (log r)^2 / 2 or `k3` = r - 1 - log r. What is rejected keeps its place in the statistics of its group
+and is left out of the loss and of its counts. `use_tis: true` with `tis_cap` is short for `weights: token` with `cap`.
+Scope: `normalize` and `quantile` look at the whole partition, the rest at a token or an answer. Sources: truncated
+weights (Ionides 2008; V-trace, arXiv 1802.01561), weights that are 0 outside a band (IcePop), k1 to k3 (Schulman 2020).
+"""
 SCORERS = """\
 ## Rewards
 
@@ -94,6 +119,7 @@ def page() -> str:
         table(WHAT, (_what(entry) for entry in own(KL_CONTROLLERS))),
         AGGREGATION,
         "\n".join(text(line) for line in _modes()) + "\n",
+        CORRECTION,
         SCORERS,
         table(("name", "what it is", "reads", "parameters"), (_scorer(entry) for entry in own(REWARDS))),
     ]

@@ -5,7 +5,6 @@ Importing this package fills its registries; it does not import torch.
 
 from tandem.algorithms import baselines, ratio_losses, sequence_losses
 from tandem.algorithms.advantage import ADVANTAGES
-from tandem.algorithms.correction import tis_weights
 from tandem.algorithms.distillation import DISTILLATIONS
 from tandem.algorithms.kl import KL_CONTROLLERS, KL_TYPES
 from tandem.algorithms.policy_loss import POLICY_LOSSES
@@ -24,5 +23,4 @@ __all__ = [
     "baselines",
     "ratio_losses",
     "sequence_losses",
-    "tis_weights",
 ]

@@ -1,28 +1,32 @@
-"""Importance weights and rejection between the policy that sampled and the trainer's at the start of a step.
+"""Correction for the gap between the policy that sampled and the trainer's at the start of a step.
 
-``tis_weights`` in ``tandem.algorithms.correction`` is the plain form. Here weights may be of whole sequences, may be
-zero outside a band instead of truncated, and tokens or sequences that drifted too far may be left out altogether. The
-mask that comes back is final: loss counts are to be taken from it, not from the one before.
+The engine's numerics, and under staleness its weights, differ from the trainer's. The ratio ``pi_old / pi_rollout``
+re-weights samples, of a token or of a whole answer, truncated or zeroed outside a band; what drifted too far is left
+out altogether. The mask that comes back is final: loss counts are to be taken from it, not from the one before.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from tandem.algorithms.correction import mismatch_metrics
 from tandem.algorithms.masked import masked_mean, masked_sum, select
 from tandem.algorithms.policy_loss import FINITE_LIMIT, LOG_RATIO_LIMIT, log_ratio
 from tandem.base.errors import ContractError
 from tandem.base.lazy import LazyModule
-from tandem.base.registry import near
+from tandem.base.registry import Scope, near
+from tandem.config.correction import RolloutCorrectionConfig, Statistic
 
 if TYPE_CHECKING:
     import torch
 else:
     torch = LazyModule("torch")
+
+QUANTILES = (0.01, 0.5, 0.99)
+STATISTICS: tuple[str, ...] = get_args(Statistic)
 
 
 class Level(StrEnum):
@@ -36,8 +40,10 @@ class Level(StrEnum):
 class Weighting:
     """How ratios ``pi_old / pi_rollout`` become weights.
 
-    Without ``floor`` they are truncated at ``cap`` (Espeholt et al., arXiv 1802.01561). With it, weights outside
-    ``[floor, cap]`` are 0 (IcePop). ``normalize`` divides by the mean weight of the partition.
+    Without ``floor`` they are truncated at ``cap``: truncated importance sampling (Ionides, 2008; between engine and
+    trainer Yao et al., 2025, "Your efficient RL framework secretly brings you off-policy RL training"; V-trace, arXiv
+    1802.01561). With it, weights outside ``[floor, cap]`` are 0 (IcePop). ``normalize`` divides by the mean weight of
+    the partition.
     """
 
     level: str = Level.TOKEN
@@ -51,54 +57,114 @@ class Weighting:
         if self.cap <= 0 or not 0 <= (self.floor or 0.0) <= self.cap:
             raise ContractError(f"weights in [{self.floor}, {self.cap}]: write 0 <= floor <= cap, and cap above 0")
 
-
-REDUCTIONS = ("token", "seq_sum", "seq_mean", "seq_max")
-DIVERGENCES = ("k1", "k2", "k3")
-STATISTICS = tuple(f"{r}_{d}" for r in REDUCTIONS for d in DIVERGENCES if (r, d) != ("seq_max", "k1"))
+    @property
+    def scope(self) -> Scope:
+        """What must be seen at once."""
+        if self.normalize:
+            return Scope.PARTITION
+        return Scope.SEQUENCE if self.level == Level.SEQUENCE else Scope.TOKEN
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """Leave out what drifted: tokens by ``token_*``, whole sequences by the sum, mean or maximum over their tokens.
+    """Leave out what drifted: tokens by ``token_*``, whole sequences by the sum, mean or extreme over their tokens.
 
     ``k1`` looks at the ratio old / rollout (a sequence's: exp of the sum or mean of its log-ratios) and keeps
     ``[low, high]``, where ``low`` defaults to 1 / high. ``k2`` = (log r)^2 / 2 and ``k3`` = r - 1 - log r keep up to
-    ``high``.
+    ``high``. ``seq_min_k1`` is the smallest ratio of a sequence and keeps what is at least ``low``. With ``quantile``
+    instead of bounds that part of the partition's tokens or sequences is kept which drifted least (nearest rank; of k1
+    the distance of the log-ratio from 0 counts).
     """
 
     statistic: str
-    high: float
+    high: float | None = None
     low: float | None = None
+    quantile: float | None = None
 
     def __post_init__(self) -> None:
-        if self.statistic not in STATISTICS:
-            raise ContractError(f"rejection by {self.statistic!r}: {near(self.statistic, STATISTICS)}")
-        if self.high <= 0 or (self.low is not None and not 0 < self.low <= self.high):
-            raise ContractError(f"rejection keeps [{self.low}, {self.high}]: write 0 < low <= high")
-        if self.low is not None and not self.statistic.endswith("k1"):
-            raise ContractError(f"rejection by {self.statistic} has no lower bound: leave low out")
+        name, high, low, quantile = self.statistic, self.high, self.low, self.quantile
+        if name not in STATISTICS:
+            raise ContractError(f"rejection by {name!r}: {near(name, STATISTICS)}")
+        if quantile is not None:
+            if high is not None or low is not None or not 0 < quantile < 1:
+                raise ContractError(f"rejection by {name} of quantile {quantile}: write 0 < quantile < 1 and no bounds")
+        elif name == "seq_min_k1":
+            if high is not None or low is None or low <= 0:
+                raise ContractError(f"rejection by {name} keeps [{low}, {high}]: write low above 0, and no high")
+        elif high is None or high <= 0 or (low is not None and not 0 < low <= high):
+            raise ContractError(f"rejection keeps [{low}, {high}]: write 0 < low <= high")
+        elif low is not None and not name.endswith("k1"):
+            raise ContractError(f"rejection by {name} has no lower bound: leave low out")
+
+    @property
+    def scope(self) -> Scope:
+        """What must be seen at once."""
+        if self.quantile is not None:
+            return Scope.PARTITION
+        return Scope.TOKEN if self.of_tokens else Scope.SEQUENCE
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether tokens are judged one by one."""
+        return self.statistic.startswith("token")
 
     def keeps(self, delta: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
         """(B, T) bool, from log-ratios ``delta`` (B, T) that are 0 outside the mask."""
+        value, high = self._value(delta, response_mask), math.inf if self.high is None else self.high
+        if self.quantile is not None:
+            drift = value.abs()
+            population = drift[response_mask] if self.of_tokens else drift[response_mask.any(dim=-1)]
+            ordered = population.flatten().sort().values
+            kept = drift <= ordered[max(0, math.ceil(self.quantile * len(ordered)) - 1)]
+        elif self.statistic.endswith("k1"):
+            ratio = _bounded(value).exp()
+            kept = (ratio >= (1 / high if self.low is None else self.low)) & (ratio <= high)
+        else:
+            kept = value <= high
+        return kept.expand_as(delta)
+
+    def _value(self, delta: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+        """The statistic: (B, T) of tokens, (B, 1) of sequences."""
         reduction, _, divergence = self.statistic.rpartition("_")
+        value = delta
         if divergence == "k2":
             value = 0.5 * delta.square()
         elif divergence == "k3":
             value = _bounded(delta).exp() - 1 - delta
-        else:
-            value = delta
         if reduction == "seq_sum":
-            value = masked_sum(value, response_mask, dim=-1).unsqueeze(-1)
-        elif reduction == "seq_mean":
-            value = masked_mean(value, response_mask, dim=-1).unsqueeze(-1)
-        elif reduction == "seq_max":
-            value = value.amax(dim=-1, keepdim=True)
-        if divergence == "k1":
-            ratio = _bounded(value).exp()
-            kept = (ratio >= (1 / self.high if self.low is None else self.low)) & (ratio <= self.high)
-        else:
-            kept = value <= self.high
-        return kept.expand_as(delta)
+            return masked_sum(value, response_mask, dim=-1).unsqueeze(-1)
+        if reduction == "seq_mean":
+            return masked_mean(value, response_mask, dim=-1).unsqueeze(-1)
+        if reduction == "seq_max":
+            return value.amax(dim=-1, keepdim=True)
+        if reduction == "seq_min":
+            return value.amin(dim=-1, keepdim=True)
+        return value
+
+
+@dataclass(frozen=True)
+class CorrectionRules:
+    """What a config asks for."""
+
+    weighting: Weighting | None = None
+    rejections: tuple[Rejection, ...] = ()
+
+    @classmethod
+    def of(cls, config: RolloutCorrectionConfig) -> CorrectionRules:
+        """Raises ``ContractError`` for bounds that contradict each other."""
+        weighting = None
+        if config.weights != "off":
+            weighting = Weighting(config.weights, config.cap, config.floor, config.normalize)
+        rejections = [Rejection(rule.by, rule.high, rule.low, rule.quantile) for rule in config.reject]
+        if config.veto is not None:
+            rejections.append(Rejection("seq_min_k1", low=config.veto))
+        return cls(weighting, tuple(rejections))
+
+    @property
+    def scope(self) -> Scope:
+        """What must be seen at once."""
+        weighting = Scope.TOKEN if self.weighting is None else self.weighting.scope
+        return max([weighting, *(rejection.scope for rejection in self.rejections)])
 
 
 @dataclass(frozen=True)
@@ -107,9 +173,8 @@ class RolloutCorrection:
 
     ``weight_*`` describe the weights over the trained tokens before normalisation, ``weight_ess`` their effective
     sample size as a fraction; ``above`` and ``below`` are the fractions of ratios (of tokens or sequences) outside
-    ``[floor or 1 / cap, cap]``;
-    ``rejected`` and ``rejected_sequences`` the fractions of trained tokens and of sequences (with trained tokens) that
-    lost at least one. The others as in ``correction.mismatch_metrics``.
+    ``[floor or 1 / cap, cap]``; ``rejected`` and ``rejected_sequences`` the fractions of trained tokens and of
+    sequences (with trained tokens) that lost at least one. The others as in ``mismatch_metrics``.
     """
 
     weights: torch.Tensor | None
@@ -125,7 +190,7 @@ def correct_rollout(
     weighting: Weighting | None = None,
     rejections: Sequence[Rejection] = (),
 ) -> RolloutCorrection:
-    """Weights and the mask that is left, for a partition; all inputs (B, T).
+    """Weights and the mask that is left, for a partition; all inputs (B, T). Detached.
 
     Every rejection judges the mask as given, so their order does not matter. Raises ``ContractError`` for a partition
     without trained tokens, whose statistics do not exist: skip its update.
@@ -142,9 +207,28 @@ def correct_rollout(
     for rejection in rejections:
         kept = kept & rejection.keeps(delta, response_mask)
     lost = response_mask & ~kept
-    metrics["rejected"] = _fraction(lost, response_mask)
-    metrics["rejected_sequences"] = _fraction(lost.any(dim=-1), response_mask.any(dim=-1))
+    metrics["rejected"] = _mean(lost, response_mask)
+    metrics["rejected_sequences"] = _mean(lost.any(dim=-1), response_mask.any(dim=-1))
     return RolloutCorrection(weights, kept, metrics)
+
+
+def mismatch_metrics(delta: torch.Tensor, response_mask: torch.Tensor) -> dict[str, float]:
+    """Statistics of ``delta = log(pi_old / pi_rollout)`` (B, T) over the trained tokens; all 0 where there are none.
+
+    ``mismatch_kl`` and ``mismatch_k3`` estimate KL(rollout || old) per token; ``ratio_q*`` and ``ratio_max`` are
+    quantiles of ``old / rollout``.
+    """
+    names = [f"ratio_q{int(q * 100):02d}" for q in QUANTILES] + ["ratio_max"]
+    delta = delta.double()
+    ratio = delta[response_mask].exp()
+    if ratio.numel() == 0:
+        spread = dict.fromkeys(names, 0.0)
+    else:
+        ordered = ratio.sort().values
+        ranks = [round(q * (len(ordered) - 1)) for q in (*QUANTILES, 1.0)]
+        spread = {name: float(ordered[rank]) for name, rank in zip(names, ranks, strict=True)}
+    k3 = delta.exp() - delta - 1
+    return {"mismatch_kl": _mean(-delta, response_mask), "mismatch_k3": _mean(k3, response_mask)} | spread
 
 
 def _weigh(
@@ -166,8 +250,8 @@ def _weigh(
         "weight_max": float(chosen.max()),
         "weight_min": float(chosen.min()),
         "weight_ess": float(mean.square() / second) if second > 0 else 0.0,
-        "above": _fraction(*_once_each(above, response_mask, weighting)),
-        "below": _fraction(*_once_each(below, response_mask, weighting)),
+        "above": _mean(*_once_each(above, response_mask, weighting)),
+        "below": _mean(*_once_each(below, response_mask, weighting)),
     }
     if weighting.normalize:
         typical = masked_mean(*_once_each(weights, response_mask, weighting))
@@ -188,5 +272,5 @@ def _bounded(delta: torch.Tensor) -> torch.Tensor:
     return delta.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def _fraction(chosen: torch.Tensor, of: torch.Tensor) -> float:
+def _mean(chosen: torch.Tensor, of: torch.Tensor) -> float:
     return float(masked_mean(chosen.double(), of))

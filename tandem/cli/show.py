@@ -17,6 +17,12 @@ from tandem.topology.plan_sft import SftPlan
 PLAIN_WIDTH = 4000
 """Columns where there is no terminal: lines are never wrapped, so that they can be searched."""
 
+PUSHED = {
+    "nothing": "none, it generates with the actor's own",
+    "merged": "all of them, adapters merged if there are any",
+    "adapter": "the adapters alone",
+}
+
 
 def show(plan: Plan | SftPlan | NoPlan) -> None:
     """Print the plan and, last, everything that is wrong with it."""
@@ -35,6 +41,7 @@ def _show_train(console: Console, plan: Plan) -> None:
     _table(console, "Roles", ("role", "devices of", "nodes x devices"), rows)
     tags = ", ".join(f"{tag} (adapters off, no copy)" if tag in plan.base_tags else tag for tag in plan.tags)
     console.print(f"tags of the actor: {tags}; old log-probs: {plan.old_logprobs}")
+    console.print(f"weights to the engine: {PUSHED[plan.pushed]}")
     console.print(f"columns of the data: {', '.join(plan.source_columns)}")
     stages = [
         (f"{number}", s.name, s.role + (f" ({s.tag})" if s.tag else ""), s.per, ", ".join(s.needs), ", ".join(s.gives))

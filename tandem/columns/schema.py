@@ -130,7 +130,8 @@ _RESPONSE_COLUMNS = (
     ("token_rewards", "float32", "reward given at each token, KL penalty included where it is part of the reward"),
     ("advantages", "float32", "advantage of each token"),
     ("returns", "float32", "target of the critic at each token"),
-    ("tis_weights", "float32", "truncated importance weight old / rollout of each token"),
+    ("tis_weights", "float32", "importance weight old / rollout of each token, truncated or zeroed beyond its bounds"),
+    ("loss_mask", "bool", "False where a rejection leaves the token out of the loss; absent: all of response_mask"),
 )
 _ROW_COLUMNS = (
     ("rewards", "float32", "score of the whole answer"),

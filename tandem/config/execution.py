@@ -32,6 +32,9 @@ class WeightSyncConfig(Node):
     """Size of a transfer bucket in MiB."""
     deadline_s: Annotated[float, Field(gt=0)] = 300.0
     """Longest wait for all engines to acknowledge a version, in seconds."""
+    lora: Literal["merged", "adapter"] | None = None
+    """What a push of a LoRA run carries: all weights with the adapters merged, or the adapters alone, which the engine
+    then computes as the trainer does. Default: adapter, where the engine takes them."""
 
 
 class _Execution(Node):
@@ -39,6 +42,8 @@ class _Execution(Node):
     """Devices per role, as {role: [nodes, devices per node]}; default: one device each."""
     data_plane: DataPlaneConfig = DataPlaneConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
+    max_engine_restarts: Annotated[int, Field(ge=0)] = 1
+    """How often each rollout engine is started again after its process died; one death more ends the run."""
     stall_warning_s: Annotated[float, Field(gt=0)] = 60.0
     """A wait longer than this is reported with its cause, in seconds."""
     deadline_s: Annotated[float, Field(gt=0)] = 1800.0

@@ -43,6 +43,9 @@ class ModelConfig(Node):
     """Scale of LoRA adapters."""
     lora_target_modules: list[str] | Literal["all-linear"] = "all-linear"
     """Modules that get adapters."""
+    lora_base_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the frozen weights of modules with adapters are held in; bfloat16 halves them and changes no result of
+    ``dtype: bfloat16``, which casts them anyway."""
 
     @property
     def trains_adapters(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr
 
+from tandem.config.correction import RolloutCorrectionConfig
 from tandem.config.execution import ColocateExecution, Execution, RuntimeConfig
 from tandem.config.model import (
     ActorRolloutRef,
@@ -69,14 +70,23 @@ class AlgorithmConfig(Node):
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     use_tis: bool = False
-    """Truncated importance weights old / rollout."""
+    """Truncated importance weights old / rollout: short for rollout_correction.weights: token."""
     tis_cap: PositiveFloat = 2.0
-    """Where the weights are truncated."""
+    """Where the weights of ``use_tis`` are truncated."""
+    rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    """Weights and rejections for samples of another policy than the one at the start of a step."""
     old_logprobs: Literal["auto", "recompute", "rollout"] = "auto"
     """Where the proximal log-probs come from; ``auto`` skips the pass where the ratio is 1 by construction."""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     overlong: Literal["train", "mask"] = "train"
     """Whether answers cut at max_response_length enter statistics and loss."""
+
+    @property
+    def correction(self) -> RolloutCorrectionConfig:
+        """The rollout correction, in either way of writing it."""
+        if not self.use_tis:
+            return self.rollout_correction
+        return self.rollout_correction.model_copy(update={"weights": "token", "cap": self.tis_cap})
 
 
 class RewardConfig(TypedNode):

@@ -27,6 +27,11 @@ def fingerprint(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
     return f"{total % 2**64:016x}"
 
 
+def joined(*fingerprints: str) -> str:
+    """The fingerprint of all pairs together, from those of parts without a name in common."""
+    return f"{sum(int(digits, 16) for digits in fingerprints) % 2**64:016x}"
+
+
 def _bits(tensor: torch.Tensor) -> int:
     """The weighted sum of the bit patterns, modulo 2^64 (int64 products wrap around)."""
     flat = tensor.detach().reshape(-1)

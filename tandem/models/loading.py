@@ -16,9 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
+from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.attention import IMPLEMENTATION
 from tandem.models.causal_lm import CausalLM
-from tandem.models.lora import merged_weights
+from tandem.models.lora import merged_weights, with_adapters
 
 ComputeType = Literal["float32", "bfloat16"]
 
@@ -34,12 +35,19 @@ def load_model(path: str | Path, *, trust_remote_code: bool = False) -> PreTrain
     return from_pretrained(path, trust_remote_code, attn_implementation="sdpa")
 
 
-def load_causal_lm(path: str | Path, *, dtype: ComputeType = "float32", trust_remote_code: bool = False) -> CausalLM:
-    """The model in ``path`` (folder or hub id) as Tandem runs it.
+def load_causal_lm(
+    path: str | Path,
+    *,
+    dtype: ComputeType = "float32",
+    trust_remote_code: bool = False,
+    adapter: AdapterSpec | None = None,
+) -> CausalLM:
+    """The model in ``path`` (folder or hub id) as Tandem runs it, with an ``adapter`` if one is asked for.
 
     Weights are float32. ``dtype`` is what the forward computes in: with bfloat16 each matrix product casts its weights.
     """
-    return as_causal_lm(from_pretrained(path, trust_remote_code), dtype=dtype)
+    plain = from_pretrained(path, trust_remote_code)
+    return as_causal_lm(plain if adapter is None else with_adapters(plain, adapter), dtype=dtype)
 
 
 def as_causal_lm(model: PreTrainedModel | PeftModel, *, dtype: ComputeType = "float32") -> CausalLM:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from tandem.base.errors import ContractError
 from tandem.config.model import ModelConfig
+from tandem.models.adapter_spec import AdapterSpec
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -56,6 +57,22 @@ def get_lora_model(
     return adapted
 
 
+def with_adapters(model: PreTrainedModel, spec: AdapterSpec) -> PeftModel:
+    """``model`` with the adapters of ``spec``; its layers are replaced, and cast where the spec says so."""
+    targets = spec.target_modules
+    adapted = get_lora_model(model, spec.rank, alpha=spec.alpha, target_modules=targets, seed=spec.seed)
+    assert isinstance(adapted, PeftModel)
+    hold_base(model, spec.base_dtype)
+    return adapted
+
+
+def hold_base(model: PreTrainedModel, dtype: str) -> None:
+    """Cast the frozen weights of the layers that have adapters."""
+    for layer in adapted_layers(model).values():
+        base: Any = layer.get_base_layer()
+        base.weight.data = base.weight.data.to(getattr(torch, dtype))
+
+
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, full tensor) of all weights under the names that they have without adapters, adapters added in.
 
@@ -67,8 +84,23 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
         if owner in adapted:
             change = _change(adapted[owner]) if rest == "weight" else 0
             yield f"{owner}.{rest}", _full(tensor) + change
-        elif not any(part.startswith("lora_") for part in name.split(".")):
+        elif not is_adapter(name):
             yield name, _full(tensor)
+
+
+def adapter_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, full tensor) of the adapters alone, as ``state_dict`` names them; gathered as ``merged_weights`` does."""
+    return ((name, _full(tensor)) for name, tensor in model.state_dict().items() if is_adapter(name))
+
+
+def base_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, full tensor) of everything that ``adapter_weights`` leaves out."""
+    return ((name, _full(tensor)) for name, tensor in model.state_dict().items() if not is_adapter(name))
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a weight of this name belongs to an adapter."""
+    return any(part.startswith("lora_") for part in name.split("."))
 
 
 @contextmanager

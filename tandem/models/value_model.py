@@ -15,6 +15,7 @@ from tandem.base.errors import DataError
 from tandem.config.model import ModelConfig
 from tandem.models.causal_lm import CausalLM, Head
 from tandem.models.loading import from_pretrained, prepared
+from tandem.models.lora import hold_base
 
 
 class ValueModel(CausalLM):
@@ -83,6 +84,7 @@ def _adapt(plain: PreTrainedModel, model: ModelConfig) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         inject_adapter_in_model(config, plain)
+    hold_base(plain, model.lora_base_dtype)
     head.requires_grad_(True)
 
 

@@ -9,21 +9,25 @@ import torch
 from tandem.base.errors import ContractError
 from tandem.base.registry import near
 from tandem.models.causal_lm import CausalLM
+from tandem.models.lora import is_adapter
 
 
 @torch.no_grad()
 def copy_weights(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     """Copy (Hugging Face name, tensor) pairs in, casting to the model's dtype; every parameter must come.
 
-    Gives the names that came, each once. Raises ``ContractError`` naming a weight that the model lacks, one of another
-    shape, or those that did not come.
+    A model with adapters takes those alone: what is beside them never changes. Gives the names that came, each once.
+    Raises ``ContractError`` naming a weight that the model lacks, one of another shape, or those that did not come.
     """
     own = model.model.state_dict()
-    missing = {parameter.data_ptr(): name for name, parameter in model.model.named_parameters()}
+    adapters = {name: tensor for name, tensor in own.items() if is_adapter(name)}
+    own = adapters or own
+    missing = {own[name].data_ptr(): name for name, _ in model.model.named_parameters() if name in own}
     came: dict[str, None] = {}
     for name, tensor in weights:
         if name not in own:
-            raise ContractError(f"load: the model has no weight {name!r}; {near(name, own)}")
+            what = "the model takes adapters alone, not" if adapters else "the model has no weight"
+            raise ContractError(f"load: {what} {name!r}; {near(name, own)}")
         if own[name].shape != tensor.shape:
             raise ContractError(
                 f"load: weight {name!r} is {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}: "

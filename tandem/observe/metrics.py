@@ -16,6 +16,7 @@ Keys of a metrics line; a part that does not exist in a run leaves its keys out:
 ``time/PART``                  wall seconds of a named part; ``cpu/PART`` processor seconds; in streaming modes
                                ``time/rollout`` is how long engines worked for the step's partition, whenever that was,
                                ``time/wait`` how long the actor waited, ``time/push_PHASE`` the last push of weights
+``push/bytes``                 what each engine took over in it
 ``limit/step_s``               seconds of the best possible step with these parts
 ``limit/fraction``             how much of that the step reached
 ``rollout/longest_s``          seconds from admission to end of the longest group (streaming modes)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tandem.base.errors import DataError
 from tandem.base.procedural import RECIPE, create_task
-from tandem.reward.answers import score_gsm8k, score_math
+from tandem.reward.answers import score_gsm8k
 from tandem.reward.registry import register_reward
 
 
@@ -34,12 +34,6 @@ def keyword(response: str, *, keyword: str) -> float:
 def gsm8k(response: str, ground_truth: object, *, method: Literal["strict", "flexible"] = "strict") -> float:
     """1 if the answer's number is that of the ground truth, else 0; ``strict`` wants it behind ``#### ``."""
     return score_gsm8k(response, ground_truth, method=method)
-
-
-@register_reward("math", packages=("math_verify",))
-def math(response: str, ground_truth: object) -> float:
-    """1 if the answer equals the ground truth as mathematics (package math-verify), else 0."""
-    return score_math(response, ground_truth)
 
 
 @register_reward("match_fraction")

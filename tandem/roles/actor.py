@@ -16,8 +16,8 @@ from tandem.roles.loss import Loss
 from tandem.roles.train_group import TrainGroup
 from tandem.roles.train_rank import OLD_ACTOR, REF
 from tandem.train.checkpoint import Checkpoint
-from tandem.train.objective import LossSum
-from tandem.train.protocol import StepResult, logprobs_and
+from tandem.train.objective import LossSum, trained_mask
+from tandem.train.protocol import Exported, StepResult, logprobs_and
 from tandem.weights.store import ACTOR
 
 
@@ -90,7 +90,7 @@ class Actor:
 
     def accumulate(self, loss: Loss) -> None:
         """Add the gradient of the loss's sum over its batch; ``apply`` makes the optimizer step."""
-        if not bool(loss.batch.ragged("response_mask").values.any()):
+        if not bool(trained_mask(loss.batch).values.any()):
             return
         part = self.ranks.forward_backward(loss.batch, loss.objective)
         self._pending = part if self._pending is None else self._pending + part
@@ -119,13 +119,13 @@ class Actor:
 
     # --- weights and checkpoints -------------------------------------------------------------------------------------
 
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(Hugging Face name, full tensor) of all weights; see ``TrainGroup.export``."""
-        return self.ranks.export()
+    def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full tensor) of ``part`` of the weights; see ``TrainGroup.export``."""
+        return self.ranks.export(part)
 
-    def fingerprint(self) -> str:
-        """Of the actor's weights; what an engine that holds them answers."""
-        return self.ranks.fingerprint()
+    def fingerprint(self, part: Exported = "merged") -> str:
+        """Of the actor's weights; what an engine that took an export of ``part`` over answers."""
+        return self.ranks.fingerprint(part)
 
     def require_actor(self, purpose: str) -> None:
         """Refuse ``purpose`` unless the actor's own weights are in place."""

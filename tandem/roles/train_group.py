@@ -18,7 +18,7 @@ from tandem.train.checkpoint import Checkpoint
 from tandem.train.dealing import deal_batch, forward_columns, objective_columns
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import LossSum, Objective
-from tandem.train.protocol import StepResult, Wanted
+from tandem.train.protocol import Exported, StepResult, Wanted
 from tandem.weights.store import ACTOR
 
 BUCKET_BYTES = 2**26
@@ -52,6 +52,9 @@ class RankHandle(Protocol):
     def submit(self, method: str, *args: Any) -> Reply:
         """Call a method of the ``TrainRank`` by name. Must not wait for the result, unless this is the only rank."""
 
+    def check(self) -> None:
+        """Raise ``DiedError`` if the rank is gone; returns at once."""
+
 
 class Done:
     """A result that is there."""
@@ -76,6 +79,9 @@ class LocalRank:
     def submit(self, method: str, *args: Any) -> Reply:
         """See ``RankHandle.submit``."""
         return Done(getattr(self.rank, method)(*args))
+
+    def check(self) -> None:
+        """It is where this is asked."""
 
 
 class TrainGroup:
@@ -159,19 +165,24 @@ class TrainGroup:
         """Refuse ``purpose`` unless the actor's own weights are in place."""
         self.call("require_actor", purpose)
 
-    def export(self, bucket_bytes: int = BUCKET_BYTES) -> Iterator[tuple[str, torch.Tensor]]:
-        """(Hugging Face name, full tensor) of all weights, adapters merged; tied ones under both names.
+    def export(self, part: Exported = "merged", bucket_bytes: int = BUCKET_BYTES) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full tensor) of ``part``; see ``TrainEngine.export``.
 
         Sharded ones are gathered bucket by bucket, no more than one at a time. Other calls may come between buckets;
         an optimizer step among them would mix two versions.
         """
-        self.call("open_export")
+        self.call("open_export", part)
         while bucket := self.call("next_bucket", bucket_bytes):
             yield from bucket
 
-    def fingerprint(self) -> str:
-        """Of all pairs of an export; an engine that took them over answers the same."""
-        found: str = self.call("fingerprint")
+    def fingerprint(self, part: Exported = "merged") -> str:
+        """What an engine that took an export of ``part`` over answers."""
+        found: str = self.call("fingerprint", part)
+        return found
+
+    def base_fingerprint(self) -> str:
+        """Of the weights beside the adapters, which never change."""
+        found: str = self.call("base_fingerprint")
         return found
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
@@ -200,6 +211,11 @@ class TrainGroup:
     def status(self) -> list[RankStatus]:
         """Where each rank is. Raises ``RankError`` for one that is gone."""
         return self._all("status")
+
+    def check(self) -> None:
+        """Raise what ended a rank, if anything did; returns at once, whatever the ranks are doing."""
+        for rank in self._ranks:
+            rank.check()
 
     # --- calls -------------------------------------------------------------------------------------------------------
 

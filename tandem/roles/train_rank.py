@@ -13,12 +13,12 @@ import torch
 from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
-from tandem.models.fingerprint import fingerprint
+from tandem.models.fingerprint import fingerprint, joined
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import LossSum, Objective
-from tandem.train.protocol import StepResult, Wanted
+from tandem.train.protocol import Exported, StepResult, Wanted
 from tandem.train.sharding import local_shard
 from tandem.weights.store import WeightStore
 
@@ -53,6 +53,7 @@ class TrainRank:
         self.weights = WeightStore(engine.shards())
         self._rank = rank
         self._exported: Iterator[tuple[str, torch.Tensor]] = iter(())
+        self._base: str | None = None
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
@@ -91,10 +92,10 @@ class TrainRank:
         """Refuse ``purpose`` unless the actor's own weights are in place."""
         self.weights.require_actor(purpose)
 
-    def open_export(self) -> None:
+    def open_export(self, part: Exported = "merged") -> None:
         """Start an export; one that was not finished is forgotten."""
         self.require_actor("export weights")
-        self._exported = self.engine.export()
+        self._exported = self.engine.export(part)
 
     def next_bucket(self, max_bytes: int) -> Bucket:
         """More of the opened export, tensor by tensor until they hold ``max_bytes`` or more; empty at the end.
@@ -110,13 +111,24 @@ class TrainRank:
                 bucket.append(pair)
         return bucket
 
-    def fingerprint(self) -> str | None:
-        """Of all pairs of an export; an engine that took them over answers the same.
+    def fingerprint(self, part: Exported = "merged") -> str | None:
+        """Of all pairs of an export, and of the base weights beside adapters: what an engine that took it over answers.
 
         Ranks after the first only take part in the gathering and give None.
         """
         self.require_actor("take a fingerprint")
-        exported = self.engine.export()
+        own = self._fingerprint(part)
+        beside = self.base_fingerprint() if part == "adapter" else None
+        return own if own is None or beside is None else joined(own, beside)
+
+    def base_fingerprint(self) -> str | None:
+        """Of the weights beside the adapters, which never change. None on ranks after the first."""
+        if self._base is None:
+            self._base = self._fingerprint("base")
+        return self._base
+
+    def _fingerprint(self, part: Exported) -> str | None:
+        exported = self.engine.export(part)
         if self._rank == 0:
             return fingerprint(exported)
         for _ in exported:

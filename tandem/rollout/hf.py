@@ -11,7 +11,8 @@ import torch
 from tandem.base.errors import ContractError, TandemError
 from tandem.models.cache import KVCache
 from tandem.models.causal_lm import CausalLM
-from tandem.models.fingerprint import fingerprint
+from tandem.models.fingerprint import fingerprint, joined
+from tandem.models.lora import adapted_layers, base_weights
 from tandem.models.weights import copy_weights
 from tandem.rollout.admission import Admission, Flight
 from tandem.rollout.boundary import TokenBoundary
@@ -53,6 +54,7 @@ class HfEngine:
         self._calls = 0
         self._awake = True
         self._whole = True
+        self._base: str | None = None  # fingerprint of what never changes, in a model with adapters
         self._boundary = TokenBoundary(patience)
         self._applied_s = 0.0
 
@@ -144,10 +146,17 @@ class HfEngine:
                 self._whole = True
             self._version = version
             self._applied_s = time.perf_counter() - started
-        if weights is None:
-            return None
+        return None if weights is None else self._fingerprint(names)
+
+    def _fingerprint(self, names: list[str]) -> str:
+        """Of what came, and of the base weights where they are adapters."""
         own = self._model.model.state_dict()
-        return fingerprint((name, own[name]) for name in names)
+        loaded = fingerprint((name, own[name]) for name in names)
+        if not adapted_layers(self._model):
+            return loaded
+        if self._base is None:
+            self._base = fingerprint(base_weights(self._model.model))
+        return joined(self._base, loaded)
 
     def pause(self, abort: bool = False) -> None:
         self._boundary.pause(abort)

@@ -65,7 +65,7 @@ def build_engine(spec: EngineSpec) -> RolloutEngine:
         importlib.import_module(plugin)
     factory = find_engine(spec.engine).target
     return factory(
-        load_causal_lm(spec.model, dtype=spec.dtype, trust_remote_code=spec.trust_remote_code),
+        load_causal_lm(spec.model, dtype=spec.dtype, trust_remote_code=spec.trust_remote_code, adapter=spec.adapter),
         shares_weights=False,
         version=spec.version,
         exact=spec.exact,

@@ -122,9 +122,10 @@ class RolloutEngine(Protocol):
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
         """Take over ``weights`` (Hugging Face names) at the next token boundary and answer their fingerprint.
 
-        It is that of the names that came, with the values that the engine now has under them. The tensors are copied
-        before the call returns. An engine that shares the trainer's own parameters takes None,
-        only counts the version, and answers None: there is nothing that could differ.
+        It is that of the names that came, with the values that the engine now has under them; where they are adapters,
+        joined with that of the base weights. The tensors are copied before the call returns. An engine that shares the
+        trainer's own parameters takes None, only counts the version, and answers None: there is nothing that could
+        differ.
         """
 
     def pause(self, abort: bool = False) -> None:
@@ -142,6 +143,21 @@ class RolloutEngine(Protocol):
 
     def wake(self) -> None:
         """Be able to generate again, with the weights of the last ``load``."""
+
+
+@runtime_checkable
+class Mortal(Protocol):
+    """An engine in a process that may die while nobody asks it for anything."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has started. Raises what its start raised."""
+
+    def check(self) -> None:
+        """Raise ``EngineDiedError`` if the process has ended; returns at once."""
+
+    def close(self) -> None:
+        """End the process."""
 
 
 @runtime_checkable

@@ -22,6 +22,7 @@ engines: Registry[Callable[..., RolloutEngine]] = Registry("rollout engine")
 """Factories ``(model: CausalLM, *, shares_weights, version, exact, max_num_seqs, max_num_batched_tokens, keep_kv)``."""
 
 register_engine = engines.register
+"""The trait ``adapters=True`` says that ``load`` takes adapters alone where ``model`` has them."""
 
 
 def find_engine(name: str) -> Entry[Callable[..., RolloutEngine]]:
@@ -31,7 +32,7 @@ def find_engine(name: str) -> Entry[Callable[..., RolloutEngine]]:
     return engines[name]
 
 
-@register_engine("hf", scope=Scope.SEQUENCE)
+@register_engine("hf", scope=Scope.SEQUENCE, adapters=True)
 def hf(
     model: CausalLM,
     *,

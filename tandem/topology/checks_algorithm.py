@@ -8,6 +8,7 @@ from typing import Any
 from tandem.base.errors import Problem
 from tandem.base.registry import Entry, Scope
 from tandem.config.schema import Config, KlConfig
+from tandem.topology.checks_correction import check_correction, correction_scope
 from tandem.topology.checks_parameters import check_parameters
 from tandem.topology.plan_batch import longest_sequence, mini_batch_prompts
 from tandem.topology.plan_entries import Entries, advantage_name
@@ -25,7 +26,7 @@ def check_algorithm(config: Config, entries: Entries) -> Iterator[Problem]:
     yield from _check_estimator(config, entries)
     yield from _check_kl(config)
     yield from _check_sampling(config)
-    yield from _check_logprobs(config, entries)
+    yield from check_correction(config, entries)
     yield from _check_groups(config, entries)
     yield from _check_columns(config, entries)
 
@@ -113,41 +114,6 @@ def _check_sampling(config: Config) -> Iterator[Problem]:
         yield Problem(f"{ROLLOUT}.top_k", 0, "no token would be kept", "Write -1 to keep all, or how many to keep")
 
 
-def _check_logprobs(config: Config, entries: Entries) -> Iterator[Problem]:
-    """The ratios old / rollout and current / old only mean something between log-probs of the same distribution."""
-    algorithm, rollout = config.algorithm, config.actor_rollout_ref.rollout
-    reads = [
-        key
-        for key, on in (
-            ("algorithm.use_tis", algorithm.use_tis),
-            ("algorithm.old_logprobs", algorithm.old_logprobs == "rollout"),
-        )
-        if on
-    ]
-    if not reads:
-        return
-    value: object = True if algorithm.use_tis else algorithm.old_logprobs
-    if entries.engine is not None and not entries.engine.traits.get("logprobs", True):
-        reason = f"the engine {rollout.name!r} gives no rollout log-probs, which this needs"
-        yield Problem(reads[0], value, reason, "Turn it off, or use an engine that gives them")
-    if (rollout.top_p < 1 or rollout.top_k > 0) and rollout.logprobs_of == "sampled":
-        cut = f"top_p {rollout.top_p:g}" if rollout.top_p < 1 else f"top_k {rollout.top_k}"
-        reason = (
-            f"with {cut} the rollout log-probs are of the truncated distribution and the trainer's of the whole one, "
-            "so their ratio is biased"
-        )
-        remedy = f"Write {ROLLOUT}.logprobs_of: full, or top_p: 1.0 and top_k: -1"
-        yield Problem(reads[0], value, reason, remedy)
-    if algorithm.use_tis and algorithm.old_logprobs == "rollout":
-        reason = "old log-probs that are the rollout's make every importance weight 1"
-        yield Problem("algorithm.use_tis", True, reason, "Write algorithm.old_logprobs: recompute, or use_tis: false")
-    if algorithm.use_tis and entries.policy_loss is not None:
-        signature = entries.policy_loss.signature
-        if "tis_weights" not in (*signature.columns, *signature.optional_columns):
-            reason = f"the policy loss {algorithm.policy_loss.type!r} takes no tis_weights, so it would have no effect"
-            yield Problem("algorithm.use_tis", True, reason, "Write use_tis: false, or policy_loss: {type: ppo_clip}")
-
-
 def _check_groups(config: Config, entries: Entries) -> Iterator[Problem]:
     filtering, n = config.algorithm.filter_groups, config.actor_rollout_ref.rollout.n
     if filtering.enable and n == 1:
@@ -157,10 +123,21 @@ def _check_groups(config: Config, entries: Entries) -> Iterator[Problem]:
     if execution.mode != "hybrid" or execution.train_pipelining == "off":
         return
     key, value = "execution.train_pipelining", execution.train_pipelining
-    widest = max(entries.scope, Scope.PARTITION if config.algorithm.kl.controller == "adaptive" else Scope.TOKEN)
-    if widest > Scope.GROUP:
-        reason = "the algorithm looks at the whole partition at once, which pipelining never has"
-        yield Problem(key, value, reason, "Write off, or an estimator of group scope such as grpo")
+    adaptive = Scope.PARTITION if config.algorithm.kl.controller == "adaptive" else Scope.TOKEN
+    wide = {
+        f"{ESTIMATOR} {advantage_name(config)}": Scope.TOKEN if entries.advantage is None else entries.advantage.scope,
+        f"{LOSS} {config.algorithm.policy_loss.type}": Scope.TOKEN
+        if entries.policy_loss is None
+        else entries.policy_loss.scope,
+        "algorithm.kl.controller adaptive": adaptive,
+        "algorithm.rollout_correction": correction_scope(config),
+    }
+    blockers = [name for name, scope in wide.items() if scope > Scope.GROUP]
+    if blockers:
+        reason = f"{' and '.join(blockers)} looks at the whole partition at once, which pipelining never has"
+        yield Problem(
+            key, value, reason, "Write off, or something of group scope in its place, such as grpo or ppo_clip"
+        )
 
 
 def _check_columns(config: Config, entries: Entries) -> Iterator[Problem]:

@@ -27,7 +27,7 @@ def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None) -> 
     if not config.critic.enable:
         return
     if config.critic.model is not None:
-        yield from check_adapters(MODEL, config.critic.model)
+        yield from check_adapters(MODEL, config.critic.model, facts)
         yield from _check_context(config, facts)
     yield from _check_warmup(config, batch)
     yield from _check_budget(config)

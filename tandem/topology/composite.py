@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tandem.algorithms.correction import tis_weights
 from tandem.base.errors import ConfigError, Problem
 from tandem.columns.proto import DataProto
 from tandem.config.execution import RuntimeConfig
 from tandem.config.model import ActorRolloutRef as Section
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
+from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, load_model
-from tandem.models.lora import get_lora_model
+from tandem.models.lora import with_adapters
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
 from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.advantages import AdvantageStage
 from tandem.roles.batching import Batching
+from tandem.roles.correction import corrected
 from tandem.roles.critic import Critic
 from tandem.roles.generation import end_tokens, training_sampling
 from tandem.roles.loss import policy_objective
@@ -71,12 +72,12 @@ def run_device(runtime: RuntimeConfig) -> torch.device:
     return torch.device(runtime.device)
 
 
-def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
-    """The model as it is trained, with adapters where the config asks for them."""
+def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> CausalLM:
+    """The model as it is trained, with adapters where the config asks for them; ``seed`` is what they start from."""
     plain = load_model(model.path, trust_remote_code=model.trust_remote_code)
     check_vocabulary(tokenizer, int(plain.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
-    adapted = get_lora_model(plain, model.lora_rank, alpha=model.lora_alpha, target_modules=model.lora_target_modules)
-    return as_causal_lm(adapted, dtype=model.dtype)
+    spec = AdapterSpec.of(model, seed)
+    return as_causal_lm(plain if spec is None else with_adapters(plain, spec), dtype=model.dtype)
 
 
 def build_composite(
@@ -91,7 +92,7 @@ def build_composite(
     ``critic`` is built before, where one is deployed; without it its stages are left out.
     """
     section, trainer = config.actor_rollout_ref, config.trainer
-    model = load_trainable(section.model, tokenizer)
+    model = load_trainable(section.model, tokenizer, trainer.seed)
     ranks = TrainGroup.in_process(
         build_train_engine(config, model, total_updates), deadline_s=config.execution.deadline_s
     )
@@ -143,13 +144,12 @@ def batch_stages(
     config: Config, plan: Plan, actor: Actor, advantages: AdvantageStage, critic: Critic | None = None
 ) -> tuple[BatchStage, ...]:
     """What the plan puts between the rewards and the train call, ready to run."""
-    cap = config.algorithm.tis_cap
     squares = any("sum_pi_squared" in stage.gives for stage in plan.stages)
     runs: dict[str, Callable[[DataProto], DataProto]] = {
         "ref": actor.ref_logprobs,
         "old": partial(actor.old_logprobs, squares=squares) if plan.old_logprobs == "recompute" else rollout_as_old,
         "advantages": advantages,
-        "correction": lambda batch: with_importance_weights(batch, cap),
+        "correction": partial(corrected, config=config.algorithm.correction),
     }
     if critic is not None:
         group = {placement.role: placement.group for placement in plan.placements}
@@ -176,14 +176,3 @@ def _turn(actor: Actor, critic: Critic) -> Callable[[DataProto], DataProto]:
 def rollout_as_old(batch: DataProto) -> DataProto:
     """The engine's log-probs stand for the proximal ones: no forward is spent on them."""
     return batch.union(DataProto({"old_logprobs": batch.ragged("rollout_logprobs")}))
-
-
-def with_importance_weights(batch: DataProto, cap: float) -> DataProto:
-    """The batch with ``tis_weights``; what they corrected goes into ``meta_info["mismatch"]``."""
-    old, rollout = batch.padded("old_logprobs"), batch.padded("rollout_logprobs")
-    mask = batch.padded("response_mask", False).bool()
-    found = tis_weights(old, rollout, mask, cap=cap)
-    layout = batch.ragged("response_mask")
-    result = batch.union(DataProto({"tis_weights": layout.like(found.weights[layout.mask()])}))
-    result.meta_info["mismatch"] = found.metrics
-    return result

@@ -44,6 +44,7 @@ def build_critic(section: CriticConfig) -> Critic:
     if problems:
         raise ConfigError(problems)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    check_tokens(config, tokenizer)
     return local_critic(config, tokenizer, 1 if plan.batch.steps is None else plan.batch.steps)
 
 
@@ -58,7 +59,6 @@ def _config_of(section: CriticConfig) -> Config:
 
 def local_critic(config: Config, tokenizer: PreTrainedTokenizerBase, steps: int) -> Critic:
     """The critic as one rank in this process; ``steps`` of the run say where a falling learning rate ends."""
-    check_tokens(config, tokenizer)
     model = critic_value_model(config, tokenizer)
     engine = value_engine(config, model, steps)
     return critic_of(config, model, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s))
@@ -107,7 +107,12 @@ def check_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
     """
     own = config.critic.model
     folder = None if own is None else model_folder(own.tokenizer)
-    if own is None or folder is None or not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    if (
+        own is None
+        or not config.critic.enable
+        or folder is None
+        or not any((folder / name).is_file() for name in _TOKENIZER_FILES)
+    ):
         return
     theirs = load_tokenizer(folder).get_vocab()
     for token, number in tokenizer.get_vocab().items():

@@ -1,8 +1,9 @@
-"""The local runtime: every role in this process, rewards in processes of their own. No Ray."""
+"""From a plan to a session: data, rewards, a runtime, the roles on it, and what connects them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -12,15 +13,16 @@ from tandem.config.schema import Config
 from tandem.dataflow.source import PromptSource
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.reward import build_reward_manager
-from tandem.roles.rollout import Rollout
-from tandem.topology.composite import build_composite, model_tokenizer
-from tandem.topology.critic import local_critic
-from tandem.topology.local_async import connect_async
-from tandem.topology.local_streaming import connect_streaming
-from tandem.topology.parts import ENGINE, Parts
+from tandem.topology.composite import model_tokenizer
+from tandem.topology.connect_async import connect_async
+from tandem.topology.connect_streaming import connect_streaming
+from tandem.topology.critic import check_tokens
+from tandem.topology.local_runtime import LocalRuntime
+from tandem.topology.parts import Parts
 from tandem.topology.plan import Plan
-from tandem.topology.plan_critic import trained_steps
+from tandem.topology.runtime import Runtime
 from tandem.topology.session import CHECKPOINTS, Progress, Session
+from tandem.topology.shared import connect_shared
 from tandem.topology.sources import held_out_prompts, prompt_source, prompt_tables
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
@@ -36,6 +38,7 @@ def build_session(config: Config, plan: Plan) -> Session:
         torch.set_num_threads(config.runtime.torch_threads)
     resumed = find_checkpoint(config)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    check_tokens(config, tokenizer)
     tables = prompt_tables(config)
     source = prompt_source(config, tokenizer, tables)
     evaluated = config.evaluation.interval > 0 or config.evaluation.at_start
@@ -50,34 +53,29 @@ def build_session(config: Config, plan: Plan) -> Session:
     rewards = build_reward_manager(
         config.reward_manager, tokenizer=tokenizer, plugins=config.plugins, inline=config.runtime.threads
     )
+    closing = ExitStack()
+    closing.callback(rewards.close)
     try:
-        critic = local_critic(config, tokenizer, progress.last) if config.critic.enable else None
-        updates = trained_steps(config, progress.last) * plan.batch.optimizer_steps
-        composite = build_composite(config, plan, tokenizer, updates, critic)
+        runtime = RUNTIMES[plan.runtime](config, plan)
+        closing.callback(runtime.close)
+        composite = runtime.composite(tokenizer, progress.last)
         if resumed is not None:
             _restore(composite, resumed)
-        return CONNECTORS[plan.mode](Parts(config, plan, composite, source, held_out, rewards, progress))
+        parts = Parts(config, plan, runtime, composite, source, held_out, rewards, progress, closing)
+        return CONNECTORS[plan.runtime, plan.mode](parts)
     except BaseException:
-        rewards.close()
+        closing.close()
         raise
 
 
-def _connect_colocate(parts: Parts) -> Session:
-    """One engine on the actor's own weights, one partition at a time."""
-    composite, plane = parts.composite, parts.plane(1)
-    gate = parts.gate(0)
-    rollout = Rollout(
-        ENGINE, composite.engine, parts.source, parts.rewards, plane, gate, parts.filling(), composite.tokenizer
-    )
-    return parts.session(rollout, plane, 0)
+RUNTIMES: dict[str, Callable[[Config, Plan], Runtime]] = {"local": LocalRuntime}
 
-
-CONNECTORS: dict[str, Callable[[Parts], Session]] = {
-    "colocate": _connect_colocate,
-    "hybrid": connect_streaming,
-    "fully_async": connect_async,
+CONNECTORS: dict[tuple[str, str], Callable[[Parts], Session]] = {
+    ("local", "colocate"): connect_shared,
+    ("local", "hybrid"): connect_streaming,
+    ("local", "fully_async"): connect_async,
 }
-"""Mode -> what connects its roles."""
+"""(Runtime, mode) -> what connects its roles."""
 
 
 def find_checkpoint(config: Config) -> Checkpoint | None:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import Config
 from tandem.topology.checks_algorithm import check_algorithm
+from tandem.topology.checks_correction import CORRECTION, cut_sampling, readers
 from tandem.topology.checks_critic import check_critic, critic_notes, read_critic
 from tandem.topology.checks_data import check_data, count_rows
 from tandem.topology.checks_execution import check_execution
 from tandem.topology.checks_model import check_adapters, check_context, check_exact, read_checked
 from tandem.topology.checks_reward import check_reward
 from tandem.topology.checks_trainer import check_evaluation, check_length, check_schedule, check_trainer
+from tandem.topology.plan_adapters import check_pushed, pushed_part
 from tandem.topology.plan_batch import BatchPlan, plan_batch
 from tandem.topology.plan_entries import Entries, import_plugins, look_up, unknown_names
 from tandem.topology.plan_later import what_comes_later
@@ -44,9 +47,10 @@ class Plan:
     """What will run where, when, on how much; ``problems`` is empty in a plan that may start.
 
     ``device_groups`` are devices per group; what a run needs is their sum. ``base_tags`` are those of the ``tags`` that
-    are no copies but the base model, its adapters switched off. ``later`` names what can be planned and not
-    be run yet. ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown.
-    ``batch.steps`` counts the rows of the files before any is dropped.
+    are no copies but the base model, its adapters switched off. ``pushed`` is what new weights for the rollout engine
+    are: nothing where it generates with the actor's own. ``later`` names what can be planned and not be run yet.
+    ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown. ``batch.steps``
+    counts the rows of the files before any is dropped.
     """
 
     mode: str
@@ -56,6 +60,7 @@ class Plan:
     tags: tuple[str, ...]
     base_tags: tuple[str, ...]
     old_logprobs: OldLogprobs
+    pushed: Literal["nothing", "merged", "adapter"]
     source_columns: tuple[str, ...]
     stages: tuple[Stage, ...]
     batch: BatchPlan
@@ -116,6 +121,7 @@ def compile_plan(config: Config) -> Plan:
         tags=tags,
         base_tags=base_tags,
         old_logprobs=old_logprobs_from(config),
+        pushed="nothing" if _shares_weights(config) else pushed_part(config),
         source_columns=SOURCE_COLUMNS,
         stages=plan_stages(config, entries),
         batch=batch,
@@ -128,7 +134,7 @@ def compile_plan(config: Config) -> Plan:
             critic=critic_facts,
         ),
         later=what_comes_later(config, runtime),
-        notes=tuple(_notes(config, facts)),
+        notes=tuple(_notes(config, entries, facts)),
         problems=tuple({(problem.key, problem.reason): problem for problem in problems}.values()),
     )
 
@@ -141,7 +147,8 @@ def _contradictions(
     yield from check_reward(config)
     yield from check_data(config)
     yield from check_context(config, facts)
-    yield from check_adapters(MODEL, config.actor_rollout_ref.model)
+    yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
+    yield from check_pushed(config)
     yield from check_exact(config)
     yield from check_evaluation(config)
     yield from check_trainer(config.trainer)
@@ -158,7 +165,7 @@ def _shares_weights(config: Config) -> bool:
     return config.execution.mode == "colocate" and config.actor_rollout_ref.rollout.name == "hf"
 
 
-def _notes(config: Config, facts: ModelFacts | None) -> Iterator[str]:
+def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterator[str]:
     rollout, kl, interval = config.actor_rollout_ref.rollout, config.algorithm.kl, config.evaluation.interval
     if rollout.name == "hf" and rollout.tensor_model_parallel_size > 1:
         yield "actor_rollout_ref.rollout.tensor_model_parallel_size has no effect with the engine hf"
@@ -166,6 +173,11 @@ def _notes(config: Config, facts: ModelFacts | None) -> Iterator[str]:
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
     if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
         yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
+    if cut_sampling(config) is not None and not readers(config, entries):
+        yield (
+            f"samples are drawn with {cut_sampling(config)} and trained as if they came from the whole distribution, "
+            f"and no {CORRECTION} looks at the difference; top_p: 1.0 and top_k: -1 make none"
+        )
     yield from critic_notes(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

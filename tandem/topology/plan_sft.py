@@ -64,7 +64,7 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
     data, model = config.data, config.model
     yield from check_sft_data(config)
     yield from check_trainer(config.trainer)
-    yield from check_adapters("model", model)
+    yield from check_adapters("model", model, facts)
     if model.new is not None and model.path:
         yield Problem("model.new", "...", "the model is loaded from model.path already", "Keep one of the two")
     if model.new is not None and model.new.hidden_size % model.new.num_heads:

@@ -68,7 +68,9 @@ def old_logprobs_from(config: Config) -> OldLogprobs:
     one_update = (
         config.actor_rollout_ref.actor.ppo_epochs == 1 and mini_batch_prompts(config) >= config.data.train_batch_size
     )
-    read_before = config.algorithm.use_tis or (uses_reference(config) and config.algorithm.kl.where == "reward")
+    read_before = bool(config.algorithm.correction.gives) or (
+        uses_reference(config) and config.algorithm.kl.where == "reward"
+    )
     read_before = read_before or "old_logprobs" in estimator_columns(config)
     elsewhere = config.execution.mode == "fully_async"  # the actor_fwd role has weights of its own
     return "implied" if one_update and not read_before and not elsewhere else "recompute"
@@ -80,12 +82,9 @@ def plan_stages(config: Config, entries: Entries) -> tuple[Stage, ...]:
         Stage("rollout", "rollout", None, "group", ("prompts",), ROLLOUT_COLUMNS),
         Stage("reward", "reward", None, "group", _reward_needs(entries.reward), _reward_gives(config)),
         *_forwards(config, entries),
+        *_correction(config),
         _advantages(config, entries),
     ]
-    if config.algorithm.use_tis:
-        role = "advantages" if config.execution.mode == "fully_async" else "actor"
-        needs = ("old_logprobs", "rollout_logprobs", "response_mask")
-        stages.append(Stage("correction", role, None, "partition", needs, ("tis_weights",)))
     if config.critic.enable:
         targets = ("prompts", "responses", "response_mask", "values", "returns")
         stages.append(Stage("train_critic", "critic", None, "partition", targets, ()))
@@ -150,12 +149,22 @@ def _forwards(config: Config, entries: Entries) -> list[Stage]:
     return stages
 
 
+def _correction(config: Config) -> list[Stage]:
+    gives = config.algorithm.correction.gives
+    if not gives:
+        return []
+    role = "advantages" if config.execution.mode == "fully_async" else "actor"
+    needs = ("old_logprobs", "rollout_logprobs", "response_mask")
+    return [Stage("correction", role, None, "partition", needs, gives)]
+
+
 def _advantages(config: Config, entries: Entries) -> Stage:
     needs: list[str] = ["rewards"]
     signature = entries.advantage.signature if entries.advantage is not None else None
     if signature is not None:
         needs += [name for name in signature.columns if name != "token_rewards"]
-        needs += [name for name in signature.optional_columns if name in ("reward_valid", "truncated")]
+        there = ("reward_valid", "truncated", *config.algorithm.correction.gives)
+        needs += [name for name in signature.optional_columns if name in there]
     if uses_reference(config) and config.algorithm.kl.where == "reward":
         needs += ["old_logprobs", "ref_logprobs"]
     role = "advantages" if config.execution.mode == "fully_async" else "actor"
@@ -168,7 +177,8 @@ def _train(config: Config, entries: Entries) -> Stage:
     if entries.policy_loss is not None:
         signature = entries.policy_loss.signature
         needs += [name for name in signature.columns if name not in COMPUTED_IN_TRAINING]
-        needs += [name for name in signature.optional_columns if name == "tis_weights" and config.algorithm.use_tis]
+        needs += [name for name in signature.optional_columns if name in config.algorithm.correction.gives]
+    needs += [name for name in config.algorithm.correction.gives if name == "loss_mask"]
     if uses_reference(config) and config.algorithm.kl.where == "loss":
         needs.append("ref_logprobs")
     implied = old_logprobs_from(config) == "implied"

@@ -22,6 +22,7 @@ from tandem.roles.train_rank import TrainRank
 from tandem.topology.ray_cluster import Slot
 from tandem.topology.ray_weights import BucketRefs, RemoteWeights, put_bucket
 from tandem.train.engine import FsdpEngine
+from tandem.train.protocol import Exported
 
 BuildEngine = Callable[[DeviceMesh | None], FsdpEngine]
 """Makes the engine of this rank on the mesh of all ranks. Travels by name, so it must be importable in every worker."""
@@ -153,12 +154,15 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0) -
     return [RayRank(remote, pid) for remote, pid in zip(remotes, pids, strict=True)]
 
 
-def gather_weights(group: TrainGroup, bucket_bytes: int, dtype: torch.dtype | None = None) -> RemoteWeights:
-    """The weights of a group of ``RayRank``s in Ray's shared memory, bucket by bucket: nothing passes through here.
+def gather_weights(
+    group: TrainGroup, bucket_bytes: int, dtype: torch.dtype | None = None, part: Exported = "merged"
+) -> RemoteWeights:
+    """``part`` of the weights of a group of ``RayRank``s in Ray's shared memory, bucket by bucket.
 
-    Floats come as ``dtype``, or without one as they are. The first rank owns the buckets: they end with it.
+    Nothing passes through here. Floats come as ``dtype``, or without one as they are. The first rank owns the buckets:
+    they end with it.
     """
-    group.call("open_export")
+    group.call("open_export", part)
     refs: BucketRefs = []
     while found := group.call(PUT_BUCKET, bucket_bytes, dtype):
         refs += found

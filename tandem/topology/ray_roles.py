@@ -27,4 +27,6 @@ def rank_setup(config: Config, total_updates: int) -> RankSetup:
 def rank_engine(config: Config, total_updates: int, mesh: DeviceMesh | None) -> FsdpEngine:
     """In a rank's process: the model loaded anew, as one of the ranks of ``mesh``."""
     section = config.actor_rollout_ref.model
-    return build_train_engine(config, load_trainable(section, model_tokenizer(section)), total_updates, mesh)
+    return build_train_engine(
+        config, load_trainable(section, model_tokenizer(section), config.trainer.seed), total_updates, mesh
+    )

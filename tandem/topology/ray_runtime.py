@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
 from tandem.base.errors import ContractError
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.ray_store import RayStore
-from tandem.models.fingerprint import fingerprint
+from tandem.models.fingerprint import fingerprint, joined
 from tandem.roles.train_group import TrainGroup
 from tandem.rollout.spec import EngineSpec
 from tandem.topology.plan_placement import Placement
@@ -28,6 +29,7 @@ from tandem.topology.ray_cluster import Slot, connect, disconnect, release, rese
 from tandem.topology.ray_devices import Share
 from tandem.topology.ray_engine import RayEngine
 from tandem.topology.ray_ranks import RankSetup, RayRank, gather_weights, start_ranks
+from tandem.train.protocol import Exported
 from tandem.weights.sync import Snapshot
 
 
@@ -123,13 +125,19 @@ class RemoteSnapshots:
     """Snapshots of the weights of a group of ``RayRank``s, for ``WeightSync``: gathered bucket by bucket by the ranks
     into Ray's shared memory, so that they pass neither through this process nor once per engine.
 
-    Floats are kept as ``dtype``, or without one as they are exported. A snapshot is freed when nothing refers to it.
+    Floats are kept as ``dtype``, or without one as they are exported. ``part`` is what is gathered: of
+    adapters alone the fingerprint is joined with that of the base weights, which the engines have. A snapshot is freed
+    when nothing refers to it.
     """
 
-    def __init__(self, group: TrainGroup, bucket_bytes: int, dtype: torch.dtype | None = None) -> None:
-        self._group, self._bucket_bytes, self._dtype = group, bucket_bytes, dtype
+    def __init__(
+        self, group: TrainGroup, bucket_bytes: int, dtype: torch.dtype | None = None, part: Exported = "merged"
+    ) -> None:
+        self._group, self._bucket_bytes, self._dtype, self._part = group, bucket_bytes, dtype, part
+        self._base = cache(group.base_fingerprint)
 
     def __call__(self) -> Snapshot:
         """The weights as they are now."""
-        weights = gather_weights(self._group, self._bucket_bytes, self._dtype)
-        return Snapshot(weights, lambda: fingerprint(dict(weights).items()))
+        beside = (self._base(),) if self._part == "adapter" else ()
+        weights = gather_weights(self._group, self._bucket_bytes, self._dtype, self._part)
+        return Snapshot(weights, lambda: joined(fingerprint(dict(weights).items()), *beside))

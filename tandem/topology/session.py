@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
@@ -18,11 +20,11 @@ from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.batch_metrics import batch_metrics, check_lag
+from tandem.roles.correction import mismatch_report
 from tandem.roles.critic import CRITIC
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.loss import Loss, without_samples
 from tandem.roles.reward import RewardManager
-from tandem.roles.rollout import Rollout
 from tandem.roles.stages import BatchStage
 from tandem.topology.measured import setting_of, step_limit, step_summary
 from tandem.topology.plan import Plan
@@ -49,14 +51,24 @@ class Progress:
     trained: tuple[DataProto, dict[str, float]] | None = None
 
 
+class Tally(Protocol):
+    """What the rollout role tells of itself: groups dropped by reason, and the scorer's own metrics."""
+
+    counts: Counter[str]
+    report: dict[str, float]
+
+
 @dataclass(frozen=True)
-class Session:
-    """Everything a control loop needs, by role. ``max_staleness`` is the bound that consumed data is held to."""
+class Session(ABC):
+    """Everything a control loop needs, by role. ``max_staleness`` is the bound that consumed data is held to.
+
+    ``closing`` ends what was started for the run.
+    """
 
     config: Config
     plan: Plan
     composite: ActorRolloutRef
-    rollout: Rollout
+    rollout: Tally
     rewards: RewardManager
     evaluator: Evaluator | None
     plane: DataPlane
@@ -65,6 +77,7 @@ class Session:
     progress: Progress
     max_staleness: int
     output_dir: Path
+    closing: ExitStack
 
     @property
     def stages(self) -> tuple[BatchStage, ...]:
@@ -104,6 +117,13 @@ class Session:
         self.composite.engine.sleep()
         self.composite.actor.wake()
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Around the answers of an evaluation, under the weights that were published last."""
+        self._to_engine()
+        yield
+        self._to_actor()
+
     def group_columns(self) -> list[str]:
         """The columns that a group has once it is generated and scored."""
         filled = [stage for stage in self.plan.stages if stage.per == "group"]
@@ -135,11 +155,13 @@ class Session:
         """The train call on a complete batch."""
         return self.composite.actor.step(Loss(batch, self.composite.objective))
 
+    @abstractmethod
     def publish(self, version: int) -> None:
-        """Let the rollout engine go on under weights ``version``; the gate hears of it."""
-        self.composite.actor.require_actor("publish weights")
-        self.composite.engine.load(None, version)
-        self.rollout.acknowledge(version)
+        """Let everyone who generates go on under weights ``version``; the gate hears of it."""
+
+    @abstractmethod
+    def fill(self, partition: int) -> None:
+        """Return once every ticket of the partition is filled, and it is sealed."""
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
         """Refresh the reference if it is due, free the partition, count the step as done."""
@@ -166,8 +188,8 @@ class Session:
             **{f"dropped/{name}": float(count) for name, count in self.rollout.counts.items()},
             **self.composite.advantages.metrics,
             **({} if self.composite.critic is None else self.composite.critic.metrics),
-            **{f"mismatch/{name}": value for name, value in batch.meta_info.get("mismatch", {}).items()},
             **update,
+            **mismatch_report(batch, self.config.algorithm.correction),
             **evaluated,
             **times,
         }
@@ -189,11 +211,9 @@ class Session:
     def _evaluation(self) -> dict[str, float]:
         if self.evaluator is None:
             return {}
-        with self.log.timed("evaluation"):
-            self._to_engine()
+        with self.log.timed("evaluation"), self.evaluating():
             answers = self.evaluator.answers()
-            self._to_actor()
-            return self.evaluator.metrics(answers)
+        return self.evaluator.metrics(answers)
 
     def save(self, step: int) -> None:
         """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
@@ -244,7 +264,7 @@ class Session:
             finally:
                 told = step_summary(self.output_dir, setting_of(self.config))
                 self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step, **told)
-                self.rewards.close()
+                self.closing.close()
 
 
 def _records(batch: DataProto, count: int, version: int) -> list[RolloutRecord]:

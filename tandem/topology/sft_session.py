@@ -133,7 +133,7 @@ def build_sft_session(config: SftConfig) -> SftSession:
     source = example_source(config, tokenizer, own)
     held_out = _held_out(config, tokenizer, own) if config.evaluation.interval else []
     steps = source.total_steps(config.data.train_batch_size, config.trainer.total_steps)
-    model = load_trainable(config.model, tokenizer) if new is None else _new(config, tokenizer)
+    model = load_trainable(config.model, tokenizer, config.trainer.seed) if new is None else _new(config, tokenizer)
     engine = FsdpEngine(
         model,
         optim=config.optim,

@@ -18,17 +18,20 @@ from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM, Head
 from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
-from tandem.models.lora import adapted_layers, adapters_off, merged_weights
+from tandem.models.lora import adapted_layers, adapter_weights, adapters_off, base_weights, merged_weights
 from tandem.models.packing import PackedSamples, pack_samples
 from tandem.train.dealing import forward_columns, objective_columns
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
 from tandem.train.objective import AT_CANDIDATES, CANDIDATES, LossSum, Objective
-from tandem.train.protocol import StepResult, TopTokens, Wanted
+from tandem.train.protocol import Exported, StepResult, TopTokens, Wanted
 from tandem.train.sharding import local_shard, shard_layers, shard_like
 from tandem.train.updater import Updater
 
 TokenValues = tuple[torch.Tensor, torch.Tensor | None]
 Found = dict[str, torch.Tensor]
+
+
+_EXPORTS = {"merged": merged_weights, "adapter": adapter_weights, "base": base_weights}
 
 
 class FsdpEngine:
@@ -128,9 +131,9 @@ class FsdpEngine:
         """See ``TrainEngine.shards``."""
         return {name: local_shard(p.detach()) for name, p in self._trained.items()}
 
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
         """See ``TrainEngine.export``."""
-        return merged_weights(self.model.model)
+        return _EXPORTS[part](self.model.model)
 
     def sleep(self) -> None:
         """See ``TrainEngine.sleep``: gradients go, moments leave an accelerator for the CPU."""

@@ -16,6 +16,7 @@ from tandem.algorithms.policy_loss import POLICY_LOSSES, PolicyLoss, log_ratio
 from tandem.algorithms.reduce import Aggregation, LossCounts, denominator, loss_numerator
 from tandem.base.registry import Entry, Scope
 from tandem.columns.proto import DataProto
+from tandem.columns.ragged import Ragged
 
 COMPUTED = ("logprobs", "entropies", "response_mask")
 """Columns that every objective gets without asking."""
@@ -124,8 +125,8 @@ class PolicyObjective:
 
     @property
     def optional_columns(self) -> tuple[str, ...]:
-        """Importance weights and the like; ``old_logprobs`` because it may be implied; the engine's to compare with."""
-        return (*self.entry.signature.optional_columns, "old_logprobs", "rollout_logprobs")
+        """Importance weights and the like; what may be implied; the engine's log-probs to compare with."""
+        return (*self.entry.signature.optional_columns, "old_logprobs", "rollout_logprobs", "loss_mask")
 
     @property
     def needs_entropy(self) -> bool:
@@ -141,13 +142,15 @@ class PolicyObjective:
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
     ) -> LossSum:
         """See ``Objective.numerator``."""
-        mask = columns["response_mask"]
+        whole = columns["response_mask"]
+        mask = whole & columns.get("loss_mask", whole)
         old = columns.get("old_logprobs", logprobs.detach())
-        given = {**columns, "old_logprobs": old, "logprobs": logprobs, "entropies": entropies}
+        computed = {"old_logprobs": old, "logprobs": logprobs, "entropies": entropies}
+        given = {**columns, **computed, "response_mask": mask}
         policy = self._taught(given) if self.distillation is not None else self._policy(given)
         per_token, metrics = policy.per_token, dict(policy.metrics)
         if "rollout_logprobs" in columns:
-            metrics |= mismatch(old, columns["rollout_logprobs"], mask)
+            metrics |= mismatch(old, columns["rollout_logprobs"], whole)
         if self.kl_coef:
             kl = kl_per_token(self.kl_type, logprobs, columns["ref_logprobs"], mask)
             per_token = per_token + self.kl_coef * kl
@@ -219,8 +222,16 @@ class SftObjective:
         return denominator(Aggregation.TOKEN_MEAN, trained_counts(batch))
 
 
-def trained_counts(batch: DataProto) -> LossCounts:
-    """Trained tokens, and samples that have one, by the batch's ``response_mask``."""
+def trained_mask(batch: DataProto) -> Ragged:
+    """Which tokens enter the loss: ``response_mask``, less what a ``loss_mask`` leaves out."""
     mask = batch.ragged("response_mask")
+    if "loss_mask" not in batch.batch:
+        return mask
+    return mask.like(mask.values & batch.ragged("loss_mask").values)
+
+
+def trained_counts(batch: DataProto) -> LossCounts:
+    """Tokens that enter the loss, and samples that have one."""
+    mask = trained_mask(batch)
     sample = torch.repeat_interleave(mask.lengths)[mask.values.cpu()]
     return LossCounts(tokens=len(sample), sequences=len(torch.unique(sample)))

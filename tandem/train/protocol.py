@@ -12,6 +12,9 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.train.objective import LossSum, Objective
 
+Exported = Literal["merged", "adapter", "base"]
+"""All weights with adapters added in; the adapters alone; everything but them."""
+
 
 @dataclass(frozen=True)
 class TopTokens:
@@ -70,8 +73,8 @@ class TrainEngine(Protocol):
     def shards(self) -> dict[str, torch.Tensor]:
         """Local shards of the trained parameters, to be copied out of and into in place."""
 
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(Hugging Face name, full tensor) of all weights, adapters merged; tied ones under both names."""
+    def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full tensor) of ``part``: merged under Hugging Face names, tied ones under both names."""
 
     def sleep(self) -> None:
         """Give up the memory that only training needs."""

@@ -6,19 +6,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
 from tandem.base.deadline import Deadline
 from tandem.base.errors import ContractError, DeadlineError, TandemError
-from tandem.models.fingerprint import fingerprint
+from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.shared_weights import SharedWeights
 from tandem.weights.delivery import Delivery
 
 Weights: TypeAlias = Iterable[tuple[str, torch.Tensor]]
-"""(Hugging Face name, full tensor) pairs, adapters merged; tied ones under every name that they have."""
+"""(name, full tensor) pairs: all weights under Hugging Face names, tied ones under every name that they have, adapters
+merged; or adapters alone, for receivers that have the base weights and compute adapters beside them."""
 
 
 class Receiver(Protocol):
@@ -42,28 +43,44 @@ class Answering(Protocol):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Weights that stay as they are until the next snapshot; ``fingerprint`` computes theirs, in any thread."""
+    """Weights that stay as they are until the next snapshot.
+
+    ``fingerprint`` computes what a receiver that took them over answers, in any thread.
+    """
 
     weights: Weights
     fingerprint: Callable[[], str]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a receiver takes over."""
+        return sum(tensor.nbytes for _, tensor in self.weights)
 
 
 class SharedSnapshots:
     """Snapshots of an ``export``, each in place of the last, in memory that other processes can map.
 
-    Floats are kept as ``dtype``, or without one as they are exported.
+    Floats are kept as ``dtype``, or without one as they are exported. ``base`` gives the fingerprint of what receivers
+    have beside it, where it is adapters alone; it is asked once.
     """
 
     def __init__(
-        self, export: Callable[[], Weights], *, dtype: torch.dtype | None = None, bucket_bytes: int = 2**26
+        self,
+        export: Callable[[], Weights],
+        *,
+        base: Callable[[], str] | None = None,
+        dtype: torch.dtype | None = None,
+        bucket_bytes: int = 2**26,
     ) -> None:
         self._export, self._dtype = export, dtype
+        self._base = None if base is None else cache(base)
         self._memory = SharedWeights(bucket_bytes)
 
     def __call__(self) -> Snapshot:
         """A copy of the weights as they are now."""
+        beside = () if self._base is None else (self._base(),)
         self._memory.write(self._export(), self._dtype)
-        return Snapshot(self._memory, lambda: fingerprint(self._memory))
+        return Snapshot(self._memory, lambda: joined(fingerprint(self._memory), *beside))
 
 
 class WeightSync:
@@ -102,6 +119,11 @@ class WeightSync:
     def version(self) -> int | None:
         """Of the last push; None before the first."""
         return self._version
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that each receiver takes over in the last push; 0 before the first."""
+        return 0 if self._current is None else self._current.nbytes
 
     def push(self, version: int) -> dict[str, float]:
         """Send the weights of this moment as ``version``, the one after the last.

@@ -1,4 +1,4 @@
-"""The further losses and the rollout correction: hand-computed values and errors.
+"""The further losses: hand-computed values and errors.
 
 Invariants of every registered loss are in ``test_losses``.
 """
@@ -9,18 +9,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tandem.algorithms import POLICY_LOSSES
 from tandem.algorithms.policy_loss import PolicyLoss
 from tandem.algorithms.ratio_losses import cispo, dppo_kl, dppo_tv, dro, gpg, sapo
-from tandem.algorithms.rollout_correction import Rejection, Weighting, correct_rollout
 from tandem.algorithms.sequence_losses import clip_cov, geo_mean, gspo, kl_cov
 from tandem.algorithms.value_loss import value_loss
 from tandem.base.errors import ContractError
 from tandem.base.registry import Scope
-from tests.algorithms.batches import Batch, batches
 
 ONE = torch.ones(1, 1, dtype=torch.bool)
 
@@ -164,95 +160,3 @@ def test_b21_masked_values_do_not_reach_the_value_loss() -> None:
     result.per_token.sum().backward()
     assert predictions.grad is not None
     assert bool(predictions.grad.isfinite().all())
-
-
-# -- rollout correction --
-
-OLD = torch.tensor([[0.0, 0.0], [0.0, 0.0]]).double()
-MASK = torch.tensor([[True, True], [True, False]])
-
-
-def rollout(*ratios: float) -> torch.Tensor:
-    """Rollout log-probs under which old / rollout has these values, on the three trained tokens."""
-    logs = [-math.log(ratio) for ratio in ratios]
-    return torch.tensor([[logs[0], logs[1]], [logs[2], math.nan]], dtype=torch.float64)
-
-
-def test_token_weights_are_truncated_or_banded() -> None:
-    truncated = correct_rollout(OLD, rollout(0.3, 4.0, 1.5), MASK, weighting=Weighting())
-    assert truncated.weights is not None
-    torch.testing.assert_close(truncated.weights, torch.tensor([[0.3, 2.0], [1.5, 0.0]]).double())
-    banded = correct_rollout(OLD, rollout(0.3, 4.0, 1.5), MASK, weighting=Weighting(floor=0.5))
-    assert banded.weights is not None
-    torch.testing.assert_close(banded.weights, torch.tensor([[0.0, 0.0], [1.5, 0.0]]).double())
-    assert banded.metrics["above"] == banded.metrics["below"] == pytest.approx(1 / 3)
-
-
-def test_sequence_weights_are_products() -> None:
-    result = correct_rollout(OLD, rollout(0.5, 1.6, 1.2), MASK, weighting=Weighting("sequence"))
-    assert result.weights is not None
-    torch.testing.assert_close(result.weights, torch.tensor([[0.8, 0.8], [1.2, 0.0]]).double())
-    normal = correct_rollout(OLD, rollout(0.5, 1.6, 1.2), MASK, weighting=Weighting("sequence", normalize=True))
-    assert normal.weights is not None
-    torch.testing.assert_close(normal.weights, result.weights / 1.0)
-
-
-@pytest.mark.parametrize(
-    ("rejection", "kept"),
-    [
-        (Rejection("token_k1", 1.5), [[True, False], [True, False]]),
-        (Rejection("token_k1", 3.0, low=1.1), [[False, True], [False, False]]),
-        (Rejection("token_k2", 0.1), [[True, False], [True, False]]),
-        (Rejection("token_k3", 0.1), [[True, False], [True, False]]),
-        (Rejection("seq_sum_k1", 1.5), [[False, False], [True, False]]),
-        (Rejection("seq_mean_k1", 1.5), [[True, True], [True, False]]),
-        (Rejection("seq_max_k2", 0.1), [[False, False], [True, False]]),
-    ],
-)
-def test_rejections_by_hand(rejection: Rejection, kept: list[list[bool]]) -> None:
-    result = correct_rollout(OLD, rollout(1.0, 2.0, 0.9), MASK, rejections=[rejection])
-    assert result.response_mask.tolist() == kept
-    assert result.weights is None
-
-
-def test_rejections_judge_the_mask_as_given_in_any_order() -> None:
-    both = [Rejection("token_k1", 1.5), Rejection("seq_max_k2", 0.1)]
-    results = [correct_rollout(OLD, rollout(1.0, 2.0, 0.9), MASK, rejections=order) for order in (both, both[::-1])]
-    assert results[0].response_mask.tolist() == results[1].response_mask.tolist() == [[False, False], [True, False]]
-    assert results[0].metrics["rejected"] == pytest.approx(2 / 3)
-    assert results[0].metrics["rejected_sequences"] == 0.5
-
-
-@settings(max_examples=25, deadline=None)
-@given(batch=batches(), level=st.sampled_from(["token", "sequence"]), fill=st.sampled_from([math.nan, -math.inf]))
-def test_masked_log_probs_reach_neither_weights_nor_metrics(batch: Batch, level: str, fill: float) -> None:
-    def corrected(given: Batch) -> tuple[torch.Tensor | None, torch.Tensor, dict[str, float]]:
-        rejections = [Rejection("token_k1", 2.0), Rejection("seq_mean_k3", 0.5)]
-        result = correct_rollout(
-            given.logprobs, given.old_logprobs, given.mask, weighting=Weighting(level), rejections=rejections
-        )
-        return result.weights, result.response_mask, result.metrics
-
-    weights, kept, metrics = corrected(batch)
-    other_weights, other_kept, other_metrics = corrected(batch.with_masked(fill))
-    assert weights is not None
-    assert other_weights is not None
-    assert torch.equal(weights, other_weights)
-    assert torch.equal(kept, other_kept)
-    assert metrics == other_metrics
-    assert not weights[~batch.mask].any()
-
-
-def test_impossible_corrections_are_refused() -> None:
-    with pytest.raises(ContractError, match="token"):
-        Weighting("tokens")
-    with pytest.raises(ContractError, match="floor <= cap"):
-        Weighting(cap=0.5, floor=2.0)
-    with pytest.raises(ContractError, match="token_k1"):
-        Rejection("token_k9", 1.0)
-    with pytest.raises(ContractError, match="lower bound"):
-        Rejection("token_k2", 1.0, low=0.5)
-    with pytest.raises(ContractError, match="low <= high"):
-        Rejection("token_k1", 0.5, low=0.8)
-    with pytest.raises(ContractError, match="no trained token"):
-        correct_rollout(OLD, OLD, torch.zeros(2, 2, dtype=torch.bool), weighting=Weighting())

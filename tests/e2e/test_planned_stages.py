@@ -14,6 +14,10 @@ CONFIGS: dict[str, tuple[str, ...]] = {
     "KL in the reward": ("algorithm.kl.in=reward",),
     "a coefficient of 0 is off": ("algorithm.kl.in=loss", "algorithm.kl.coef=0"),
     "TIS": ("algorithm.use_tis=true",),
+    "weights of answers, rejections, a veto": (
+        "algorithm.rollout_correction={weights: sequence, normalize: true, reject: [{by: token_k3, high: 0.5}]}",
+        "algorithm.rollout_correction.veto=1e-4",
+    ),
     "mini-batches": ("actor_rollout_ref.actor.ppo_mini_batch_size=2",),
     "old from the engine": ("algorithm.old_logprobs=rollout",),
     "another estimator": ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm.old_logprobs=recompute"),
@@ -37,13 +41,14 @@ EXPECTED = {
     "KL in the loss": ["ref", "advantages"],
     "KL in the reward": ["ref", "old", "advantages"],
     "a coefficient of 0 is off": ["advantages"],
-    "TIS": ["old", "advantages", "correction"],
+    "TIS": ["old", "correction", "advantages"],
+    "weights of answers, rejections, a veto": ["old", "correction", "advantages"],
     "mini-batches": ["old", "advantages"],
     "old from the engine": ["old", "advantages"],
     "another estimator": ["old", "advantages"],
     "sums of squared probabilities": ["old", "advantages"],
     "parts of a reward": ["advantages"],
-    "all of it": ["ref", "old", "advantages", "correction"],
+    "all of it": ["ref", "old", "correction", "advantages"],
 }
 
 

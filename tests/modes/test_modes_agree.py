@@ -21,9 +21,11 @@ ALGORITHMS = {
         "algorithm.kl={in: reward, coef: 0.05, controller: adaptive, target: 0.01, horizon: 500}",
         "actor_rollout_ref.ref.update_interval=2",
     ),
-    "KL in the loss, TIS, mini-batches": (
+    "KL in the loss, a baseline per token, corrected rollouts, mini-batches": (
         "algorithm.kl={in: loss, coef: 0.05}",
-        "algorithm.use_tis=true",
+        "algorithm.adv_estimator=optimal_token_baseline",
+        "algorithm.rollout_correction={weights: sequence, normalize: true, reject: [{by: token_k1, quantile: 0.7}]}",
+        "algorithm.rollout_correction.veto=1e-4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     ),
 }
@@ -43,7 +45,16 @@ def colocated(task: Path, algorithm: tuple[str, ...], tmp_path_factory: pytest.T
 
 def told(run: Run) -> list[tuple[object, ...]]:
     """What was generated and trained, as far as it is recorded."""
-    keys = ("reward/mean", "length/mean", "loss/policy", "grad/norm", "kl/reward", "kl/mean", "lag/max")
+    keys = (
+        "reward/mean",
+        "length/mean",
+        "loss/policy",
+        "grad/norm",
+        "kl/reward",
+        "kl/mean",
+        "lag/max",
+        "mismatch/rejected",
+    )
     return [tuple(row.get(key) for key in keys) for row in run.rows]
 
 

@@ -6,6 +6,7 @@ ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
 LOSS = "algorithm.policy_loss"
+CORRECTION = "algorithm.rollout_correction"
 HYBRID = "execution.mode=hybrid"
 
 # words | key | part of the reason | part of the remedy
@@ -151,6 +152,56 @@ REFUSALS = [
         "old policy's forward",
         "recompute",
     ),
+    (f"algorithm.use_tis=true {CORRECTION}.weights=token", "algorithm.use_tis", "both", f"{CORRECTION}.cap"),
+    (f"{CORRECTION}.weights=tokens", f"{CORRECTION}.weights", "not one of", "'token'"),
+    (f"{CORRECTION}.normalize=true", f"{CORRECTION}.normalize", "there are none", "weights: token"),
+    (f"{CORRECTION}.floor=0.5", f"{CORRECTION}.floor", "there are none", "weights: token"),
+    (f"{CORRECTION}={{weights: token, floor: 3.0}}", f"{CORRECTION}.floor", "cap, which is 2", "below cap"),
+    (f"algorithm.use_tis=true {CORRECTION}.floor=2.5", f"{CORRECTION}.floor", "cap, which is 2", "below cap"),
+    (f"{CORRECTION}={{weights: token, cap: 0}}", f"{CORRECTION}.cap", "", "> 0"),
+    (f"{CORRECTION}={{reject: [{{by: seq_men_k1, high: 2.0}}]}}", f"{CORRECTION}.reject[0].by", "", "'seq_mean_k1'"),
+    (f"{CORRECTION}={{reject: [{{by: token_k1}}]}}", f"{CORRECTION}.reject[0].high", "needs a bound", "quantile"),
+    (
+        f"{CORRECTION}={{reject: [{{by: token_k1, high: 2.0}}, {{by: token_k2, high: 1.0, low: 0.5}}]}}",
+        f"{CORRECTION}.reject[1].low",
+        "no lower bound",
+        "token_k1",
+    ),
+    (
+        f"{CORRECTION}={{reject: [{{by: token_k1, high: 2.0, low: 3.0}}]}}",
+        f"{CORRECTION}.reject[0].low",
+        "nothing lies",
+        "below high",
+    ),
+    (f"{CORRECTION}={{reject: [{{by: seq_mean_k1, high: 0.9}}]}}", f"{CORRECTION}.reject[0].high", "1 / high", "2.0"),
+    (
+        f"{CORRECTION}={{reject: [{{by: token_k1, high: 2.0, quantile: 0.9}}]}}",
+        f"{CORRECTION}.reject[0].quantile",
+        "whatever the bounds",
+        "either",
+    ),
+    (f"{CORRECTION}={{reject: [{{by: token_k1, quantile: 1.0}}]}}", f"{CORRECTION}.reject[0].quantile", "", "< 1"),
+    (
+        f"{CORRECTION}={{reject: [{{by: seq_min_k1, high: 2.0}}]}}",
+        f"{CORRECTION}.reject[0].by",
+        "lower bound only",
+        "1.0e-4",
+    ),
+    (f"{CORRECTION}.veto=1e-4 algorithm.old_logprobs=rollout", f"{CORRECTION}.veto", "weight 1", "recompute"),
+    (f"{CORRECTION}.veto=1e-4 {ROLLOUT}.top_p=0.9", f"{CORRECTION}.veto", "truncated", "logprobs_of: full"),
+    (
+        f"{CORRECTION}.weights=sequence plugins=[lab] algorithm.policy_loss.type=plain",
+        f"{CORRECTION}.weights",
+        "no tis_weights",
+        "weights: off",
+    ),
+    (
+        f"--hybrid --num-iters-per-train-update 4 --train-pipelining accumulate {CORRECTION}="
+        "{weights: token, normalize: true}",
+        "execution.train_pipelining",
+        "rollout_correction looks at the whole partition",
+        "off",
+    ),
     ("algorithm.use_tis=true algorithm.old_logprobs=rollout", "algorithm.use_tis", "weight 1", "recompute"),
     (
         "algorithm.use_tis=true plugins=[lab] algorithm.policy_loss.type=plain",
@@ -268,6 +319,20 @@ REFUSALS = [
     ),
     (f"trainer.exact=true {MODEL}.dtype=bfloat16", "trainer.exact", "float32", "dtype: float32"),
     (f"{MODEL}.lora_rank=4 {MODEL}.lora_target_modules=[]", f"{MODEL}.lora_target_modules", "nothing", "all-linear"),
+    ("execution.weight_sync.lora=adapter", "execution.weight_sync.lora", "no adapter to send", "lora_rank: 16"),
+    (
+        f"{HYBRID} trainer.exact=true {MODEL}.lora_rank=4 execution.weight_sync.lora=merged",
+        "execution.weight_sync.lora",
+        "round otherwise",
+        "Write adapter",
+    ),
+    (f"{MODEL}.lora_base_dtype=bfloat16", f"{MODEL}.lora_base_dtype", "no adapters", "lora_rank: 16"),
+    (
+        f"{MODEL}.lora_base_dtype=bfloat16 {MODEL}.lora_rank=4",
+        f"{MODEL}.lora_base_dtype",
+        "computes in float32",
+        "dtype: bfloat16",
+    ),
     ("data.train_files=[] data.reasoning_gym={datset: x}", "data.reasoning_gym.dataset", "not named", "'datset'"),
     (
         "data.train_files=[] data.reasoning_gym={dataset: x, size: '5'}",

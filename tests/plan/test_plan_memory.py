@@ -69,3 +69,17 @@ def test_a_broken_weight_file_costs_the_estimate_and_nothing_else(place: Path, p
     (place / "model" / "model.safetensors").write_bytes(b"\xff" * 20)
     assert plan_of().memory == ()
     assert plan_of().problems == ()
+
+
+def test_targets_are_looked_for_among_the_modules_of_the_model(place: Path, plan_of: Plans) -> None:
+    layers = {f"model.layers.0.self_attn.{name}_proj.weight": [64, 32] for name in "qv"}
+    write_header(place / "model", {"lm_head.weight": [100, 64], **layers})
+    lora = (
+        "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.model.lora_target_modules=[q_proj, v_porj, lm_head]",
+    )
+    unknown, head = plan_of(*lora).problems
+    assert (unknown.key, unknown.value) == ("actor_rollout_ref.model.lora_target_modules[1]", "v_porj")
+    assert "'v_proj'" in unknown.remedy
+    assert head.value == "lm_head"
+    assert "q_proj, v_proj" in head.remedy

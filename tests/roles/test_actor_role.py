@@ -90,6 +90,14 @@ def test_a_mini_batch_without_a_trained_token_makes_no_optimizer_step() -> None:
     assert (made.steps, made.updates) == (1, 0)
 
 
+def test_a_mini_batch_of_which_all_was_rejected_makes_no_optimizer_step() -> None:
+    engine, batch = FakeTrainEngine(), scored(2)
+    responses = batch.ragged("responses")
+    batch.batch["loss_mask"] = responses.like(torch.zeros(len(responses.values), dtype=torch.bool))
+    metrics = actor(engine).step(Loss(batch, OBJECTIVE))
+    assert metrics["optim/empty_mini_batches"] == 1 and not engine.trained
+
+
 def test_reference_log_probs_are_of_the_weights_at_the_start() -> None:
     engine = FakeTrainEngine()
     made = actor(engine, reference=True)

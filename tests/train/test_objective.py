@@ -60,6 +60,22 @@ def test_importance_weights_scale_the_policy_term_and_not_the_kl(
     assert three - kl_only == pytest.approx(3 * (one - kl_only), rel=1e-4)
 
 
+def test_a_token_outside_the_loss_mask_counts_in_no_part_of_the_loss(
+    make_batch: MakeAny, make_engine: MakeAny, grads_of: MakeAny
+) -> None:
+    objective = PolicyObjective(aggregation="seq-mean-token-mean", kl_coef=0.1, entropy_coef=0.01)
+    grads, kept = [], torch.tensor([True, False, True, True, False, False, False])
+    for column in ("loss_mask", "response_mask"):
+        batch, engine = make_batch([4, 3]), make_engine()
+        batch.batch[column] = batch.ragged("responses").like(kept)
+        total = engine.forward_backward(batch, objective)
+        assert float(total.metrics["kl"].count) == 3
+        assert (trained_counts(batch).tokens, objective.denominator(batch)) == (3, 1.0)
+        grads.append(grads_of(engine))
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grad, grads[1][name], atol=1e-7, rtol=1e-5)
+
+
 def test_samples_without_a_trained_token_are_no_sequences(make_batch: MakeAny) -> None:
     batch = make_batch([3, 0, 2, 4], group_size=4)
     mask = torch.tensor([True, False, True, False, False, True, True, True, True])

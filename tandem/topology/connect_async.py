@@ -1,22 +1,20 @@
-"""The local runtime of the fully asynchronous mode: a loop in a thread, and weights of its own, for each role."""
+"""The fully asynchronous mode: a loop in a thread, and weights of its own, for each role."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from tandem.columns.proto import DataProto
-from tandem.models.loading import load_causal_lm
 from tandem.roles.critic import CRITIC
 from tandem.roles.serving import ForwardModel, ServingRole, columns_read
 from tandem.roles.stages import BatchStage
 from tandem.topology.async_session import AsyncSession, Loops
-from tandem.topology.local_streaming import connect_streaming
+from tandem.topology.connect_streaming import connect_loops
 from tandem.topology.parts import Parts
-from tandem.train.engine import FsdpEngine
 
 ACTOR_FWD, REFERENCE, ADVANTAGES = "actor_fwd", "reference", "advantages"
 
@@ -29,7 +27,6 @@ def connect_async(parts: Parts) -> AsyncSession:
     interval = parts.config.actor_rollout_ref.ref.update_interval
     reference = _forward_model(parts, REFERENCE, every=interval) if _has(parts, "ref") else None
     followers = [follower for follower in (forward, reference) if follower is not None]
-    session = connect_streaming(parts, followers)
     groups = parts.config.data.train_batch_size // parts.plan.batch.sub_batches
     deadline_s, roles = execution.deadline_s, []
     if reference is not None:
@@ -48,8 +45,7 @@ def connect_async(parts: Parts) -> AsyncSession:
     elsewhere = ("ref", "old", "values", "train_critic")
     own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in elsewhere}
     roles.append(_serving(parts, ADVANTAGES, own, parts.config.data.train_batch_size))
-    inherited = {field.name: getattr(session, field.name) for field in fields(session)}
-    return AsyncSession(**inherited, roles=tuple(roles), loops=Loops())
+    return connect_loops(parts, AsyncSession, followers, roles=tuple(roles), loops=Loops())
 
 
 def _has(parts: Parts, stage: str) -> bool:
@@ -79,19 +75,7 @@ def _serving(
 
 def _forward_model(parts: Parts, name: str, every: int | None = 1) -> ForwardModel:
     """A copy of the model as it was before training: version 0 until the first broadcast."""
-    section = parts.config.actor_rollout_ref
-    model = load_causal_lm(
-        section.model.path, dtype=section.model.dtype, trust_remote_code=section.model.trust_remote_code
-    )
-    engine = FsdpEngine(
-        model,
-        optim=section.actor.optim,
-        total_updates=1,
-        max_tokens_per_micro_batch=section.actor.ppo_max_token_len_per_gpu,
-        temperature=section.rollout.temperature,
-        exact=parts.config.trainer.exact,
-    )
-    return ForwardModel(name, model, engine, version=0, every=every)
+    return ForwardModel(name, parts.runtime.scorer(name, moves=every is not None), version=0, every=every)
 
 
 def _follow(model: ForwardModel, max_staleness: int, seconds: float, partition: int) -> None:
