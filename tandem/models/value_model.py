@@ -84,8 +84,8 @@ def _adapt(plain: PreTrainedModel, model: ModelConfig) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         inject_adapter_in_model(config, plain)
-    hold_base(plain, model.lora_base_dtype)
     head.requires_grad_(True)
+    hold_base(plain, model.lora_base_dtype)
 
 
 @contextmanager

@@ -105,14 +105,9 @@ def check_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
 
     A folder without a tokenizer says nothing of its tokens; their number is checked when the model is loaded.
     """
-    own = config.critic.model
+    own = config.critic.model if config.critic.enable else None
     folder = None if own is None else model_folder(own.tokenizer)
-    if (
-        own is None
-        or not config.critic.enable
-        or folder is None
-        or not any((folder / name).is_file() for name in _TOKENIZER_FILES)
-    ):
+    if own is None or folder is None or not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return
     theirs = load_tokenizer(folder).get_vocab()
     for token, number in tokenizer.get_vocab().items():
