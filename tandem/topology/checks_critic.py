@@ -44,12 +44,13 @@ def critic_notes(config: Config) -> Iterator[str]:
 
 
 def _check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
-    longest = longest_sequence(config)
+    longest, data = longest_sequence(config), config.data
     if facts is None or facts.context is None or facts.context >= longest:
         return
-    assert config.critic.model is not None
-    reason = f"its context is {facts.context} tokens, and a prompt with its response can have {longest}"
-    yield Problem(f"{MODEL}.path", config.critic.model.path, reason, "Name a model of longer context, or leave it out")
+    reason = f"a sequence can have {longest} tokens with its prompt, and the context of {MODEL} is {facts.context}"
+    room = facts.context - data.max_prompt_length
+    remedy = f"Name a {MODEL} of longer context" + (f", or write at most {room}" if room > 0 else "")
+    yield Problem("data.max_response_length", data.max_response_length, reason, remedy)
 
 
 def _check_warmup(config: Config, batch: BatchPlan) -> Iterator[Problem]:
