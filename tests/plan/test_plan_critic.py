@@ -33,7 +33,7 @@ def other(place: Path) -> Path:
             ["critic.model.path=./other"],
             "data.max_response_length",
             "is 200",
-            "critic.model of longer context, or write at most 72",
+            "longer context, or write at most 72",
         ),
         (["critic.warmup_steps=20"], "critic.warmup_steps", "never be trained", "less than 20"),
         (["critic.optim.warmup_steps=20"], "critic.optim.warmup_steps", "20 optimizer steps", "less than 20"),
