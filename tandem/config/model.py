@@ -37,6 +37,8 @@ class ModelConfig(Node):
     """Run code that the model's folder ships."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward: less memory, more time."""
+    adapter_path: str | None = None
+    """Folder of a PEFT LoRA adapter that the run starts from and goes on training; rank and targets are its own."""
     lora_rank: NonNegativeInt = 0
     """Rank of LoRA adapters; 0 trains all weights."""
     lora_alpha: PositiveFloat = 32.0
@@ -50,7 +52,7 @@ class ModelConfig(Node):
     @property
     def trains_adapters(self) -> bool:
         """Whether adapters are what is trained, beside frozen base weights."""
-        return self.lora_rank > 0
+        return self.lora_rank > 0 or self.adapter_path is not None
 
 
 class OptimConfig(Node):

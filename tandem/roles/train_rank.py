@@ -56,7 +56,6 @@ class TrainRank:
         self._exported: Iterator[tuple[str, torch.Tensor]] = iter(())
         self._loaded: set[str] = set()
         self._beside: dict[str, FsdpEngine] = {}
-        self._base: str | None = None
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
@@ -139,23 +138,17 @@ class TrainRank:
         Ranks after the first only take part in the gathering and give None.
         """
         self.require_actor("take a fingerprint")
-        own = self._fingerprint(part)
-        beside = self.base_fingerprint() if part == "adapter" else None
-        return own if own is None or beside is None else joined(own, beside)
-
-    def base_fingerprint(self) -> str | None:
-        """Of the weights beside the adapters, which never change. None on ranks after the first."""
-        if self._base is None:
-            self._base = self._fingerprint("base")
-        return self._base
-
-    def _fingerprint(self, part: Exported) -> str | None:
+        beside = (self.base_fingerprint(),) if part == "adapter" else ()
         exported = self.engine.export(part)
         if self._rank == 0:
-            return fingerprint(exported)
+            return joined(fingerprint(exported), *beside)
         for _ in exported:
             pass
         return None
+
+    def base_fingerprint(self) -> str:
+        """Of the weights beside the adapters, which never change."""
+        return self.engine.base_fingerprint()
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ def read_model(folder: Path) -> ModelFacts:
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     hidden, heads = _number(text, "hidden_size", "n_embd", "d_model"), _number(text, "num_attention_heads", "n_head")
     dim = _number(text, "head_dim") or (hidden // heads if hidden and heads else None)
-    shapes = _shapes_in_files(folder)
+    shapes = shapes_in_files(folder)
     return ModelFacts(
         parameters=sum(map(math.prod, shapes.values())) or None,
         context=_number(text, *CONTEXT_KEYS),
@@ -89,7 +89,7 @@ def _number(config: Mapping[str, Any], *names: str) -> int | None:
     return next((value for value in found if isinstance(value, int) and value > 0), None)
 
 
-def _shapes_in_files(folder: Path) -> dict[str, list[int]]:
+def shapes_in_files(folder: Path) -> dict[str, list[int]]:
     """Every tensor's shape by the headers of the safetensors files (a length, then JSON); none if one is bad."""
     shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from tandem.base.registry import Signature
+from tandem.base.registry import Entry, Signature
 from tandem.config.schema import Config
 from tandem.reward.parts import component_names
 from tandem.topology.plan_batch import mini_batch_prompts
 from tandem.topology.plan_entries import Entries, distillation_columns, estimator_columns
 from tandem.topology.plan_placement import uses_reference
+from tandem.topology.plan_preference import PREFERENCE_COLUMNS
 from tandem.topology.plan_teacher import TEACHER, learns_from_reward, teachers, teaches_as_tag, uses_teacher
 
 SOURCE_COLUMNS = (
@@ -79,6 +80,8 @@ def old_logprobs_from(config: Config) -> OldLogprobs:
 
 def plan_stages(config: Config, entries: Entries) -> tuple[Stage, ...]:
     """All stages of a step."""
+    if entries.preference_loss is not None:
+        return _preference_stages(entries.preference_loss)
     stages = [
         Stage("rollout", "rollout", None, "group", ("prompts",), ROLLOUT_COLUMNS),
         Stage("reward", "reward", None, "group", _reward_needs(entries.reward), _reward_gives(config)),
@@ -94,6 +97,24 @@ def plan_stages(config: Config, entries: Entries) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
+def source_columns(entries: Entries) -> tuple[str, ...]:
+    """What a row of the data brings."""
+    return SOURCE_COLUMNS if entries.preference_loss is None else PREFERENCE_COLUMNS
+
+
+def _preference_stages(loss: Entry[Any]) -> tuple[Stage, ...]:
+    """The forwards that the loss asks for, then the train call: answers are given, nothing is generated or scored."""
+    inputs, columns = ("prompts", "responses", "response_mask"), loss.signature.columns
+    stages = []
+    if "ref_logprobs" in columns:
+        stages.append(Stage("ref", "actor", "ref", "partition", inputs, ("ref_logprobs",)))
+    if "reference_point" in columns:
+        given = (*inputs, "group_ids", "sample_index")
+        stages.append(Stage("reference_point", "actor", "ref", "partition", given, ("reference_point",)))
+    needs = dict.fromkeys([*inputs, *(name for name in columns if name not in COMPUTED_IN_TRAINING)])
+    return (*stages, Stage("train", "actor", "actor", "partition", tuple(needs), ()))
+
+
 def plan_tags(config: Config) -> tuple[str, ...]:
     """Copies of weights that the actor keeps."""
     tags = ["actor"]
@@ -107,9 +128,13 @@ def plan_tags(config: Config) -> tuple[str, ...]:
 
 
 def plan_base_tags(config: Config) -> tuple[str, ...]:
-    """Tags that are the base model, adapters switched off, and so cost no copy: a reference that never moves."""
+    """Tags that are the base model, adapters switched off, and so cost no copy: a reference that never moves.
+
+    A run that starts from an adapter has that in its reference, so it needs a copy.
+    """
     section = config.actor_rollout_ref
-    free = section.model.trains_adapters and section.ref.update_interval is None
+    fresh = section.model.trains_adapters and section.model.adapter_path is None
+    free = fresh and section.ref.update_interval is None
     return tuple(tag for tag in plan_tags(config) if tag == "ref" and free)
 
 
