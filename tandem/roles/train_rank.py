@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.models.fingerprint import fingerprint, joined
+from tandem.models.weights import copy_weights
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
 from tandem.train.engine import FsdpEngine
@@ -134,6 +135,10 @@ class TrainRank:
         for _ in exported:
             pass
         return None
+
+    def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Put other weights (see ``copy_weights``) in place of the model's, for a rank that only scores."""
+        copy_weights(self.engine.model, weights)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from tandem.roles.generation import end_tokens, training_sampling
 from tandem.roles.loss import policy_objective
 from tandem.roles.stages import BatchStage
 from tandem.roles.train_group import TrainGroup
+from tandem.rollout.protocol import RolloutEngine
 from tandem.rollout.registry import find_engine
 from tandem.topology.plan import Plan, compile_plan
 from tandem.topology.plan_critic import untrained_steps
@@ -96,6 +97,27 @@ def build_composite(
     ranks = TrainGroup.in_process(
         build_train_engine(config, model, total_updates), deadline_s=config.execution.deadline_s
     )
+    engine = find_engine(section.rollout.name).target(
+        model,
+        shares_weights=True,
+        exact=trainer.exact,
+        max_num_seqs=section.rollout.max_num_seqs,
+        max_num_batched_tokens=section.rollout.max_num_batched_tokens,
+    )
+    return assemble_composite(config, plan, tokenizer, model, ranks, engine, critic)
+
+
+def assemble_composite(
+    config: Config,
+    plan: Plan,
+    tokenizer: PreTrainedTokenizerBase,
+    model: CausalLM,
+    ranks: TrainGroup,
+    engine: RolloutEngine,
+    critic: Critic | None,
+) -> ActorRolloutRef:
+    """The composite node over ``ranks`` and ``engine``, wherever they are; ``model`` says what the ranks train."""
+    section, trainer = config.actor_rollout_ref, config.trainer
     epochs, untrained = section.actor.ppo_epochs, untrained_steps(config)
     batching = Batching(plan.batch.mini_batch_prompts, epochs, trainer.seed, untrained)
     actor = Actor(ranks, batching, keep_reference="ref" in plan.tags, reference_is_base="ref" in plan.base_tags)
@@ -103,13 +125,7 @@ def build_composite(
     return ActorRolloutRef(
         model=model,
         actor=actor,
-        engine=find_engine(section.rollout.name).target(
-            model,
-            shares_weights=True,
-            exact=trainer.exact,
-            max_num_seqs=section.rollout.max_num_seqs,
-            max_num_batched_tokens=section.rollout.max_num_batched_tokens,
-        ),
+        engine=engine,
         sampling=training_sampling(
             section.rollout, config.data.max_response_length, end_tokens(model.model, tokenizer)
         ),
