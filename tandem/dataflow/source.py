@@ -156,8 +156,9 @@ class PromptSource(Draws[Prompt]):
     """A resumable stream of prompts from ``tables``; ``counts`` says what became of their rows.
 
     ``streaming`` keeps the rows on disk; the order and the prompts are the same. Rows whose whole prompt text equals
-    one of the tables ``held_out``, or whose uid is in ``exclude_uids``, are left out and counted. ``items`` are the
-    prompts in the order of the tables, for evaluation. Raises ``DataError`` with file and row for what can't be used.
+    one of the tables ``held_out``, or whose uid is in ``exclude_uids``, are left out and counted. ``taught``: the data
+    sources that have a teacher; a row of another is a bad row. ``items`` are the prompts in the order of the tables,
+    for evaluation. Raises ``DataError`` with file and row for what can't be used.
     """
 
     counts: RowCounts
@@ -177,6 +178,7 @@ class PromptSource(Draws[Prompt]):
         streaming: bool = False,
         held_out: Sequence[Table] = (),
         exclude_uids: Collection[str] = (),
+        taught: Collection[str] | None = None,
     ) -> None:
         encoder = PromptEncoder(tokenizer, columns, max_prompt_length=max_prompt_length, on_overlong=on_overlong)
         held, excluded = _held_out_texts(encoder, held_out, on_bad_row), frozenset(exclude_uids)
@@ -188,6 +190,8 @@ class PromptSource(Draws[Prompt]):
             prompt = encoder.prompt(table, row, whole)
             if prompt.uid in excluded:
                 raise RowSkipped("excluded")
+            if taught is not None and prompt.data_source not in taught:
+                raise row.bad("no teacher", _untaught(prompt.data_source, taught))
             return prompt
 
         catalog = Catalog(tables, encode, on_bad_row=on_bad_row, streaming=streaming)
@@ -232,6 +236,13 @@ def _held_out_texts(encoder: PromptEncoder, tables: Sequence[Table], on_bad_row:
                 if on_bad_row is OnBadRow.ERROR:
                     raise
     return frozenset(texts)
+
+
+def _untaught(source: str, taught: Collection[str]) -> str:
+    return (
+        f"data source {source!r} has no teacher; {', '.join(map(repr, taught))} have one. Name its own in "
+        "actor_rollout_ref.teacher.by_source, or one for the rest in actor_rollout_ref.teacher.path"
+    )
 
 
 def _digest(text: str) -> bytes:

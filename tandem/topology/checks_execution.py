@@ -8,6 +8,7 @@ from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.topology.plan_batch import longest_sequence, mini_batch_prompts, sub_batches
 from tandem.topology.plan_placement import REFERENCE_NAMES, Placement, choose_runtime, deployed_roles
+from tandem.topology.plan_teacher import TEACHER, uses_teacher
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -40,6 +41,12 @@ def _check_roles(config: Config) -> Iterator[Problem]:
             yield Problem(
                 key, value, f"ref is a tag here: in {mode} it takes turns on the actor's devices", "Remove this entry"
             )
+        elif role == TEACHER and uses_teacher(config):
+            reason = f"the teacher is a tag here: in {mode} it takes turns on the actor's devices"
+            yield Problem(key, value, reason, "Remove this entry")
+        elif role == TEACHER:
+            remedy = "Remove this entry, or write algorithm.distillation"
+            yield Problem(key, value, "nothing is learned from a teacher", remedy)
         elif role == "critic":
             yield Problem(key, value, "there is no critic", "Remove this entry, or write critic.enable: true")
         elif role in REFERENCE_NAMES:

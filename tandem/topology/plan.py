@@ -13,15 +13,17 @@ from typing import Literal
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import Config
+from tandem.topology.checks_adapters import check_adapters, check_exported, check_pushed
 from tandem.topology.checks_algorithm import check_algorithm
 from tandem.topology.checks_correction import CORRECTION, cut_sampling, readers
 from tandem.topology.checks_critic import check_critic, critic_notes, read_critic
 from tandem.topology.checks_data import check_data, count_rows
 from tandem.topology.checks_execution import check_execution
-from tandem.topology.checks_model import check_adapters, check_context, check_exact, read_checked
+from tandem.topology.checks_model import check_context, check_exact, read_checked
 from tandem.topology.checks_reward import check_reward
+from tandem.topology.checks_teacher import check_teacher, notes_on_teacher
 from tandem.topology.checks_trainer import check_evaluation, check_length, check_schedule, check_trainer
-from tandem.topology.plan_adapters import check_pushed, pushed_part
+from tandem.topology.plan_adapters import pushed_part
 from tandem.topology.plan_batch import BatchPlan, plan_batch
 from tandem.topology.plan_entries import Entries, import_plugins, look_up, unknown_names
 from tandem.topology.plan_later import what_comes_later
@@ -37,6 +39,7 @@ from tandem.topology.plan_stages import (
     plan_stages,
     plan_tags,
 )
+from tandem.topology.plan_teacher import Teacher, teachers
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -59,6 +62,7 @@ class Plan:
     device_groups: dict[str, int]
     tags: tuple[str, ...]
     base_tags: tuple[str, ...]
+    teachers: tuple[Teacher, ...]
     old_logprobs: OldLogprobs
     pushed: Literal["nothing", "merged", "adapter"]
     source_columns: tuple[str, ...]
@@ -120,6 +124,7 @@ def compile_plan(config: Config) -> Plan:
         device_groups=device_groups(placed),
         tags=tags,
         base_tags=base_tags,
+        teachers=teachers(config),
         old_logprobs=old_logprobs_from(config),
         pushed="nothing" if _shares_weights(config) else pushed_part(config),
         source_columns=SOURCE_COLUMNS,
@@ -145,10 +150,12 @@ def _contradictions(
     yield from check_execution(config, placed)
     yield from check_algorithm(config, entries)
     yield from check_reward(config)
+    yield from check_teacher(config, entries, facts)
     yield from check_data(config)
     yield from check_context(config, facts)
     yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
     yield from check_pushed(config)
+    yield from check_exported(config.trainer, config.actor_rollout_ref.model)
     yield from check_exact(config)
     yield from check_evaluation(config)
     yield from check_trainer(config.trainer)
@@ -173,6 +180,7 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
     if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
         yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
+    yield from notes_on_teacher(config)
     if cut_sampling(config) is not None and not readers(config, entries):
         yield (
             f"samples are drawn with {cut_sampling(config)} and trained as if they came from the whole distribution, "

@@ -9,8 +9,9 @@ from tandem.base.registry import Signature
 from tandem.config.schema import Config
 from tandem.reward.parts import component_names
 from tandem.topology.plan_batch import mini_batch_prompts
-from tandem.topology.plan_entries import Entries, estimator_columns
+from tandem.topology.plan_entries import Entries, distillation_columns, estimator_columns
 from tandem.topology.plan_placement import uses_reference
+from tandem.topology.plan_teacher import TEACHER, learns_from_reward, teachers, teaches_as_tag, uses_teacher
 
 SOURCE_COLUMNS = (
     "prompts",
@@ -83,7 +84,7 @@ def plan_stages(config: Config, entries: Entries) -> tuple[Stage, ...]:
         Stage("reward", "reward", None, "group", _reward_needs(entries.reward), _reward_gives(config)),
         *_forwards(config, entries),
         *_correction(config),
-        _advantages(config, entries),
+        *([_advantages(config, entries)] if learns_from_reward(config) else []),
     ]
     if config.critic.enable:
         targets = ("prompts", "responses", "response_mask", "values", "returns")
@@ -98,15 +99,21 @@ def plan_tags(config: Config) -> tuple[str, ...]:
     tags = ["actor"]
     if config.execution.mode != "fully_async" and uses_reference(config):
         tags.append("ref")
+    if teaches_as_tag(config):
+        tags += [teacher.name for teacher in teachers(config)]
     if config.execution.mode == "hybrid" and config.execution.train_pipelining == "step":
         tags.append("old_actor")
     return tuple(tags)
 
 
 def plan_base_tags(config: Config) -> tuple[str, ...]:
-    """Tags that are the base model, adapters switched off, and so cost no copy: a reference that never moves."""
+    """Tags that are the base model, adapters switched off, and so cost no copy: a reference that never moves.
+
+    A run that starts from an adapter has that in its reference, so it needs a copy.
+    """
     section = config.actor_rollout_ref
-    free = section.model.trains_adapters and section.ref.update_interval is None
+    fresh = section.model.trains_adapters and section.model.adapter_path is None
+    free = fresh and section.ref.update_interval is None
     return tuple(tag for tag in plan_tags(config) if tag == "ref" and free)
 
 
@@ -135,6 +142,10 @@ def _forwards(config: Config, entries: Entries) -> list[Stage]:
     if uses_reference(config):
         role = "reference" if separate else "actor"
         stages.append(Stage("ref", role, None if separate else "ref", per, inputs, ("ref_logprobs",)))
+    if uses_teacher(config):
+        role, tag = ("actor", TEACHER) if teaches_as_tag(config) else (TEACHER, None)
+        sorted_by = ("data_source",) if config.actor_rollout_ref.teacher.by_source else ()
+        stages.append(Stage(TEACHER, role, tag, per, (*inputs, *sorted_by), distillation_columns(config)))
     source = old_logprobs_from(config)
     if source == "recompute":
         tag = "old_actor" if "old_actor" in plan_tags(config) else "actor"
@@ -181,6 +192,9 @@ def _train(config: Config, entries: Entries) -> Stage:
     needs += [name for name in config.algorithm.correction.gives if name == "loss_mask"]
     if uses_reference(config) and config.algorithm.kl.where == "loss":
         needs.append("ref_logprobs")
+    needs += distillation_columns(config)
+    if not learns_from_reward(config):
+        needs = [name for name in needs if name != "advantages"]
     implied = old_logprobs_from(config) == "implied"
     kept = [name for name in dict.fromkeys(needs) if not (implied and name == "old_logprobs")]
     return Stage("train", "actor", "actor", "partition", tuple(kept), ())

@@ -28,9 +28,11 @@ from tandem.topology.critic import check_tokens, critic_of, critic_value_model, 
 from tandem.topology.plan import Plan
 from tandem.topology.plan_adapters import pushed_part
 from tandem.topology.plan_critic import trained_steps
+from tandem.topology.plan_teacher import TEACHER
 from tandem.topology.ray_ranks import TAKE_WEIGHTS, BuildEngine, RankSetup
 from tandem.topology.ray_runtime import RayRuntime, RemoteSnapshots
 from tandem.topology.ray_weights import RemoteWeights
+from tandem.topology.teachers import check_tokenizers
 from tandem.train.engine import FsdpEngine
 from tandem.train.protocol import Wanted
 from tandem.weights.sync import Snapshot, Weights
@@ -64,6 +66,7 @@ class RayRoles:
         config, section = self._config, self._config.actor_rollout_ref.model
         model = describe_causal_lm(section.path, trust_remote_code=section.trust_remote_code)
         check_vocabulary(tokenizer, int(model.model.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
+        check_tokenizers(config, self._plan, tokenizer)
         updates = trained_steps(config, steps) * self._plan.batch.optimizer_steps
         ranks = self._group(ACTOR, partial(rank_engine, config, updates))
         critic = self._critic(tokenizer, steps) if config.critic.enable else None
@@ -83,19 +86,20 @@ class RayRoles:
         bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
         return RemoteSnapshots(composite.actor.ranks, bucket_bytes, part=pushed_part(self._config))
 
-    def scorer(self, role: str, *, moves: bool) -> GroupScorer:
+    def scorer(self, role: str, *, moves: bool, path: str | None = None) -> GroupScorer:
         """See ``Runtime``."""
-        return GroupScorer(self._group(role, partial(forward_engine, self._config, moves)))
+        several = len(self._plan.teachers) if role == TEACHER else 1
+        return GroupScorer(self._group(role, partial(forward_engine, self._config, moves, path), several))
 
     def close(self) -> None:
         """See ``Runtime``."""
         self._cluster.close()
 
-    def _group(self, role: str, build: BuildEngine) -> TrainGroup:
-        """A rank on each device of the role."""
+    def _group(self, role: str, build: BuildEngine, several: int = 1) -> TrainGroup:
+        """A rank on each device of the role, which ``several`` such groups share."""
         config, execution = self._config, self._config.execution
         return TrainGroup(
-            self._cluster.ranks(role, rank_setup(config, build)),
+            self._cluster.ranks(role, rank_setup(config, build), several=several),
             deadline_s=execution.deadline_s,
             balance=execution.mode != "fully_async" and execution.balance_data,
             whole_groups=config.trainer.exact,
@@ -158,6 +162,6 @@ def critic_engine(config: Config, steps: int, mesh: DeviceMesh | None) -> FsdpEn
     return value_engine(config, model, steps, mesh)
 
 
-def forward_engine(config: Config, moves: bool, mesh: DeviceMesh | None) -> FsdpEngine:
-    """In a rank of a role that only scores; ``moves``: other weights will come."""
-    return build_forward_engine(config, follower(config, moves=moves), mesh)
+def forward_engine(config: Config, moves: bool, path: str | None, mesh: DeviceMesh | None) -> FsdpEngine:
+    """In a rank of a role that only scores; see ``follower``."""
+    return build_forward_engine(config, follower(config, moves=moves, path=path), mesh)

@@ -59,9 +59,9 @@ class RayRuntime:
                 disconnect()
             raise
 
-    def ranks(self, role: str, setup: RankSetup) -> list[RayRank]:
-        """A train rank on each device of the role. They end with the runtime."""
-        return start_ranks(self._slots(role), setup, part=self._part(role))
+    def ranks(self, role: str, setup: RankSetup, *, several: int = 1) -> list[RayRank]:
+        """A train rank on each device of the role, which ``several`` such groups share. They end with the runtime."""
+        return start_ranks(self._slots(role), setup, part=self._part(role) / several)
 
     def engines(
         self, role: str, spec: EngineSpec, *, deadline_s: float, bucket_bytes: int, devices_each: int = 1

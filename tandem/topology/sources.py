@@ -21,6 +21,7 @@ from tandem.dataflow.source import Prompt, PromptColumns, PromptSource
 from tandem.dataflow.tasks import TaskTable
 from tandem.models.tokenizer import load_tokenizer
 from tandem.reward.scoring import describe_error
+from tandem.topology.plan_teacher import taught_sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,6 +75,7 @@ def prompt_source(
         epochs=epochs,
         streaming=data.use_streaming_dataset,
         held_out=tables.held_out if data.drop_val_prompts else (),
+        taught=taught_sources(config),
     )
 
 
