@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.config.schema import Config
-from tandem.dataflow.source import PromptSource
+from tandem.dataflow.draws import Draws
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.reward import build_reward_manager
 from tandem.topology.composite import model_tokenizer
@@ -48,7 +49,7 @@ def build_session(config: Config, plan: Plan) -> Session:
         )
     progress = Progress(0, source.total_steps(config.data.train_batch_size, config.trainer.total_steps))
     if resumed is not None:
-        _continue(progress, source, config.data.train_batch_size, resumed)
+        continue_from(progress, source, config.data.train_batch_size, resumed)
     rewards = build_reward_manager(
         config.reward_manager, tokenizer=tokenizer, plugins=config.plugins, inline=config.runtime.threads
     )
@@ -85,13 +86,13 @@ def find_checkpoint(config: Config) -> Checkpoint | None:
     resume = config.trainer.resume
     if resume is None:
         return None
-    root = Path(config.trainer.output_dir) / CHECKPOINTS
+    root = Path(config.trainer.output_dir).resolve() / CHECKPOINTS
     if resume == "auto":
         return checkpoint.latest(root)
     return checkpoint.open_checkpoint(Path(resume).resolve())
 
 
-def _continue(progress: Progress, source: PromptSource, batch_size: int, saved: Checkpoint) -> None:
+def continue_from(progress: Progress, source: Draws[Any], batch_size: int, saved: Checkpoint) -> None:
     """Put the run and its data where ``saved`` has them."""
     if saved.step > progress.last:
         reason = f"the checkpoint is of step {saved.step}, the run ends at step {progress.last}"

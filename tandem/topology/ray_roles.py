@@ -22,7 +22,7 @@ from tandem.roles.critic import CRITIC, Critic
 from tandem.roles.fleet import Fleet
 from tandem.roles.train_group import TrainGroup
 from tandem.rollout.protocol import RolloutEngine
-from tandem.topology.composite import assemble_composite, build_train_engine, load_trainable, model_tokenizer
+from tandem.topology.composite import actor_of, assemble_composite, build_train_engine, load_trainable, model_tokenizer
 from tandem.topology.copies import build_forward_engine, engine_spec, follower
 from tandem.topology.critic import check_tokens, critic_of, critic_value_model, value_engine
 from tandem.topology.plan import Plan
@@ -68,9 +68,9 @@ class RayRoles:
         check_vocabulary(tokenizer, int(model.model.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
         check_tokenizers(config, self._plan, tokenizer)
         updates = trained_steps(config, steps) * self._plan.batch.optimizer_steps
-        ranks = self._group(ACTOR, partial(rank_engine, config, updates))
+        actor = actor_of(config, self._plan, self._group(ACTOR, partial(rank_engine, config, updates)))
         critic = self._critic(tokenizer, steps) if config.critic.enable else None
-        return assemble_composite(config, self._plan, tokenizer, model, ranks, self.fleet, critic)
+        return assemble_composite(config, self._plan, tokenizer, model, actor, self.fleet, critic)
 
     def restart(self, name: str) -> RolloutEngine:
         """See ``Runtime``."""
