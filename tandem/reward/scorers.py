@@ -13,6 +13,12 @@ from tandem.reward.answers import score_gsm8k
 from tandem.reward.registry import register_reward
 
 
+@register_reward("none")
+def none() -> float:
+    """0 for every answer: nothing is scored. For runs in which only a teacher is learned from."""
+    return 0.0
+
+
 @register_reward("exact")
 def exact(response: str, ground_truth: object, *, stop: str | None = None) -> float:
     """1 if the answer is the ground truth, white space around both aside, else 0.

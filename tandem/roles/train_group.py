@@ -157,6 +157,14 @@ class TrainGroup:
         """Let ``tag`` be the base model, the adapters switched off: no copy is made."""
         self.call("tag_base", tag)
 
+    def load_tag(self, tag: str, path: str, trust_remote_code: bool = False) -> None:
+        """Fill ``tag`` from a model of the actor's architecture: a folder that every rank sees, or a hub id."""
+        self.call("load_tag", tag, path, trust_remote_code)
+
+    def load_beside(self, name: str, path: str, dtype: str = "float32", trust_remote_code: bool = False) -> None:
+        """Bring another model onto the ranks, of any architecture; ``forward`` finds it as the tag ``name``."""
+        self.call("load_beside", name, path, dtype, trust_remote_code)
+
     def copy_tag(self, source: str, target: str) -> None:
         """Make ``target`` equal to the saved tag ``source``."""
         self.call("copy_tag", source, target)

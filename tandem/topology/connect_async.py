@@ -15,8 +15,12 @@ from tandem.roles.stages import BatchStage
 from tandem.topology.async_session import AsyncSession, Loops
 from tandem.topology.connect_streaming import connect_loops
 from tandem.topology.parts import Parts
+from tandem.topology.plan_teacher import TEACHER
+from tandem.topology.teachers import teacher_stage
 
 ACTOR_FWD, REFERENCE, ADVANTAGES = "actor_fwd", "reference", "advantages"
+ELSEWHERE = ("ref", TEACHER, "old", "values", "train_critic")
+"""Stages that other roles than the advantages run."""
 
 
 def connect_async(parts: Parts) -> AsyncSession:
@@ -38,13 +42,17 @@ def connect_async(parts: Parts) -> AsyncSession:
         squares = any("sum_pi_squared" in stage.gives for stage in parts.plan.stages)
         begin = partial(_follow, forward, execution.max_staleness, deadline_s)
         roles.append(_serving(parts, ACTOR_FWD, {"old": partial(_old_logprobs, forward, squares)}, groups, begin))
+    if parts.plan.teachers:
+        scorers = {t.name: parts.runtime.scorer(TEACHER, moves=False, path=t.path).forward for t in parts.plan.teachers}
+        taught = teacher_stage(parts.config, parts.plan, scorers, parts.composite.model)
+        roles.append(_serving(parts, TEACHER, {TEACHER: taught}, groups))
     critic = parts.composite.critic
     if critic is not None:
         begin = partial(critic.await_steps, seconds=deadline_s)  # partition k is valued by the critic after step k - 1
         roles.append(_serving(parts, CRITIC, {"values": critic.values}, groups, begin))
-    elsewhere = ("ref", "old", "values", "train_critic")
-    own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in elsewhere}
-    roles.append(_serving(parts, ADVANTAGES, own, parts.config.data.train_batch_size))
+    own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in ELSEWHERE}
+    if own:
+        roles.append(_serving(parts, ADVANTAGES, own, parts.config.data.train_batch_size))
     return connect_loops(parts, AsyncSession, followers, roles=tuple(roles), loops=Loops())
 
 

@@ -62,9 +62,9 @@ class LocalRuntime:
             bucket_bytes=self._config.execution.weight_sync.bucket_mb << 20,
         )
 
-    def scorer(self, role: str, *, moves: bool) -> LocalScorer:
+    def scorer(self, role: str, *, moves: bool, path: str | None = None) -> LocalScorer:
         """See ``Runtime``."""
-        model = follower(self._config, moves=moves)
+        model = follower(self._config, moves=moves, path=path)
         return LocalScorer(model, build_forward_engine(self._config, model))
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ class Parts:
     def filling(self) -> Filling:
         """How groups are drawn and which are kept."""
         algorithm = self.config.algorithm
-        compared = next(stage.needs for stage in self.plan.stages if stage.name == "advantages")
+        compared = {name for stage in self.plan.stages if stage.name == "advantages" for name in stage.needs}
         return Filling(
             self.composite.sampling,
             self.config.trainer.seed,

@@ -35,8 +35,11 @@ class Runtime(Protocol):
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
         """What takes the actor's weights for everyone who generates or scores with them."""
 
-    def scorer(self, role: str, *, moves: bool) -> Scorer:
-        """The model of a role that only scores, as it is before training; ``moves``: other weights will come."""
+    def scorer(self, role: str, *, moves: bool, path: str | None = None) -> Scorer:
+        """The model of a role that only scores, as it is before training; ``moves``: other weights will come.
+
+        ``path``: of another model than the actor's.
+        """
 
     def close(self) -> None:
         """End everything that was started."""

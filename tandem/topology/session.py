@@ -18,6 +18,7 @@ from tandem.dataflow.store import DataPlane
 from tandem.models.loading import save_pretrained_atomic
 from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
+from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.batch_metrics import batch_metrics, check_lag
 from tandem.roles.correction import mismatch_report
@@ -26,10 +27,10 @@ from tandem.roles.evaluation import Evaluator
 from tandem.roles.loss import Loss, without_samples
 from tandem.roles.reward import RewardManager
 from tandem.roles.stages import BatchStage
+from tandem.topology.exports import Exporter
 from tandem.topology.measured import setting_of, step_limit, step_summary
 from tandem.topology.plan import Plan
 
-MODEL_FOLDER = "model"
 FINAL_FOLDER = "final"
 CHECKPOINTS = "checkpoints"
 
@@ -78,6 +79,11 @@ class Session(ABC):
     max_staleness: int
     output_dir: Path
     closing: ExitStack
+
+    @property
+    def actor(self) -> Actor:
+        """The role that is trained."""
+        return self.composite.actor
 
     @property
     def stages(self) -> tuple[BatchStage, ...]:
@@ -219,8 +225,7 @@ class Session(ABC):
         """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
         with self.log.timed("save"):
             root, keep = self.output_dir / CHECKPOINTS, self.config.trainer.keep_checkpoints
-            parts = {MODEL_FOLDER: root / f".{MODEL_FOLDER}.partial"}
-            self.export(parts[MODEL_FOLDER])
+            parts = self.exporter.write_parts(root)
             if self.composite.critic is not None:
                 parts[CRITIC] = root / f".{CRITIC}.partial"
                 self.composite.critic.save(parts[CRITIC], step)
@@ -240,18 +245,19 @@ class Session(ABC):
         return self.progress.step * self.config.data.train_batch_size
 
     def finish(self) -> None:
-        """Write what was trained as Hugging Face folders."""
-        self.export(self.output_dir / FINAL_FOLDER)
+        """Write what was trained as Hugging Face folders, or as an adapter."""
+        self.exporter.write(self.output_dir / FINAL_FOLDER)
         self.log.summarize(model=str(self.output_dir / FINAL_FOLDER))
         critic = self.composite.critic
         if critic is not None:
             weights = dict(critic.export())
             save_pretrained_atomic(critic.model, self.composite.tokenizer, self.output_dir / CRITIC, weights=weights)
 
-    def export(self, folder: Path) -> None:
-        """Write the actor as a Hugging Face folder."""
-        actor, tokenizer = self.composite.actor, self.composite.tokenizer
-        save_pretrained_atomic(self.composite.model, tokenizer, folder, weights=dict(actor.export()))
+    @property
+    def exporter(self) -> Exporter:
+        """What writes the actor's model."""
+        node, model = self.composite, self.config.actor_rollout_ref.model
+        return Exporter(model, self.config.trainer, node.model, node.tokenizer, node.actor.export)
 
     @contextmanager
     def running(self) -> Iterator[None]:
