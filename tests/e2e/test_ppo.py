@@ -145,7 +145,7 @@ def test_adapters_and_the_head_may_be_all_that_a_critic_trains(task: Path, tmp_p
     assert after["score.weight"].any()
 
 
-def test_a_critic_of_other_tokens_is_refused_before_a_model_loads(task: Path, tmp_path: Path) -> None:
+def test_a_critic_of_other_tokens_is_refused_by_the_plan(task: Path, tmp_path: Path) -> None:
     other = character_tokenizer(ALPHABET[::-1], eos="\n", pad=None)
     ids = {"eos_token_id": other.eos_token_id, "pad_token_id": other.pad_token_id}
     save_pretrained_atomic(new_model({**SHAPE, **ids, "vocab_size": len(other)}, seed=1), other, tmp_path / "other")
