@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_CONTROLLERS, KL_TYPES, POLICY_LOSSES, Aggregation
+from tandem.algorithms import (
+    ADVANTAGES,
+    DISTILLATIONS,
+    KL_CONTROLLERS,
+    KL_TYPES,
+    POLICY_LOSSES,
+    PREFERENCE_LOSSES,
+    Aggregation,
+)
 from tandem.base.registry import Entry, Parameter, Registry
 from tandem.config.load import config_from_tree
 from tandem.config.schema import Config
@@ -47,6 +55,14 @@ LOSSES = """\
 how they become one number. `logprobs` come from the training forward. Those marked *mini-batch* compare tokens of the
 whole mini-batch with each other: give them a token budget (`actor.ppo_max_token_len_per_gpu`) that holds it in one
 piece.
+"""
+PREFERENCES = """\
+## Preference losses
+
+`algorithm.policy_loss: {type: NAME, ...parameters}`, the same key: one of these makes `tandem train` learn from given
+answers ([data.md](data.md#preferences)), with no generation and no rewards. Those that read `group_ids` compare the two
+answers of a prompt; `kto` judges each answer alone. `ref_logprobs` make the plan keep a reference (the weights of the
+start; with LoRA the base model, at no cost). The loss is the mean over pairs, or over answers.
 """
 KL = """\
 ## KL estimators
@@ -99,6 +115,7 @@ SCORERS = """\
 """
 NEEDS_PEERS, WHOLE, USE_WHEN = "group_baseline", "whole_mini_batch", "use_when"
 WHAT = ("name", "what it is", "use it when")
+PLAIN = (*WHAT, "source", "columns", "scope", "parameters")
 PAPER = re.compile(r"arXiv \d{4}\.\d{5}(?:,\s+(?:equation|section) [\d.]*\d)?")
 
 
@@ -112,10 +129,12 @@ def page() -> str:
         table(estimators, (_estimator(entry) for entry in own(ADVANTAGES))),
         LOSSES,
         table(losses, (_loss(entry) for entry in own(POLICY_LOSSES))),
+        PREFERENCES,
+        table(PLAIN, (_entry(entry) for entry in own(PREFERENCE_LOSSES))),
         KL,
         table(WHAT, (_what(entry) for entry in own(KL_TYPES))),
         TEACHING,
-        table((*WHAT, "source", "columns", "scope", "parameters"), (_teaching(entry) for entry in own(DISTILLATIONS))),
+        table(PLAIN, (_entry(entry) for entry in own(DISTILLATIONS))),
         CONTROLLERS,
         table(WHAT, (_what(entry) for entry in own(KL_CONTROLLERS))),
         AGGREGATION,
@@ -175,7 +194,7 @@ def _scope(entry: Entry[Any]) -> str:
     return entry.scope.name.lower()
 
 
-def _teaching(entry: Entry[Any]) -> tuple[str, ...]:
+def _entry(entry: Entry[Any]) -> tuple[str, ...]:
     return (*_what(entry), papers(entry), _columns(entry), _scope(entry), _parameters(entry))
 
 
