@@ -15,7 +15,7 @@ _NO_ROOM_TEXTS = (*map(os.strerror, _NO_ROOM), "file write failed", "unexpected 
 
 
 def means_no_room(error: BaseException) -> bool:
-    """Whether ``error`` comes of a full disk, a quota or a limit of sizes, for which libraries have errors of their own."""
+    """Whether ``error`` comes of a full disk, a quota or a limit of sizes: libraries have their own errors for it."""
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return True
     if any(text in str(error) for text in _NO_ROOM_TEXTS):
