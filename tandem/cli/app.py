@@ -209,9 +209,7 @@ def export(
     """Write a checkpoint as a Hugging Face folder that transformers loads, or as an adapter that PEFT loads."""
     with reported():
         if not checkpoint.is_dir():
-            raise DataError(
-                f"{checkpoint}: holds no model: there is no such folder. Name a checkpoint, or a run"
-            )
+            raise DataError(f"{checkpoint}: holds no model: there is no such folder. Name a checkpoint, or a run")
         if out.exists():
             raise DataError(f"{out} exists: choose another name, or remove it")
         from tandem.control.afterwards import run_export
