@@ -135,7 +135,7 @@ class SourceConfig(TypedNode):
 
 
 class DataConfig(Node):
-    """Prompts."""
+    """Prompts, or preferences where the policy loss learns from them."""
 
     train_files: Names = []
     """Parquet or jsonl files."""
@@ -155,6 +155,14 @@ class DataConfig(Node):
     """Column that names the row's origin."""
     extra_keys: Names = []
     """Columns handed to the scorer as extra_info."""
+    chosen_key: str = "chosen"
+    """Preferences: column of the better answer, text or chat messages."""
+    rejected_key: str = "rejected"
+    """Preferences: column of the worse answer."""
+    label_key: str | None = None
+    """Preferences of single answers: column of true (good) or false (bad); null: rows are pairs."""
+    response_key: str = "response"
+    """Preferences of single answers: column of the answer."""
     template: str | None = None
     """Text built from columns, such as "{question}\\n"; replaces prompt_key."""
     chat: bool = False
@@ -169,6 +177,8 @@ class DataConfig(Node):
     """Tokens."""
     on_overlong_prompt: Literal["error", "drop", "left", "right"] = "error"
     """A prompt over max_prompt_length: refuse, drop (counted), or cut its left or right end."""
+    on_overlong_response: Literal["error", "drop", "right"] = "error"
+    """Preferences: an answer over max_response_length: refuse, drop (counted), or keep its beginning."""
     on_bad_row: Literal["error", "drop"] = "error"
     """A row that can't be read: refuse, or drop (counted)."""
     shuffle: bool = True

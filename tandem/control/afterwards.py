@@ -19,7 +19,8 @@ from tandem.roles.reward import build_reward_manager
 from tandem.topology.composite import build_composite, model_tokenizer
 from tandem.topology.exports import ADAPTER_FOLDER, MODEL_FOLDER
 from tandem.topology.parts import build_evaluator
-from tandem.topology.plan import compile_plan
+from tandem.topology.plan import PREFERENCE, compile_plan
+from tandem.topology.preference_session import held_out_evaluator
 from tandem.topology.session import FINAL_FOLDER
 from tandem.topology.sources import held_out_prompts, prompt_tables
 
@@ -34,6 +35,8 @@ def run_eval(source: Path, words: Sequence[str]) -> int:
     if source.is_dir():
         config = load_config(file, [*_trained(source), *words], kind=Config)
     plan = compile_plan(config)
+    if plan.loop == PREFERENCE:
+        return _eval_preferences(source, file, words)
     plan.require_runnable()
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     prompts = held_out_prompts(config, tokenizer, prompt_tables(config))
@@ -45,6 +48,18 @@ def run_eval(source: Path, words: Sequence[str]) -> int:
         evaluator = build_evaluator(config, composite, prompts, rewards)
         for name, value in evaluator.metrics(evaluator.answers()).items():
             print(f"{name} {value:.4f}")
+    return 0
+
+
+def _eval_preferences(source: Path, file: Path, words: Sequence[str]) -> int:
+    """Compare the held-out preferences; the reference of a finished run is the model that it began with."""
+    config = load_config(file, ["trainer.resume=null", *words], kind=Config)
+    trained = load_config(file, [*(_trained(source) if source.is_dir() else ()), *words], kind=Config)
+    plan = compile_plan(config)
+    plan.require_runnable()
+    evaluator = held_out_evaluator(config, plan, trained.actor_rollout_ref.model)
+    for name, value in evaluator.metrics().items():
+        print(f"{name} {value:.4f}")
     return 0
 
 

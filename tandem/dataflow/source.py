@@ -11,7 +11,7 @@ import string
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tandem.base.errors import DataError
 from tandem.dataflow.catalog import Catalog, OnBadRow, RowCounts, RowSkipped
@@ -97,8 +97,12 @@ class PromptEncoder:
     def render(self, row: Row) -> Rendered:
         """The whole prompt of ``row``. Raises ``RowError``."""
         value = row[self._columns.prompt_key] if self._template is None else self._template.fill(row)
+        return self.render_value(row, value)
+
+    def render_value(self, row: Row, value: object, *, chat: bool = False) -> Rendered:
+        """The whole prompt that ``value``, text or messages, is; ``chat``: text is a user's message in any case."""
         try:
-            if isinstance(value, str) and not self._columns.chat:
+            if isinstance(value, str) and not (chat or self._columns.chat):
                 return Rendered(value, self._leading + encode_text(self._tokenizer, value), None)
             messages = self._messages(row, value)
             text, ids = encode_chat_prompt(self._tokenizer, messages)
@@ -181,11 +185,11 @@ class PromptSource(Draws[Prompt]):
         taught: Collection[str] | None = None,
     ) -> None:
         encoder = PromptEncoder(tokenizer, columns, max_prompt_length=max_prompt_length, on_overlong=on_overlong)
-        held, excluded = _held_out_texts(encoder, held_out, on_bad_row), frozenset(exclude_uids)
+        held, excluded = held_out_texts(encoder, held_out, on_bad_row), frozenset(exclude_uids)
 
         def encode(table: int, row: Row) -> Prompt:
             whole = encoder.render(row)
-            if held and _digest(whole.text) in held:
+            if held and digest(whole.text) in held:
                 raise RowSkipped("held out")
             prompt = encoder.prompt(table, row, whole)
             if prompt.uid in excluded:
@@ -224,14 +228,22 @@ class _Template:
             raise row.bad("not encodable", f"template {self._text!r} can't show {values!r}: {error}") from error
 
 
-def _held_out_texts(encoder: PromptEncoder, tables: Sequence[Table], on_bad_row: OnBadRow) -> frozenset[bytes]:
+class Renders(Protocol):
+    """What makes a prompt of a row."""
+
+    def render(self, row: Row) -> Rendered:
+        """The whole prompt of ``row``. Raises ``RowError``."""
+
+
+def held_out_texts(encoder: Renders, tables: Sequence[Table], on_bad_row: OnBadRow) -> frozenset[bytes]:
+    """Digests of the prompts of ``tables``, to tell what training must leave out."""
     texts = set()
     for table in tables:
         for row in table.scan():
             try:
                 if isinstance(row, RowError):
                     raise row
-                texts.add(_digest(encoder.render(row).text))
+                texts.add(digest(encoder.render(row).text))
             except RowError:
                 if on_bad_row is OnBadRow.ERROR:
                     raise
@@ -245,7 +257,8 @@ def _untaught(source: str, taught: Collection[str]) -> str:
     )
 
 
-def _digest(text: str) -> bytes:
+def digest(text: str) -> bytes:
+    """A short stand-in for a text."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 

@@ -13,6 +13,7 @@ DEFAULT_ROUTES: tuple[Mapping[str, Any], ...] = (
     {"source": ["lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"], "type": "math"},
     {"source": ["math_dapo", "math", "math_dapo_reasoning", "aime*"], "type": "math_dapo"},
     {"source": "numina_*", "type": "prime_math"},
+    {"source": ["codecontests", "apps", "codeforces", "taco"], "type": "code"},
     {"source": "searchR1_*", "type": "qa_em"},
 )
 """What ``by_source`` does where no routes are written: the names under which these data sets are commonly published."""

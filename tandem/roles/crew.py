@@ -173,7 +173,7 @@ class Crew:
         """An engine that has started gets the weights, and then tickets."""
         engine = stream.engine
         try:
-            if isinstance(engine, Mortal) and not engine.ready:
+            if isinstance(engine, Mortal) and not engine.is_ready():
                 return
             self.publisher.join(name, self._receiver(stream))
             if self._resting:

@@ -69,8 +69,7 @@ class HostedEngine:
         """Return once the engine can generate. Raises what its start raised, such as ``DataError`` for no model."""
         self._link.wait_until_ready()
 
-    @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """See ``Mortal``."""
         return self._link.ready
 

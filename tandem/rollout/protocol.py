@@ -149,9 +149,8 @@ class RolloutEngine(Protocol):
 class Mortal(Protocol):
     """An engine in a process that may die while nobody asks it for anything."""
 
-    @property
-    def ready(self) -> bool:
-        """Whether it has started. Raises what its start raised."""
+    def is_ready(self) -> bool:
+        """Whether it has started. Raises what its start raised: no property, which ``isinstance`` would look at."""
 
     def check(self) -> None:
         """Raise ``EngineDiedError`` if the process has ended; returns at once."""

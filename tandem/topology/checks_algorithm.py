@@ -95,9 +95,14 @@ def _check_kl(config: Config) -> Iterator[Problem]:
     if kl.where == "off" and kl.coef not in (0, KlConfig.model_fields["coef"].default):
         reason = "a KL that is off has no weight"
         yield Problem("algorithm.kl.coef", kl.coef, reason, "Write algorithm.kl.in: loss or reward, or remove it")
+    yield from check_reference(config)
+
+
+def check_reference(config: Config) -> Iterator[Problem]:
+    """Whether there is a reference to refresh."""
     interval = config.actor_rollout_ref.ref.update_interval
     if interval is not None and not uses_reference(config):
-        reason = "there is no reference policy to refresh: no KL is asked for"
+        reason = "there is no reference policy to refresh: nothing compares with one"
         remedy = "Remove it, or write algorithm.kl.in: loss with a coefficient above 0"
         yield Problem("actor_rollout_ref.ref.update_interval", interval, reason, remedy)
 

@@ -8,6 +8,7 @@ from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.topology.plan_batch import longest_sequence, mini_batch_prompts, sub_batches
 from tandem.topology.plan_placement import REFERENCE_NAMES, Placement, choose_runtime, deployed_roles
+from tandem.topology.plan_preference import samples_per_prompt
 from tandem.topology.plan_teacher import TEACHER, uses_teacher
 
 ACTOR = "actor_rollout_ref.actor"
@@ -80,7 +81,7 @@ def _check_devices(config: Config, placed: tuple[Placement, ...]) -> Iterator[Pr
 
 
 def _check_batches(config: Config) -> Iterator[Problem]:
-    actor, prompts, n = config.actor_rollout_ref.actor, config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+    actor, prompts, n = config.actor_rollout_ref.actor, config.data.train_batch_size, samples_per_prompt(config)
     slices = sub_batches(config)
     if prompts % slices:
         reason = f"{P} = {prompts} prompts can't be cut into so many equal sub-batches"

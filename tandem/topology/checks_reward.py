@@ -22,6 +22,7 @@ def check_reward(config: Config) -> Iterator[Problem]:
         if isinstance(signature, Signature):
             yield from _check_types(scorer, signature)
             yield from _check_ground_truth(config, scorer, signature)
+            yield from _check_time(config, scorer, signature)
 
 
 def _scorers(scorer: Part) -> Iterator[Part]:
@@ -43,3 +44,14 @@ def _check_ground_truth(config: Config, scorer: Part, signature: Signature) -> I
     if "ground_truth" in signature.columns and data.answer_key is None and data.reasoning_gym is None:
         reason = f"the reward {scorer.type!r} compares with a ground truth, and the data are read without one"
         yield Problem("data.answer_key", None, reason, "Write its column, or another reward")
+
+
+def _check_time(config: Config, scorer: Part, signature: Signature) -> Iterator[Problem]:
+    """A scorer that gives itself time (``total_s``) must be done before its process is ended."""
+    if "total_s" not in signature.parameters:
+        return
+    own = scorer.parameters.get("total_s", signature.parameters["total_s"].default)
+    limit = config.reward_manager.timeout_s
+    if isinstance(own, int | float) and own >= limit:
+        reason = f"{scorer.type!r} may take {own:g} s for a sample ({scorer.key}.total_s), and is ended before that"
+        yield Problem("reward_manager.timeout_s", limit, reason, f"Write more than {own:g}, or a smaller total_s")

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.config.schema import Config
-from tandem.dataflow.source import PromptSource
+from tandem.dataflow.draws import Draws
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.reward import build_reward_manager
 from tandem.topology.composite import model_tokenizer
 from tandem.topology.connect_async import connect_async
-from tandem.topology.connect_streaming import connect_streaming
+from tandem.topology.connect_streaming import connect_streaming, connect_turns
 from tandem.topology.local_runtime import LocalRuntime
 from tandem.topology.parts import Parts
 from tandem.topology.plan import Plan
+from tandem.topology.ray_roles import RayRoles
 from tandem.topology.runtime import Runtime
 from tandem.topology.session import CHECKPOINTS, Progress, Session
 from tandem.topology.shared import connect_shared
@@ -47,7 +49,7 @@ def build_session(config: Config, plan: Plan) -> Session:
         )
     progress = Progress(0, source.total_steps(config.data.train_batch_size, config.trainer.total_steps))
     if resumed is not None:
-        _continue(progress, source, config.data.train_batch_size, resumed)
+        continue_from(progress, source, config.data.train_batch_size, resumed)
     rewards = build_reward_manager(
         config.reward_manager, tokenizer=tokenizer, plugins=config.plugins, inline=config.runtime.threads
     )
@@ -66,12 +68,15 @@ def build_session(config: Config, plan: Plan) -> Session:
         raise
 
 
-RUNTIMES: dict[str, Callable[[Config, Plan], Runtime]] = {"local": LocalRuntime}
+RUNTIMES: dict[str, Callable[[Config, Plan], Runtime]] = {"local": LocalRuntime, "ray": RayRoles}
 
 CONNECTORS: dict[tuple[str, str], Callable[[Parts], Session]] = {
     ("local", "colocate"): connect_shared,
     ("local", "hybrid"): connect_streaming,
     ("local", "fully_async"): connect_async,
+    ("ray", "colocate"): connect_turns,
+    ("ray", "hybrid"): connect_streaming,
+    ("ray", "fully_async"): connect_async,
 }
 """(Runtime, mode) -> what connects its roles."""
 
@@ -81,13 +86,13 @@ def find_checkpoint(config: Config) -> Checkpoint | None:
     resume = config.trainer.resume
     if resume is None:
         return None
-    root = Path(config.trainer.output_dir) / CHECKPOINTS
+    root = Path(config.trainer.output_dir).resolve() / CHECKPOINTS
     if resume == "auto":
         return checkpoint.latest(root)
-    return checkpoint.open_checkpoint(Path(resume))
+    return checkpoint.open_checkpoint(Path(resume).resolve())
 
 
-def _continue(progress: Progress, source: PromptSource, batch_size: int, saved: Checkpoint) -> None:
+def continue_from(progress: Progress, source: Draws[Any], batch_size: int, saved: Checkpoint) -> None:
     """Put the run and its data where ``saved`` has them."""
     if saved.step > progress.last:
         reason = f"the checkpoint is of step {saved.step}, the run ends at step {progress.last}"

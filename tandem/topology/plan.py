@@ -20,6 +20,7 @@ from tandem.topology.checks_critic import check_critic, critic_notes, read_criti
 from tandem.topology.checks_data import check_data, count_rows
 from tandem.topology.checks_execution import check_execution
 from tandem.topology.checks_model import check_context, check_exact, read_checked
+from tandem.topology.checks_preference import check_preferences, preference_notes
 from tandem.topology.checks_reward import check_reward
 from tandem.topology.checks_teacher import check_teacher, notes_on_teacher
 from tandem.topology.checks_trainer import check_evaluation, check_length, check_schedule, check_trainer
@@ -30,16 +31,20 @@ from tandem.topology.plan_later import what_comes_later
 from tandem.topology.plan_memory import MemoryPlan, plan_memory
 from tandem.topology.plan_model import ModelFacts
 from tandem.topology.plan_placement import Placement, choose_runtime, device_groups, placements
+from tandem.topology.plan_preference import learns_preferences
 from tandem.topology.plan_stages import (
-    SOURCE_COLUMNS,
     OldLogprobs,
     Stage,
     old_logprobs_from,
     plan_base_tags,
     plan_stages,
     plan_tags,
+    source_columns,
 )
 from tandem.topology.plan_teacher import Teacher, teachers
+
+PREFERENCE = "preference"
+"""The loop of preference training."""
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -79,13 +84,18 @@ class Plan:
         return tuple(placement.role for placement in self.placements)
 
     @property
+    def loop(self) -> str:
+        """The loop that runs it: that of its mode, or the one for preferences, which generates nothing."""
+        return self.mode if "rollout" in self.roles else PREFERENCE
+
+    @property
     def devices(self) -> int:
         """Devices that the run needs: separate groups need the sum."""
         return sum(self.device_groups.values())
 
     def to_json(self) -> str:
         """The whole plan for machines; values that JSON lacks are written as text."""
-        content = {"kind": "train", "roles": self.roles, "devices": self.devices, **asdict(self)}
+        content = {"kind": "train", "loop": self.loop, "roles": self.roles, "devices": self.devices, **asdict(self)}
         return json.dumps(content, default=repr, ensure_ascii=False, indent=2)
 
     def require_runnable(self) -> None:
@@ -127,7 +137,7 @@ def compile_plan(config: Config) -> Plan:
         teachers=teachers(config),
         old_logprobs=old_logprobs_from(config),
         pushed="nothing" if _shares_weights(config) else pushed_part(config),
-        source_columns=SOURCE_COLUMNS,
+        source_columns=source_columns(entries),
         stages=plan_stages(config, entries),
         batch=batch,
         memory=plan_memory(
@@ -148,10 +158,13 @@ def _contradictions(
     config: Config, entries: Entries, placed: tuple[Placement, ...], facts: ModelFacts | None
 ) -> Iterator[Problem]:
     yield from check_execution(config, placed)
-    yield from check_algorithm(config, entries)
-    yield from check_reward(config)
-    yield from check_teacher(config, entries, facts)
-    yield from check_data(config)
+    if entries.preference_loss is not None:
+        yield from check_preferences(config, entries.preference_loss)
+    else:
+        yield from check_algorithm(config, entries)
+        yield from check_reward(config)
+        yield from check_teacher(config, entries, facts)
+        yield from check_data(config)
     yield from check_context(config, facts)
     yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
     yield from check_pushed(config)
@@ -181,7 +194,9 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
     if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
         yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
     yield from notes_on_teacher(config)
-    if cut_sampling(config) is not None and not readers(config, entries):
+    if learns_preferences(config):
+        yield from preference_notes(config)
+    elif cut_sampling(config) is not None and not readers(config, entries):
         yield (
             f"samples are drawn with {cut_sampling(config)} and trained as if they came from the whole distribution, "
             f"and no {CORRECTION} looks at the difference; top_p: 1.0 and top_k: -1 make none"

@@ -7,7 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_TYPES, POLICY_LOSSES
+from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_TYPES, POLICY_LOSSES, PREFERENCE_LOSSES
 from tandem.algorithms.distillation import teacher_columns
 from tandem.base.errors import Problem, UnknownNameError
 from tandem.base.registry import Entry, Registry, Signature, near
@@ -31,6 +31,7 @@ class Entries:
     advantage: Entry[Any] | None
     advantage_parameters: dict[str, Any]
     policy_loss: Entry[Any] | None
+    preference_loss: Entry[Any] | None
     kl: Entry[Any] | None
     distillation: Entry[Any] | None
     estimates: bool
@@ -76,6 +77,7 @@ def look_up(config: Config) -> Entries:
         advantage=_find(ADVANTAGES, advantage_name(config)),
         advantage_parameters={} if isinstance(written, str) else written.parameters,
         policy_loss=_find(POLICY_LOSSES, algorithm.policy_loss.type),
+        preference_loss=_find(PREFERENCE_LOSSES, algorithm.policy_loss.type),
         kl=_find(KL_TYPES, algorithm.kl.type),
         distillation=None if algorithm.distillation is None else _find(DISTILLATIONS, algorithm.distillation.type),
         estimates=learns_from_reward(config),
@@ -95,6 +97,7 @@ def unknown_names(config: Config) -> list[Problem]:
     """A problem for each name that no registry has."""
     estimator_key = "algorithm.adv_estimator" + ("" if isinstance(config.algorithm.adv_estimator, str) else ".type")
     rollout, strategy = config.actor_rollout_ref.rollout.name, config.actor_rollout_ref.actor.strategy
+    losses = [*POLICY_LOSSES, *PREFERENCE_LOSSES]
     teaching = config.algorithm.distillation
     taught = (
         ()
@@ -104,7 +107,7 @@ def unknown_names(config: Config) -> list[Problem]:
     named = (
         *taught,
         (estimator_key, advantage_name(config), "advantage estimator", list(ADVANTAGES)),
-        ("algorithm.policy_loss.type", config.algorithm.policy_loss.type, "policy loss", list(POLICY_LOSSES)),
+        ("algorithm.policy_loss.type", config.algorithm.policy_loss.type, "policy loss", losses),
         ("algorithm.kl.type", config.algorithm.kl.type, "KL type", list(KL_TYPES)),
         ("actor_rollout_ref.rollout.name", rollout, "rollout engine", [*engines, *ENGINES_LATER]),
         ("actor_rollout_ref.actor.strategy", strategy, "training engine", list(STRATEGIES)),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tandem.config.execution import Devices
 from tandem.config.schema import Config
+from tandem.topology.plan_preference import learns_preferences, loss_reads
 from tandem.topology.plan_teacher import TEACHER, learns_from_reward, teaches_as_tag, uses_teacher
 
 ONE_DEVICE = (1, 1)
@@ -32,6 +33,8 @@ class Placement:
 
 def deployed_roles(config: Config) -> tuple[str, ...]:
     """The roles that a run of this config starts, in the order of the dataflow."""
+    if learns_preferences(config):
+        return ("actor",)
     critic = ("critic",) if config.critic.enable else ()
     teacher = (TEACHER,) if uses_teacher(config) and not teaches_as_tag(config) else ()
     if config.execution.mode != "fully_async":
@@ -43,6 +46,8 @@ def deployed_roles(config: Config) -> tuple[str, ...]:
 
 def uses_reference(config: Config) -> bool:
     """Whether anything compares with the reference policy: a coefficient of 0 means off."""
+    if learns_preferences(config):
+        return loss_reads(config, "ref_logprobs")
     return config.algorithm.kl.where != "off" and config.algorithm.kl.coef > 0
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from tandem.base.registry import Signature
+from tandem.base.registry import Entry, Signature
 from tandem.config.schema import Config
 from tandem.reward.parts import component_names
 from tandem.topology.plan_batch import mini_batch_prompts
 from tandem.topology.plan_entries import Entries, distillation_columns, estimator_columns
 from tandem.topology.plan_placement import uses_reference
+from tandem.topology.plan_preference import PREFERENCE_COLUMNS
 from tandem.topology.plan_teacher import TEACHER, learns_from_reward, teachers, teaches_as_tag, uses_teacher
 
 SOURCE_COLUMNS = (
@@ -79,6 +80,8 @@ def old_logprobs_from(config: Config) -> OldLogprobs:
 
 def plan_stages(config: Config, entries: Entries) -> tuple[Stage, ...]:
     """All stages of a step."""
+    if entries.preference_loss is not None:
+        return _preference_stages(entries.preference_loss)
     stages = [
         Stage("rollout", "rollout", None, "group", ("prompts",), ROLLOUT_COLUMNS),
         Stage("reward", "reward", None, "group", _reward_needs(entries.reward), _reward_gives(config)),
@@ -92,6 +95,24 @@ def plan_stages(config: Config, entries: Entries) -> tuple[Stage, ...]:
     stages.append(_train(config, entries))
     stages.append(Stage("publish", "actor", "actor", "partition", (), ()))
     return tuple(stages)
+
+
+def source_columns(entries: Entries) -> tuple[str, ...]:
+    """What a row of the data brings."""
+    return SOURCE_COLUMNS if entries.preference_loss is None else PREFERENCE_COLUMNS
+
+
+def _preference_stages(loss: Entry[Any]) -> tuple[Stage, ...]:
+    """The forwards that the loss asks for, then the train call: answers are given, nothing is generated or scored."""
+    inputs, columns = ("prompts", "responses", "response_mask"), loss.signature.columns
+    stages = []
+    if "ref_logprobs" in columns:
+        stages.append(Stage("ref", "actor", "ref", "partition", inputs, ("ref_logprobs",)))
+    if "reference_point" in columns:
+        given = (*inputs, "group_ids", "sample_index")
+        stages.append(Stage("reference_point", "actor", "ref", "partition", given, ("reference_point",)))
+    needs = dict.fromkeys([*inputs, *(name for name in columns if name not in COMPUTED_IN_TRAINING)])
+    return (*stages, Stage("train", "actor", "actor", "partition", tuple(needs), ()))
 
 
 def plan_tags(config: Config) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from tandem.dataflow.store import DataPlane
 from tandem.models.loading import save_pretrained_atomic
 from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
+from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.batch_metrics import batch_metrics, check_lag
 from tandem.roles.correction import mismatch_report
@@ -78,6 +79,11 @@ class Session(ABC):
     max_staleness: int
     output_dir: Path
     closing: ExitStack
+
+    @property
+    def actor(self) -> Actor:
+        """The role that is trained."""
+        return self.composite.actor
 
     @property
     def stages(self) -> tuple[BatchStage, ...]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -20,6 +20,7 @@ from tests.e2e.seven import equal, train
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
+BEGUN: list[subprocess.Popen[str]] = []
 SMALL = ("data.train_batch_size=5", "actor_rollout_ref.rollout.n=4", "trainer.rollouts_per_step=5")
 
 
@@ -39,9 +40,30 @@ def begin(task: Path, folder: Path, *words: str) -> subprocess.Popen[str]:
         "trainer.total_steps=100000",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_hear_the_keyboard,
     )
+    BEGUN.append(process)
+    return process
+
+
+def _hear_the_keyboard() -> None:
+    """A shell's background jobs, of which the tests may be one, ignore SIGINT, and so would their children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def end_of_all() -> Iterator[None]:
+    """A run without end doesn't outlive a test that failed."""
+    yield
+    while BEGUN:
+        BEGUN.pop().kill()
 
 
 def wait_for(condition: Callable[[], object], what: str, process: subprocess.Popen[str] | None = None) -> None:
