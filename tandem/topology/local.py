@@ -17,6 +17,7 @@ from tandem.roles.reward import build_reward_manager
 from tandem.topology.composite import model_tokenizer
 from tandem.topology.connect_async import connect_async
 from tandem.topology.connect_streaming import connect_streaming, connect_turns
+from tandem.topology.critic import check_tokens
 from tandem.topology.local_runtime import LocalRuntime
 from tandem.topology.parts import Parts
 from tandem.topology.plan import Plan
@@ -39,6 +40,7 @@ def build_session(config: Config, plan: Plan) -> Session:
         torch.set_num_threads(config.runtime.torch_threads)
     resumed = find_checkpoint(config)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    check_tokens(config, tokenizer)
     tables = prompt_tables(config)
     source = prompt_source(config, tokenizer, tables)
     evaluated = config.evaluation.interval > 0 or config.evaluation.at_start

@@ -24,7 +24,7 @@ from tandem.roles.train_group import TrainGroup
 from tandem.rollout.protocol import RolloutEngine
 from tandem.topology.composite import actor_of, assemble_composite, build_train_engine, load_trainable, model_tokenizer
 from tandem.topology.copies import build_forward_engine, engine_spec, follower
-from tandem.topology.critic import check_tokens, critic_of, critic_value_model, value_engine
+from tandem.topology.critic import critic_of, critic_value_model, value_engine
 from tandem.topology.plan import Plan
 from tandem.topology.plan_adapters import pushed_part
 from tandem.topology.plan_critic import trained_steps
@@ -107,7 +107,6 @@ class RayRoles:
 
     def _critic(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> Critic:
         config = self._config
-        check_tokens(config, tokenizer)
         model = critic_value_model(config, tokenizer).to("meta")  # its ranks have the weights
         return critic_of(config, model, self._group(CRITIC, partial(critic_engine, config, steps)))
 
