@@ -79,6 +79,7 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny_model(place / "model")
     for run in ("sft", "grpo", "hybrid"):
         shutil.copytree(place / "model", place / "runs" / "quickstart" / run / "final")
+    shutil.copytree(place / "model", place / "runs" / "distillation" / "small-sft" / "final")
     digits = [{"prompt": f"{d}>", "answer": str(d) * 4, "question": f"{d}?", "topic": "digits"} for d in range(10)]
     write_rows(place / "train.jsonl", digits * 4)
     write_rows(place / "val.jsonl", [{**row, "prompt": f"{row['answer'][0]}->"} for row in digits])

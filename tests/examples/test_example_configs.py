@@ -123,3 +123,31 @@ def test_the_quickstart_runs_shortened(tmp_path: Path, run: Run) -> None:
         rows = run("train", config := quickstart(name), name, *small, *words, varied(config))
         assert len(values(rows, "reward/mean")) == len(values(rows, "limit/fraction")) == 2
         assert max(values(rows, "lag/max")) <= 1
+
+
+DISTILLATION = "examples/distillation/distill.yaml"
+
+
+def test_the_student_and_its_teacher_are_what_the_quickstart_makes() -> None:
+    section = load_words([DISTILLATION], Config).actor_rollout_ref
+    assert section.model.path == load_words(["examples/quickstart/sft.yaml"]).trainer.output_dir + "/final"
+    trained = load_words([quickstart("hybrid"), "actor_rollout_ref.model.path=any"], Config)
+    assert section.teacher.path == trained.trainer.output_dir + "/final"
+
+
+def test_distillation_runs_shortened(tmp_path: Path, run: Run) -> None:
+    """From a teacher of the student's shape, which is a tag, and from one of another, which is beside it."""
+    small = ["data.train_batch_size=8", "trainer.total_steps=2"]
+    poor = "data.source={file: examples/quickstart/sums.py, type: SumsWithErrors, rows: 100}"
+    for config, out in (("examples/quickstart/sft.yaml", "teacher"), ("examples/distillation/small.yaml", "student")):
+        run("sft", config, out, *small, poor, "evaluation.interval=2")
+    teacher, student = (tmp_path / name / "final" for name in ("teacher", "student"))
+    for objective in ("", "algorithm.distillation={type: reverse_kl, only: true}"):
+        for path, roles in ((teacher, ("actor", "rollout")), (student, ("actor", "rollout", "teacher"))):
+            words = [f"actor_rollout_ref.model.path={path}", f"actor_rollout_ref.teacher.path={teacher}"]
+            words += [objective] if objective else []
+            plan = plan_of(DISTILLATION, *words)
+            assert plan.problems == () and plan.roles == roles
+            rows = run("train", DISTILLATION, "run", *small, *words, "evaluation.max_prompts=8")
+            assert len(values(rows, "distill/kl")) == len(values(rows, "eval/reward")) == 2
+            assert (abs(values(rows, "distill/kl")[0]) > 1e-3) is (path == student)
