@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Before anything imports torch: two OpenMP threads per process on a busy machine multiply every time.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -10,6 +11,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Rich output of the command line must not depend on the terminal that runs the tests.
 os.environ["COLUMNS"] = "120"
+
+# The background jobs of a shell ignore SIGINT, and so would every process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hypothesis import HealthCheck, settings
 
