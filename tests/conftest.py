@@ -12,10 +12,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Rich output of the command line must not depend on the terminal that runs the tests.
 os.environ["COLUMNS"] = "120"
 
+from hypothesis import HealthCheck, settings
+
 # The background jobs of a shell ignore SIGINT, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-from hypothesis import HealthCheck, settings
 
 # `pytest --hypothesis-profile=explore` looks for new inputs; the default always tries the same ones.
 settings.register_profile(
