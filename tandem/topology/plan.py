@@ -120,12 +120,14 @@ def compile_plan(config: Config) -> Plan:
     batch = plan_batch(config, _train_ranks(config, placed), rows)
     stages = plan_stages(config, entries)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
+    shares = _shares_weights(config, runtime)
     problems = [
         *plugin_problems,
         *unknown_names(config),
         *model_problems,
         *critic_problems,
         *_contradictions(config, entries, placed, facts),
+        *check_pushed(config, shares),
         *check_critic(config, batch, critic_facts),
         *check_length(config, batch, rows),
         *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all),
@@ -140,7 +142,7 @@ def compile_plan(config: Config) -> Plan:
         teachers=teachers(config),
         scoring=plan_scoring(config) if any(stage.role == "reward" for stage in stages) else None,
         old_logprobs=old_logprobs_from(config),
-        pushed="nothing" if _shares_weights(config) else pushed_part(config),
+        pushed="nothing" if shares else pushed_part(config),
         source_columns=source_columns(entries),
         stages=stages,
         batch=batch,
@@ -149,7 +151,7 @@ def compile_plan(config: Config) -> Plan:
             facts,
             placed,
             copies=len(tags) - len(base_tags) - 1,
-            shares=_shares_weights(config),
+            shares=shares,
             critic=critic_facts,
         ),
         later=what_comes_later(config, runtime),
@@ -171,7 +173,6 @@ def _contradictions(
         yield from check_data(config)
     yield from check_context(config, facts)
     yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
-    yield from check_pushed(config)
     yield from check_exported(config.trainer, config.actor_rollout_ref.model)
     yield from check_exact(config)
     yield from check_evaluation(config)
@@ -184,9 +185,10 @@ def _train_ranks(config: Config, placed: tuple[Placement, ...]) -> int:
     return max(1, devices // config.actor_rollout_ref.actor.tensor_model_parallel_size)
 
 
-def _shares_weights(config: Config) -> bool:
-    """Whether the rollout engine generates with the actor's own parameters."""
-    return config.execution.mode == "colocate" and config.actor_rollout_ref.rollout.name == "hf"
+def _shares_weights(config: Config, runtime: str) -> bool:
+    """Whether the rollout engine generates with the actor's own parameters: in one process with it."""
+    one_process = config.execution.mode == "colocate" and runtime == "local"
+    return one_process and config.actor_rollout_ref.rollout.name == "hf"
 
 
 def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterator[str]:
