@@ -27,7 +27,7 @@ from tandem.topology.plan_entries import Entries, import_plugins, look_up, unkno
 from tandem.topology.plan_later import what_comes_later
 from tandem.topology.plan_memory import MemoryPlan, plan_memory
 from tandem.topology.plan_model import ModelFacts
-from tandem.topology.plan_placement import Placement, choose_runtime, device_groups, placements
+from tandem.topology.plan_placement import Placement, choose_runtime, device_groups, placements, train_ranks
 from tandem.topology.plan_stages import (
     SOURCE_COLUMNS,
     OldLogprobs,
@@ -101,7 +101,7 @@ def compile_plan(config: Config) -> Plan:
     facts, model_problems = read_checked(MODEL, config.actor_rollout_ref.model)
     critic_facts, critic_problems = read_critic(config, facts)
     rows = count_rows(config.data.train_files) if config.data.train_files else None
-    batch = plan_batch(config, _train_ranks(config, placed), rows)
+    batch = plan_batch(config, train_ranks(config), rows)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
     problems = [
         *plugin_problems,
@@ -152,12 +152,6 @@ def _contradictions(
     yield from check_exact(config)
     yield from check_evaluation(config)
     yield from check_trainer(config.trainer)
-
-
-def _train_ranks(config: Config, placed: tuple[Placement, ...]) -> int:
-    """Data-parallel ranks of the actor."""
-    devices = next(placement.devices for placement in placed if placement.role == "actor")
-    return max(1, devices // config.actor_rollout_ref.actor.tensor_model_parallel_size)
 
 
 def _shares_weights(config: Config) -> bool:
