@@ -12,11 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_CONTROLLERS, KL_TYPES, POLICY_LOSSES, Aggregation
+from tandem.algorithms import (
+    ADVANTAGES,
+    DISTILLATIONS,
+    KL_CONTROLLERS,
+    KL_TYPES,
+    POLICY_LOSSES,
+    PREFERENCE_LOSSES,
+    Aggregation,
+)
 from tandem.base.registry import Entry, Parameter, Registry
 from tandem.config.load import config_from_tree
 from tandem.config.schema import Config
 from tandem.reward import resolve as _built_in  # noqa: F401  (registers the built-in scorers)
+from tandem.reward.parts import COMBINING
 from tandem.reward.registry import REWARDS
 from tandem.topology.checks_parameters import spelled
 from tandem.topology.plan import compile_plan
@@ -46,6 +55,14 @@ LOSSES = """\
 how they become one number. `logprobs` come from the training forward. Those marked *mini-batch* compare tokens of the
 whole mini-batch with each other: give them a token budget (`actor.ppo_max_token_len_per_gpu`) that holds it in one
 piece.
+"""
+PREFERENCES = """\
+## Preference losses
+
+`algorithm.policy_loss: {type: NAME, ...parameters}`, the same key: one of these makes `tandem train` learn from given
+answers ([data.md](data.md#preferences)), with no generation and no rewards. Those that read `group_ids` compare the two
+answers of a prompt; `kto` judges each answer alone. `ref_logprobs` make the plan keep a reference (the weights of the
+start; with LoRA the base model, at no cost). The loss is the mean over pairs, or over answers.
 """
 KL = """\
 ## KL estimators
@@ -98,6 +115,7 @@ SCORERS = """\
 """
 NEEDS_PEERS, WHOLE, USE_WHEN = "group_baseline", "whole_mini_batch", "use_when"
 WHAT = ("name", "what it is", "use it when")
+PLAIN = (*WHAT, "source", "columns", "scope", "parameters")
 PAPER = re.compile(r"arXiv \d{4}\.\d{5}(?:,\s+(?:equation|section) [\d.]*\d)?")
 
 
@@ -111,10 +129,12 @@ def page() -> str:
         table(estimators, (_estimator(entry) for entry in own(ADVANTAGES))),
         LOSSES,
         table(losses, (_loss(entry) for entry in own(POLICY_LOSSES))),
+        PREFERENCES,
+        table(PLAIN, (_entry(entry) for entry in own(PREFERENCE_LOSSES))),
         KL,
         table(WHAT, (_what(entry) for entry in own(KL_TYPES))),
         TEACHING,
-        table((*WHAT, "source", "columns", "scope", "parameters"), (_teaching(entry) for entry in own(DISTILLATIONS))),
+        table(PLAIN, (_entry(entry) for entry in own(DISTILLATIONS))),
         CONTROLLERS,
         table(WHAT, (_what(entry) for entry in own(KL_CONTROLLERS))),
         AGGREGATION,
@@ -174,13 +194,14 @@ def _scope(entry: Entry[Any]) -> str:
     return entry.scope.name.lower()
 
 
-def _teaching(entry: Entry[Any]) -> tuple[str, ...]:
+def _entry(entry: Entry[Any]) -> tuple[str, ...]:
     return (*_what(entry), papers(entry), _columns(entry), _scope(entry), _parameters(entry))
 
 
 def _scorer(entry: Entry[Any]) -> tuple[str, ...]:
-    if inspect.isclass(entry.target):  # the sum, whose parts are its parameters
-        return code(entry.name), text(entry.summary), "what its parts read", "`parts`"
+    if entry.name in COMBINING:
+        inside = ", ".join(map(code, entry.signature.parameters))
+        return code(entry.name), text(entry.summary), "what its parts read", inside
     return code(entry.name), text(entry.summary), _columns(entry), _parameters(entry)
 
 

@@ -19,12 +19,15 @@ from tandem.algorithms.metric import Metric
 from tandem.algorithms.policy_loss import log_ratio
 from tandem.base.errors import ContractError
 from tandem.base.lazy import LazyModule
-from tandem.base.registry import Registry, Scope
+from tandem.base.registry import Registry, Scope, Signature
 
 if TYPE_CHECKING:
     import torch
 else:
     torch = LazyModule("torch")
+
+CANDIDATES, AT_CANDIDATES = "teacher_topk_ids", "student_topk_logprobs"
+"""Who asks for the first column, token ids (b, L, k), also gets the current log-probs of these tokens: the second."""
 
 SMALLEST_TAIL = 1e-6
 """Probability that the tokens outside the top k have at least: what is less is rounding in float32."""
@@ -40,6 +43,12 @@ class DistillationTerms:
     advantages: torch.Tensor | None = None
     per_token: torch.Tensor | None = None
     metrics: dict[str, Metric] = field(default_factory=dict)
+
+
+def teacher_columns(signature: Signature) -> tuple[str, ...]:
+    """What an objective needs of the teacher's forward."""
+    given = tuple(name for name in signature.columns if name.startswith("teacher_"))
+    return (*given, CANDIDATES) if AT_CANDIDATES in signature.columns else given
 
 
 DISTILLATIONS: Registry[Callable[..., DistillationTerms]] = Registry("distillation")

@@ -76,12 +76,17 @@ def _mean(values: torch.Tensor) -> Metric:
     return Metric.over(values, torch.ones_like(values, dtype=torch.bool))
 
 
+def _above(values: torch.Tensor) -> torch.Tensor:
+    """1 where positive, 0 where negative, a half at 0: a model that is its own reference tells nothing apart."""
+    return (values.sign() + 1) / 2
+
+
 def _compared(pairs: Pairs, rewards: torch.Tensor, logprobs: torch.Tensor, mask: torch.Tensor) -> dict[str, Metric]:
     """The metrics of a comparison: ``rewards`` (B,) are what the loss raises for the chosen answer."""
     chosen, rejected = pairs.split(rewards.detach())
     likely, unlikely = pairs.split(masked_sum(logprobs.detach(), mask, dim=-1))
     return {
-        "preference/accuracy": _mean((chosen > rejected).to(chosen.dtype)),
+        "preference/accuracy": _mean(_above(chosen - rejected)),
         "preference/margin": _mean(chosen - rejected),
         "preference/chosen_reward": _mean(chosen),
         "preference/rejected_reward": _mean(rejected),
@@ -239,7 +244,7 @@ def kto(
     weights = torch.where(preferred, desirable_weight, undesirable_weight).to(ratio.dtype)
     rewards, likely = beta * ratio.detach(), masked_sum(logprobs.detach(), response_mask, dim=-1)
     metrics = {
-        "preference/accuracy": _mean((gain.detach() > 0).to(ratio.dtype)),
+        "preference/accuracy": _mean(_above(gain.detach())),
         "preference/chosen_reward": Metric.over(rewards, preferred),
         "preference/rejected_reward": Metric.over(rewards, ~preferred),
         "preference/chosen_logprob": Metric.over(likely, preferred),

@@ -183,12 +183,20 @@ def evaluate(
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint's folder.")],
     out: Annotated[Path, typer.Argument(help="Where the Hugging Face folder goes.")],
+    adapter: Annotated[
+        bool | None,
+        typer.Option(
+            "--adapter/--merged",
+            help="Of a LoRA run: a PEFT adapter, or the model with the adapters merged.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Write a checkpoint as a Hugging Face folder that transformers loads."""
+    """Write a checkpoint as a Hugging Face folder that transformers loads, or as an adapter that PEFT loads."""
     with reported():
         from tandem.control.afterwards import run_export
 
-        code = run_export(checkpoint, out)
+        code = run_export(checkpoint, out, adapter)
     raise typer.Exit(code)
 
 

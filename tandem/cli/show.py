@@ -36,12 +36,15 @@ def show(plan: Plan | SftPlan | NoPlan) -> None:
 
 
 def _show_train(console: Console, plan: Plan) -> None:
-    console.print(f"mode {plan.mode}, runtime {plan.runtime}, {plan.devices} device{'s' * (plan.devices != 1)}")
+    given = "" if plan.loop == plan.mode else "; answers are given, nothing is generated"
+    console.print(f"mode {plan.mode}, runtime {plan.runtime}, {plan.devices} device{'s' * (plan.devices != 1)}{given}")
     rows = [(p.role, p.group, f"{p.nodes} x {p.devices_per_node}") for p in plan.placements]
     _table(console, "Roles", ("role", "devices of", "nodes x devices"), rows)
     tags = ", ".join(f"{tag} (adapters off, no copy)" if tag in plan.base_tags else tag for tag in plan.tags)
-    console.print(f"tags of the actor: {tags}; old log-probs: {plan.old_logprobs}")
-    console.print(f"weights to the engine: {PUSHED[plan.pushed]}")
+    old = f"; old log-probs: {plan.old_logprobs}" if plan.loop == plan.mode else ""
+    console.print(f"tags of the actor: {tags}{old}")
+    if plan.loop == plan.mode:
+        console.print(f"weights to the engine: {PUSHED[plan.pushed]}")
     console.print(f"columns of the data: {', '.join(plan.source_columns)}")
     stages = [
         (f"{number}", s.name, s.role + (f" ({s.tag})" if s.tag else ""), s.per, ", ".join(s.needs), ", ".join(s.gives))

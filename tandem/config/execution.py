@@ -42,6 +42,8 @@ class _Execution(Node):
     """Devices per role, as {role: [nodes, devices per node]}; default: one device each."""
     data_plane: DataPlaneConfig = DataPlaneConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
+    max_engine_restarts: Annotated[int, Field(ge=0)] = 1
+    """How often each rollout engine is started again after its process died; one death more ends the run."""
     stall_warning_s: Annotated[float, Field(gt=0)] = 60.0
     """A wait longer than this is reported with its cause, in seconds."""
     deadline_s: Annotated[float, Field(gt=0)] = 1800.0

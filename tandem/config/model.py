@@ -37,6 +37,8 @@ class ModelConfig(Node):
     """Run code that the model's folder ships."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward: less memory, more time."""
+    adapter_path: str | None = None
+    """Folder of a PEFT LoRA adapter that the run starts from and goes on training; rank and targets are its own."""
     lora_rank: NonNegativeInt = 0
     """Rank of LoRA adapters; 0 trains all weights."""
     lora_alpha: PositiveFloat = 32.0
@@ -50,7 +52,7 @@ class ModelConfig(Node):
     @property
     def trains_adapters(self) -> bool:
         """Whether adapters are what is trained, beside frozen base weights."""
-        return self.lora_rank > 0
+        return self.lora_rank > 0 or self.adapter_path is not None
 
 
 class OptimConfig(Node):
@@ -140,6 +142,15 @@ class RefConfig(Node):
     """Refresh the reference with the actor's weights every so many steps; default: never."""
 
 
+class TeacherConfig(Node):
+    """Whom the actor learns from by distillation: one model for all samples, or one for each data source."""
+
+    path: str | None = None
+    """A local Hugging Face folder or a hub id: the teacher of every sample that ``by_source`` has none for."""
+    by_source: dict[str, str] = {}
+    """Data source -> folder or hub id of its teacher."""
+
+
 class ActorRolloutRef(Node):
     """The composite node: one model as actor, rollout and reference."""
 
@@ -149,6 +160,7 @@ class ActorRolloutRef(Node):
     actor: ActorConfig = ActorConfig()
     rollout: RolloutConfig = RolloutConfig()
     ref: RefConfig = RefConfig()
+    teacher: TeacherConfig = TeacherConfig()
     _whole: Whole = PrivateAttr(default_factory=Whole)
 
     @property

@@ -55,6 +55,17 @@ class PolicyLossConfig(TypedNode):
     type: str = "ppo_clip"
 
 
+class DistillationConfig(TypedNode):
+    """Learning from a teacher: ``{type: NAME, ...parameters}`` of the objective, and its weight."""
+
+    type: str = "reverse_kl"
+    """Objective."""
+    coef: NonNegativeFloat = 1.0
+    """Weight of the teacher's advantage or loss; 0 is off."""
+    only: bool = False
+    """Learn from the teacher alone: the reward trains nothing, and needn't be there."""
+
+
 class AlgorithmConfig(Node):
     """What is optimised."""
 
@@ -67,6 +78,8 @@ class AlgorithmConfig(Node):
     loss_scale_factor: PositiveFloat | None = None
     """Divisor of seq-mean-token-sum-norm; default: data.max_response_length."""
     kl: KlConfig = KlConfig()
+    distillation: DistillationConfig | None = None
+    """What is learned from ``actor_rollout_ref.teacher``; null: nothing."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     use_tis: bool = False
@@ -87,6 +100,10 @@ class AlgorithmConfig(Node):
         if not self.use_tis:
             return self.rollout_correction
         return self.rollout_correction.model_copy(update={"weights": "token", "cap": self.tis_cap})
+
+
+NO_REWARD = "none"
+"""The scorer that scores nothing."""
 
 
 class RewardConfig(TypedNode):
@@ -118,7 +135,7 @@ class SourceConfig(TypedNode):
 
 
 class DataConfig(Node):
-    """Prompts."""
+    """Prompts, or preferences where the policy loss learns from them."""
 
     train_files: Names = []
     """Parquet or jsonl files."""
@@ -138,6 +155,14 @@ class DataConfig(Node):
     """Column that names the row's origin."""
     extra_keys: Names = []
     """Columns handed to the scorer as extra_info."""
+    chosen_key: str = "chosen"
+    """Preferences: column of the better answer, text or chat messages."""
+    rejected_key: str = "rejected"
+    """Preferences: column of the worse answer."""
+    label_key: str | None = None
+    """Preferences of single answers: column of true (good) or false (bad); null: rows are pairs."""
+    response_key: str = "response"
+    """Preferences of single answers: column of the answer."""
     template: str | None = None
     """Text built from columns, such as "{question}\\n"; replaces prompt_key."""
     chat: bool = False
@@ -152,6 +177,8 @@ class DataConfig(Node):
     """Tokens."""
     on_overlong_prompt: Literal["error", "drop", "left", "right"] = "error"
     """A prompt over max_prompt_length: refuse, drop (counted), or cut its left or right end."""
+    on_overlong_response: Literal["error", "drop", "right"] = "error"
+    """Preferences: an answer over max_response_length: refuse, drop (counted), or keep its beginning."""
     on_bad_row: Literal["error", "drop"] = "error"
     """A row that can't be read: refuse, or drop (counted)."""
     shuffle: bool = True
@@ -195,6 +222,8 @@ class TrainerConfig(Node):
     """Everything the run writes."""
     save_interval: NonNegativeInt = 0
     """Steps between checkpoints and exports; 0: only at the end."""
+    export: Literal["merged", "adapter"] = "merged"
+    """What a LoRA run leaves: the model with its adapters merged, or a PEFT adapter folder."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept."""
     resume: str | None = None
@@ -223,7 +252,13 @@ class Config(Node):
     """Modules imported in the driver and in every worker."""
 
     def model_post_init(self, context: Any, /) -> None:
-        """Let the sections that are built one by one find the whole; copies, since defaults are shared by configs."""
+        """Let the sections that are built one by one find the whole; copies, since defaults are shared by configs.
+
+        Where only a teacher is learned from, no reward is what nothing written means.
+        """
+        teaching = self.algorithm.distillation
+        if teaching is not None and teaching.only and "reward_manager" not in self.model_fields_set:
+            self.__dict__["reward_manager"] = RewardConfig(type=NO_REWARD)
         for name in ("actor_rollout_ref", "critic", "reward_manager"):
             section = getattr(self, name).model_copy()
             section._whole = Whole(self)

@@ -12,13 +12,16 @@ from tandem.base.folders import whole_folder
 from tandem.config.load import load_config
 from tandem.config.schema import Config
 from tandem.control.entry import quiet
-from tandem.models.loading import check_weight_files
+from tandem.models.adapter_spec import CONFIG as ADAPTER_CONFIG
+from tandem.models.loading import check_weight_files, merge_adapter
 from tandem.observe.metrics import CONFIG_FILE
 from tandem.roles.reward import build_reward_manager
 from tandem.topology.composite import build_composite, model_tokenizer
+from tandem.topology.exports import ADAPTER_FOLDER, MODEL_FOLDER
 from tandem.topology.parts import build_evaluator
-from tandem.topology.plan import compile_plan
-from tandem.topology.session import FINAL_FOLDER, MODEL_FOLDER
+from tandem.topology.plan import PREFERENCE, compile_plan
+from tandem.topology.preference_session import held_out_evaluator
+from tandem.topology.session import FINAL_FOLDER
 from tandem.topology.sources import held_out_prompts, prompt_tables
 
 
@@ -30,9 +33,10 @@ def run_eval(source: Path, words: Sequence[str]) -> int:
     if not isinstance(config, Config):
         raise DataError(f"{source}: is an SFT run; write a training config with data.val_files to evaluate its model")
     if source.is_dir():
-        trained = (f"actor_rollout_ref.model.path={source / FINAL_FOLDER}", "trainer.resume=null")
-        config = load_config(file, [*trained, *words], kind=Config)
+        config = load_config(file, [*_trained(source), *words], kind=Config)
     plan = compile_plan(config)
+    if plan.loop == PREFERENCE:
+        return _eval_preferences(source, file, words)
     plan.require_runnable()
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     prompts = held_out_prompts(config, tokenizer, prompt_tables(config))
@@ -47,21 +51,60 @@ def run_eval(source: Path, words: Sequence[str]) -> int:
     return 0
 
 
-def run_export(saved: Path, out: Path) -> int:
-    """Copy the model of a checkpoint, or of a finished run, to a Hugging Face folder of its own."""
-    candidates = [saved / MODEL_FOLDER, saved / FINAL_FOLDER, saved]
-    model = next((folder for folder in candidates if (folder / "config.json").is_file()), None)
-    if model is None:
+def _eval_preferences(source: Path, file: Path, words: Sequence[str]) -> int:
+    """Compare the held-out preferences; the reference of a finished run is the model that it began with."""
+    config = load_config(file, ["trainer.resume=null", *words], kind=Config)
+    trained = load_config(file, [*(_trained(source) if source.is_dir() else ()), *words], kind=Config)
+    plan = compile_plan(config)
+    plan.require_runnable()
+    evaluator = held_out_evaluator(config, plan, trained.actor_rollout_ref.model)
+    for name, value in evaluator.metrics().items():
+        print(f"{name} {value:.4f}")
+    return 0
+
+
+def _trained(run: Path) -> tuple[str, ...]:
+    """The changes to the config of a finished ``run`` that make it start from what it trained."""
+    final, model = run / FINAL_FOLDER, "actor_rollout_ref.model"
+    always = (f"{model}.lora_rank=0", "trainer.export=merged", "trainer.resume=null")
+    if (final / ADAPTER_CONFIG).is_file():
+        return f"{model}.adapter_path={final}", *always
+    return f"{model}.path={final}", f"{model}.adapter_path=null", f"{model}.lora_base_dtype=float32", *always
+
+
+def run_export(saved: Path, out: Path, adapter: bool | None = None) -> int:
+    """Copy the model of a checkpoint, or of a finished run, to a folder of its own.
+
+    ``adapter``: as a PEFT adapter, or as a Hugging Face folder with adapters merged; None: a model if there is one.
+    """
+    model, adapters = _find(saved, MODEL_FOLDER, "config.json"), _find(saved, ADAPTER_FOLDER, ADAPTER_CONFIG)
+    if model is None and adapters is None:
         raise DataError(f"{saved}: holds no model; name a checkpoint (checkpoints/step_…) or a run's folder")
+    if adapter and adapters is None:
+        raise DataError(
+            f"{saved}: holds no adapter; name a checkpoint of a LoRA run (checkpoints/step_…), or leave --adapter out"
+        )
     if out.exists():
         raise DataError(f"{out} exists: choose another name, or remove it")
-    if out.resolve().is_relative_to(model.resolve()):
+    source = adapters if adapter or model is None else model
+    assert source is not None  # one of the two
+    if out.resolve().is_relative_to(source.resolve()):
         raise DataError(f"{out} lies inside the model that is to be copied: choose a folder elsewhere")
-    check_weight_files(model)
+    check_weight_files(source)
     try:
-        with whole_folder(out) as scratch:
-            shutil.copytree(model, scratch, dirs_exist_ok=True)
+        if adapter is False and source is adapters:
+            quiet()
+            merge_adapter(source, out)
+        else:
+            with whole_folder(out) as scratch:
+                shutil.copytree(source, scratch, dirs_exist_ok=True)
     except OSError as error:
         raise DataError(f"{out}: can't be written ({error.strerror or error}); choose another folder") from error
     print(out)
     return 0
+
+
+def _find(saved: Path, part: str, mark: str) -> Path | None:
+    """The folder in a checkpoint or a run, or itself, that has the file ``mark``."""
+    candidates = (saved / part, saved / FINAL_FOLDER, saved)
+    return next((folder for folder in candidates if (folder / mark).is_file()), None)

@@ -17,7 +17,7 @@ def train(session: Session) -> None:
         session.evaluate(0)
     for k in session.steps():
         with session.generating(), session.run("rollout", "reward"):
-            session.rollout.fill(k)
+            session.fill(k)
         batch = session.take(k)
         for stage in session.stages:
             with session.run(stage.name):

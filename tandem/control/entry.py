@@ -13,13 +13,14 @@ from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import ContractError
 from tandem.config.schema import Config, SftConfig
-from tandem.control import colocate, fully_async, hybrid
+from tandem.control import colocate, fully_async, hybrid, preference
 from tandem.control.sft import require_updates, tune
 from tandem.dataflow.catalog import RowCounts
 from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, read_rows
 from tandem.topology.local import build_session
 from tandem.topology.measured import setting_of, step_summary
-from tandem.topology.plan import Plan
+from tandem.topology.plan import PREFERENCE, Plan
+from tandem.topology.preference_session import build_preference_session
 from tandem.topology.session import FINAL_FOLDER
 from tandem.topology.sft_session import build_sft_session
 
@@ -27,25 +28,35 @@ LOOPS: dict[str, Callable[[Any], None]] = {
     "colocate": colocate.train,
     "hybrid": hybrid.train,
     "fully_async": fully_async.train,
+    "preference": preference.train,
 }
+CURVES = (
+    ("reward", "reward/mean"),
+    ("held-out reward", "eval/reward"),
+    ("accuracy", "eval/accuracy"),
+    ("held-out loss", "eval/loss"),
+)
+"""What is told of a run at its end, where it has it: (label, metric)."""
+
 _WINDOW = 10
 
 
 def run_train(config: Config, plan: Plan) -> int:
     """Train, and tell what came of it."""
     quiet()
-    session = build_session(config, plan)
+    session = build_preference_session(config, plan) if plan.loop == PREFERENCE else build_session(config, plan)
     _keep_config(config, Path(config.trainer.output_dir))
     _tell_counts(session.source.counts)
     left = session.progress.last - session.progress.step
     if session.progress.step:
         print(f"resumed after step {session.progress.step}; {left} steps left")
     with session.running():
-        LOOPS[plan.mode](session)
+        LOOPS[plan.loop](session)
     if session.progress.step < session.progress.last:
         raise ContractError(f"the run ended after {session.progress.step} of {session.progress.last} steps")
-    require_updates(session.composite.actor.updates, session.progress.last)
-    _summarize(Path(config.trainer.output_dir), step_summary(session.output_dir, setting_of(config)))
+    require_updates(session.actor.updates, session.progress.last)
+    measured = {} if plan.loop == PREFERENCE else step_summary(session.output_dir, setting_of(config))
+    _summarize(Path(config.trainer.output_dir), measured)
     return 0
 
 
@@ -71,7 +82,7 @@ def _tell_counts(counts: RowCounts) -> None:
 def _summarize(output_dir: Path, steps: Mapping[str, str]) -> None:
     """The first and last steps of the curve, what the ``steps`` came to, and where everything is."""
     rows = read_rows(output_dir / METRICS_FILE)
-    for label, key in (("reward", "reward/mean"), ("held-out reward", "eval/reward"), ("accuracy", "eval/accuracy")):
+    for label, key in CURVES:
         values = [float(str(row[key])) for row in rows if row.get(key) is not None]
         if len(values) > 1:
             window = min(_WINDOW, len(values) // 2) if key == "reward/mean" else 1

@@ -76,19 +76,20 @@ def encode_chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Me
 
 
 def encode_conversation(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], *, given: int = 0
 ) -> tuple[list[int], list[int]]:
     """Ids of the whole conversation and a mask of equal length: 1 on assistant text and the end of its turn, else 0.
 
-    The header that opens an assistant turn (the generation prompt) is not learned. Raises ``DataError`` for malformed
-    messages and for a template that does not render a beginning of the conversation as a beginning of its text.
+    The header that opens an assistant turn (the generation prompt) is not learned, nor are the first ``given``
+    messages. Raises ``DataError`` for malformed messages and for a template that does not render a beginning of the
+    conversation as a beginning of its text.
     """
     turns = checked_messages(messages)
     text = render_chat(tokenizer, turns, add_generation_prompt=False)
     ids = encode_text(tokenizer, text)
     mask = [0] * len(ids)
     for i, turn in enumerate(turns):
-        if turn["role"] != "assistant":
+        if i < given or turn["role"] != "assistant":
             continue
         try:
             start, stop = _span(tokenizer, turns, i, text, ids)

@@ -7,6 +7,7 @@ makes the end of an epoch a place like any other.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -40,6 +41,7 @@ class Draws(Generic[T]):
         self.fingerprint = fingerprint
         self.drawn = 0
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Items in one epoch."""
@@ -68,6 +70,13 @@ class Draws(Generic[T]):
         taken = [self.items[self._index(self.drawn + i)] for i in range(count)]
         self.drawn += count
         return taken
+
+    def draw(self, number: int) -> T:
+        """Draw ``number`` of the stream, from 0; for any threads, in any order. Those before it count as drawn."""
+        with self._lock:
+            item = self.items[self._index(number)]
+            self.drawn = max(self.drawn, number + 1)
+        return item
 
     def total_steps(self, batch_size: int, steps: int | None = None) -> int:
         """Whole batches that a run from the start can make: min(``steps``, epochs × items // ``batch_size``).

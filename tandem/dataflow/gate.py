@@ -8,7 +8,8 @@ and the group goes to *its* partition however late it finishes, so every token o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from tandem.base.errors import ContractError
@@ -45,7 +46,9 @@ class Gate:
     """Admission of tickets, ``tickets`` to a partition, partitions ``first`` to ``last`` - 1 (None: without end).
 
     ``open_tickets`` are those left over from partitions that began before a restart; fresh ones start at ``first``.
-    An engine counts as live from its first ``acknowledge`` on: a late joiner loads before it works.
+    An engine counts as live from its first ``acknowledge`` on: a late joiner loads before it works. ``even`` gives
+    fresh tickets only to engines that have no more in hand than the mean of those at work, so that the first to ask
+    does not take all.
     """
 
     def __init__(
@@ -56,11 +59,12 @@ class Gate:
         first: int = 0,
         last: int | None = None,
         open_tickets: Iterable[Ticket] = (),
+        even: bool = False,
     ) -> None:
         if tickets < 1 or max_staleness < 0:
             raise ContractError(f"gate: tickets={tickets} must be positive, max_staleness={max_staleness} not negative")
         self.max_staleness = max_staleness
-        self._tickets = tickets
+        self.tickets = tickets
         self._last = last
         self._fresh = Ticket(first, 0)
         self._refills: list[Ticket] = []  # heap; entries that are not in _waiting are skipped when met
@@ -68,6 +72,8 @@ class Gate:
         self._versions: dict[str, int | None] = {}  # engine -> acknowledged version; None: joined, nothing loaded yet
         self._paused: dict[str, str] = {}  # engine -> why
         self._out: dict[Ticket, tuple[str, float]] = {}  # ticket -> engine, since
+        self._even = even
+        self._in_hand: Counter[str] = Counter()  # engine -> tickets of _out
         self._published: int | None = None
         self._unpublished: dict[int, Closed] = {}  # partition -> answer while versions stay: many engines ask
         for ticket in open_tickets:
@@ -96,12 +102,16 @@ class Gate:
         self._versions[engine] = version
         self._publish()
 
-    def leave(self, engine: str) -> list[Ticket]:
-        """The engine is gone or dead: its tickets, same attempts, are given to others."""
+    def leave(self, engine: str, generated: Collection[Ticket] = ()) -> list[Ticket]:
+        """The engine is gone or dead: its tickets, same attempts, are given to others.
+
+        Those in ``generated`` stay out, since only their rewards are missing, and end with ``done`` or ``redraw``.
+        """
         self._version(engine)
         del self._versions[engine]
         self._paused.pop(engine, None)
-        lost = sorted(ticket for ticket, (holder, _) in self._out.items() if holder == engine)
+        held = (ticket for ticket, (holder, _) in self._out.items() if holder == engine)
+        lost = sorted(ticket for ticket in held if ticket not in generated)
         for ticket in lost:
             self.give_back(ticket)
         self._publish()
@@ -127,11 +137,14 @@ class Gate:
         closed = self._closed(engine, own, ticket.partition)
         if closed is not None:
             return closed
+        if ticket == self._fresh and self._even and (others := self._less_in_hand(engine)) is not None:
+            return others
         if ticket == self._fresh:
-            wraps = ticket.place + 1 == self._tickets
+            wraps = ticket.place + 1 == self.tickets
             self._fresh = Ticket(ticket.partition + 1, 0) if wraps else Ticket(ticket.partition, ticket.place + 1)
         self._waiting.discard(ticket)
         self._out[ticket] = (engine, now)
+        self._in_hand[engine] += 1
         return ticket
 
     def closed(self, engine: str) -> Closed | None:
@@ -143,7 +156,7 @@ class Gate:
 
     def done(self, ticket: Ticket) -> None:
         """The ticket's group is stored. Harmless if it was done before: an engine given up may still deliver."""
-        self._out.pop(ticket, None)
+        self._end(ticket)
         self._waiting.discard(ticket)
 
     def redraw(self, ticket: Ticket) -> Ticket:
@@ -156,7 +169,7 @@ class Gate:
 
     def give_back(self, ticket: Ticket) -> None:
         """The ticket was not filled: the *same* attempt will be given again."""
-        if self._out.pop(ticket, None) is None:
+        if not self._end(ticket):
             raise ContractError(f"{ticket} isn't out; tickets come from admit()")
         self._refill(ticket)
 
@@ -173,6 +186,20 @@ class Gate:
                 f"engine {engine!r} is unknown to the gate; it knows {sorted(self._versions)}. Join first"
             )
         return self._versions[engine]
+
+    def _end(self, ticket: Ticket) -> bool:
+        """The ticket is no longer in any hand; whether it was."""
+        engine, _ = self._out.pop(ticket, (None, 0.0))
+        if engine is not None:
+            self._in_hand[engine] -= 1
+        return engine is not None
+
+    def _less_in_hand(self, engine: str) -> Closed | None:
+        """Why others come first, if they do: the engine has more in hand than the mean of those at work."""
+        at_work = [name for name, own in self._versions.items() if own is not None and name not in self._paused]
+        if self._in_hand[engine] * len(at_work) <= sum(self._in_hand[name] for name in at_work):
+            return None
+        return Closed(f"engine {engine!r} has {self._in_hand[engine]} tickets in hand, others have fewer")
 
     def _publish(self) -> None:
         self._unpublished.clear()

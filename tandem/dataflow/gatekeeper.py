@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 
 from tandem.dataflow.gate import Closed, Gate, Holding
@@ -16,6 +16,11 @@ class GateKeeper:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._changed = threading.Condition()
+
+    @property
+    def tickets(self) -> int:
+        """Tickets of a partition."""
+        return self._gate.tickets
 
     @property
     def published(self) -> int | None:
@@ -33,10 +38,10 @@ class GateKeeper:
         with self._change():
             self._gate.acknowledge(engine, version)
 
-    def leave(self, engine: str) -> list[Ticket]:
+    def leave(self, engine: str, generated: Collection[Ticket] = ()) -> list[Ticket]:
         """See ``Gate.leave``."""
         with self._change():
-            return self._gate.leave(engine)
+            return self._gate.leave(engine, generated)
 
     def pause(self, engine: str, why: str) -> None:
         """See ``Gate.pause``."""

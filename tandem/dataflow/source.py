@@ -11,7 +11,7 @@ import string
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tandem.base.errors import DataError
 from tandem.dataflow.catalog import Catalog, OnBadRow, RowCounts, RowSkipped
@@ -97,8 +97,12 @@ class PromptEncoder:
     def render(self, row: Row) -> Rendered:
         """The whole prompt of ``row``. Raises ``RowError``."""
         value = row[self._columns.prompt_key] if self._template is None else self._template.fill(row)
+        return self.render_value(row, value)
+
+    def render_value(self, row: Row, value: object, *, chat: bool = False) -> Rendered:
+        """The whole prompt that ``value``, text or messages, is; ``chat``: text is a user's message in any case."""
         try:
-            if isinstance(value, str) and not self._columns.chat:
+            if isinstance(value, str) and not (chat or self._columns.chat):
                 return Rendered(value, self._leading + encode_text(self._tokenizer, value), None)
             messages = self._messages(row, value)
             text, ids = encode_chat_prompt(self._tokenizer, messages)
@@ -156,8 +160,9 @@ class PromptSource(Draws[Prompt]):
     """A resumable stream of prompts from ``tables``; ``counts`` says what became of their rows.
 
     ``streaming`` keeps the rows on disk; the order and the prompts are the same. Rows whose whole prompt text equals
-    one of the tables ``held_out``, or whose uid is in ``exclude_uids``, are left out and counted. ``items`` are the
-    prompts in the order of the tables, for evaluation. Raises ``DataError`` with file and row for what can't be used.
+    one of the tables ``held_out``, or whose uid is in ``exclude_uids``, are left out and counted. ``taught``: the data
+    sources that have a teacher; a row of another is a bad row. ``items`` are the prompts in the order of the tables,
+    for evaluation. Raises ``DataError`` with file and row for what can't be used.
     """
 
     counts: RowCounts
@@ -177,17 +182,20 @@ class PromptSource(Draws[Prompt]):
         streaming: bool = False,
         held_out: Sequence[Table] = (),
         exclude_uids: Collection[str] = (),
+        taught: Collection[str] | None = None,
     ) -> None:
         encoder = PromptEncoder(tokenizer, columns, max_prompt_length=max_prompt_length, on_overlong=on_overlong)
-        held, excluded = _held_out_texts(encoder, held_out, on_bad_row), frozenset(exclude_uids)
+        held, excluded = held_out_texts(encoder, held_out, on_bad_row), frozenset(exclude_uids)
 
         def encode(table: int, row: Row) -> Prompt:
             whole = encoder.render(row)
-            if held and _digest(whole.text) in held:
+            if held and digest(whole.text) in held:
                 raise RowSkipped("held out")
             prompt = encoder.prompt(table, row, whole)
             if prompt.uid in excluded:
                 raise RowSkipped("excluded")
+            if taught is not None and prompt.data_source not in taught:
+                raise row.bad("no teacher", _untaught(prompt.data_source, taught))
             return prompt
 
         catalog = Catalog(tables, encode, on_bad_row=on_bad_row, streaming=streaming)
@@ -220,21 +228,37 @@ class _Template:
             raise row.bad("not encodable", f"template {self._text!r} can't show {values!r}: {error}") from error
 
 
-def _held_out_texts(encoder: PromptEncoder, tables: Sequence[Table], on_bad_row: OnBadRow) -> frozenset[bytes]:
+class Renders(Protocol):
+    """What makes a prompt of a row."""
+
+    def render(self, row: Row) -> Rendered:
+        """The whole prompt of ``row``. Raises ``RowError``."""
+
+
+def held_out_texts(encoder: Renders, tables: Sequence[Table], on_bad_row: OnBadRow) -> frozenset[bytes]:
+    """Digests of the prompts of ``tables``, to tell what training must leave out."""
     texts = set()
     for table in tables:
         for row in table.scan():
             try:
                 if isinstance(row, RowError):
                     raise row
-                texts.add(_digest(encoder.render(row).text))
+                texts.add(digest(encoder.render(row).text))
             except RowError:
                 if on_bad_row is OnBadRow.ERROR:
                     raise
     return frozenset(texts)
 
 
-def _digest(text: str) -> bytes:
+def _untaught(source: str, taught: Collection[str]) -> str:
+    return (
+        f"data source {source!r} has no teacher; {', '.join(map(repr, taught))} have one. Name its own in "
+        "actor_rollout_ref.teacher.by_source, or one for the rest in actor_rollout_ref.teacher.path"
+    )
+
+
+def digest(text: str) -> bytes:
+    """A short stand-in for a text."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 

@@ -8,18 +8,22 @@ from typing import Any, Literal
 
 from tandem.config.model import ModelConfig
 
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""What PEFT calls the two files of a folder."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterSpec:
-    """LoRA of ``rank`` on ``target_modules``, its random half drawn from ``seed``.
+    """LoRA of ``rank`` on ``target_modules``, its random half drawn from ``seed``; or what PEFT saved in ``path``.
 
     Weights of the layers that get adapters are held as ``base_dtype``.
     """
 
-    rank: int
-    alpha: float
-    target_modules: tuple[str, ...] | Literal["all-linear"]
+    rank: int = 0
+    alpha: float = 0.0
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     seed: int = 0
+    path: str | None = None
     base_dtype: Literal["float32", "bfloat16"] = "float32"
 
     @classmethod
@@ -27,6 +31,8 @@ class AdapterSpec:
         """What the config asks for; None where all weights are trained."""
         if not model.trains_adapters:
             return None
+        if model.adapter_path is not None:
+            return cls(path=model.adapter_path, base_dtype=model.lora_base_dtype)
         targets = model.lora_target_modules
         return cls(
             rank=model.lora_rank,

@@ -17,9 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
 from tandem.models.adapter_spec import AdapterSpec
+from tandem.models.adapters import read_base, with_adapters
 from tandem.models.attention import IMPLEMENTATION
 from tandem.models.causal_lm import CausalLM
-from tandem.models.lora import merged_weights, with_adapters
+from tandem.models.lora import merged_weights
+from tandem.models.tokenizer import load_tokenizer
 
 ComputeType = Literal["float32", "bfloat16"]
 
@@ -102,6 +104,17 @@ def save_pretrained_atomic(
         plain.save_pretrained(scratch, state_dict=state)
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
+
+
+def merge_adapter(folder: Path, out: Path) -> None:
+    """Write the base model of the adapters in ``folder`` with them merged, as ``save_pretrained_atomic`` does.
+
+    Raises ``DataError`` where the base model, which their config names, is not there.
+    """
+    spec = AdapterSpec(path=str(folder))
+    model = load_causal_lm(read_base(folder), adapter=spec)
+    tokenizer = load_tokenizer(str(folder)) if (folder / "tokenizer_config.json").is_file() else None
+    save_pretrained_atomic(model, tokenizer, out)
 
 
 def check_weight_files(folder: Path) -> None:

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from tandem.base.errors import ContractError
 from tandem.config.model import ModelConfig
-from tandem.models.adapter_spec import AdapterSpec
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -54,15 +53,6 @@ def get_lora_model(
     assert isinstance(adapted, PeftModel)
     if isinstance(model.get_output_embeddings(), LoraLayer):  # type: ignore[no-untyped-call]
         raise ContractError(f"target_modules = {targets!r} puts an adapter on the head: leave lm_head out of it")
-    return adapted
-
-
-def with_adapters(model: PreTrainedModel, spec: AdapterSpec) -> PeftModel:
-    """``model`` with the adapters of ``spec``; its layers are replaced, and cast where the spec says so."""
-    targets = spec.target_modules
-    adapted = get_lora_model(model, spec.rank, alpha=spec.alpha, target_modules=targets, seed=spec.seed)
-    assert isinstance(adapted, PeftModel)
-    hold_base(model, spec.base_dtype)
     return adapted
 
 

@@ -12,7 +12,10 @@ from rich.text import Text
 FIELDS = (
     ("reward", "reward/mean", "{:.3f}"),
     ("loss", "loss/sft", "{:.4f}"),
+    ("accuracy", "preference/accuracy", "{:.3f}"),
+    ("margin", "preference/margin", "{:.3f}"),
     ("eval", "eval/reward", "{:.3f}"),
+    ("eval accuracy", "eval/accuracy", "{:.3f}"),
     ("kl", "kl/mean", "{:.4f}"),
     ("length", "length/mean", "{:.1f}"),
     ("tokens/s", "throughput/tokens_per_second", "{:,.0f}"),

@@ -18,17 +18,17 @@ _NUMBER = re.compile(
     r"(?P<digits>(?>(?:[0-9]{1,3}(?:,[0-9]{3}){1,20}(?!,?[0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+))"
 )
 _LATEX_SEPARATOR = re.compile(r"\{,\}|,\\!|\\,|\\!(?=[0-9]{3})")
-_LIST = re.compile(r"(?<!\\)\[[^\[\]]*\]")
-_MARKER = re.compile(r"####[ \t]+(?=[-−$€£.0-9])")
+_LIST = re.compile(r"(?<!\\)\[[^\[\]]*\]|[({][-−0-9.,\s]*[)}]|\\\{[-−0-9.,\s]*\\\}")
+_MARKER = re.compile(r"####[ \t]+(?:\\boxed\{|\\\(|[*_`$ \t])*(?=[-−$€£.0-9])")
 _NOT_ALONE = re.compile(r"[,/][0-9]")  # a list or a fraction goes on behind the number
 
 
 def extract_numbers(text: str) -> list[Decimal]:
     """All numbers of the text in order, each exact.
 
-    ``8,000``, ``8{,}000`` and ``$8,000.`` are 8000; a comma that separates no thousands separates numbers, and inside
-    square brackets every comma does: ``[8.124,12.852]`` and ``[100,200]`` are two. Digits are ASCII, and a letter ends
-    a number.
+    ``8,000``, ``8{,}000`` and ``$8,000.`` are 8000; a comma that separates no thousands separates numbers. Inside
+    square brackets every comma does, and inside round or curly ones with nothing but numbers in them:
+    ``[8.124,12.852]``, ``(100,200)`` and ``{100,200}`` are two. Digits are ASCII, and a letter ends a number.
     """
     return [_value(match) for match in _NUMBER.finditer(_plain(text))]
 
@@ -57,8 +57,8 @@ def score_gsm8k(response: str, ground_truth: object, *, method: Literal["strict"
     """1.0 if the answer is the number of ``ground_truth`` (by value: ``18.00`` is 18), else 0.0.
 
     ``strict`` reads the number behind the last ``#### `` of the whole text that a single number follows, whatever comes
-    after it. ``flexible`` reads the last number of the whole text. ``ground_truth`` is a number, text that ends with
-    one, or a whole GSM8K solution; raises ``DataError`` if it has none.
+    after it; it may be bold or boxed. ``flexible`` reads the last number of the whole text. ``ground_truth`` is a
+    number, text that ends with one, or a whole GSM8K solution; raises ``DataError`` if it has none.
     """
     if method not in ("strict", "flexible"):
         raise ValueError(f"method = {method!r}: write strict or flexible")
@@ -82,8 +82,8 @@ def score_math(response: str, ground_truth: object) -> float:
     scorer gives it a deadline. Raises ``DataError`` if ``ground_truth`` has no mathematics in it, ``ImportError``
     without the package.
     """
-    gold = _parse_reference(str(ground_truth))
-    package = _math_verify()
+    gold = parse_reference(str(ground_truth))
+    package = math_package()
     last_box = response.rfind("\\boxed")
     candidates = [response] if response.find("\\boxed") == last_box else [response[last_box:], response]
     return float(
@@ -94,9 +94,9 @@ def score_math(response: str, ground_truth: object) -> float:
 
 
 @functools.lru_cache(maxsize=1024)
-def _parse_reference(ground_truth: str) -> list[Any]:
-    """Parsed once for all samples of a group."""
-    package = _math_verify()
+def parse_reference(ground_truth: str) -> list[Any]:
+    """What math-verify reads in a ground truth, once for all samples of a group. Raises ``DataError`` if nothing."""
+    package = math_package()
     text = ground_truth if "\\boxed" in ground_truth or "$" in ground_truth else f"${ground_truth}$"
     gold: list[Any] = package.parse(text, parsing_timeout=None)
     if not gold:
@@ -105,7 +105,8 @@ def _parse_reference(ground_truth: str) -> list[Any]:
 
 
 @functools.cache
-def _math_verify() -> Any:
+def math_package() -> Any:
+    """The package math-verify. Raises ``ImportError`` with what to install."""
     try:
         import math_verify  # type: ignore[import-untyped]
     except ImportError as error:

@@ -1,61 +1,110 @@
-"""The parts of a scorer that combines several, as they are written in YAML. Pure: nothing of the user's is run."""
+"""The scorers inside a scorer that combines several, as YAML writes them. Pure: nothing of the user's is run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tandem.base.errors import Problem
 
-SUM = "weighted_sum"
-PART_KEYS = ("type", "file", "weight", "name")
-"""Keys of a part that are not its scorer's parameters."""
+DEFAULT_ROUTES: tuple[Mapping[str, Any], ...] = (
+    {"source": "openai/gsm8k", "type": "gsm8k"},
+    {"source": ["lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"], "type": "math"},
+    {"source": ["math_dapo", "math", "math_dapo_reasoning", "aime*"], "type": "math_dapo"},
+    {"source": "numina_*", "type": "prime_math"},
+    {"source": ["codecontests", "apps", "codeforces", "taco"], "type": "code"},
+    {"source": "searchR1_*", "type": "qa_em"},
+)
+"""What ``by_source`` does where no routes are written: the names under which these data sets are commonly published."""
 
 
-class WrittenPart(NamedTuple):
-    """One part of a weighted sum; ``name`` is its metric's."""
+class Part(NamedTuple):
+    """One scorer inside another: ``key`` is where it stands in the config.
 
-    weight: float
-    name: str
+    In a sum it has a ``weight`` and the ``name`` of its metric; in a choice by source, the ``sources`` that it is for.
+    """
+
+    key: str
     type: str
     file: str | None
     parameters: dict[str, Any]
+    weight: float = 1.0
+    name: str = ""
+    sources: tuple[str, ...] = ()
+
+
+Parts = list[Part] | Problem
+
+
+def read_parts(type_: str, file: str | None, parameters: Mapping[str, Any], key: str) -> Parts:
+    """The scorers inside the scorer ``type_``, none for one that stands alone; or what is wrong with them."""
+    if file is not None or type_ not in COMBINING:
+        return []
+    return COMBINING[type_](parameters, key)
 
 
 def component_names(type_: str, file: str | None, parameters: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the K terms that each reward of this scorer is the sum of; none for a scorer without such."""
-    parts = read_parts(parameters, "") if type_ == SUM and file is None else []
+    if type_ != "weighted_sum":
+        return ()
+    parts = read_parts(type_, file, parameters, "")
     return () if isinstance(parts, Problem) else tuple(part.name for part in parts)
 
 
-def read_parts(parameters: Mapping[str, Any], key: str) -> list[WrittenPart] | Problem:
-    """The parts of a weighted sum, whose names are all different, or what is wrong with them."""
+def _terms(parameters: Mapping[str, Any], key: str) -> Parts:
+    """Of a weighted sum; the names are all different."""
     written = parameters.get("parts")
     if not isinstance(written, Sequence) or isinstance(written, str) or not written:
         remedy = "Write a list: parts: [{type: gsm8k, weight: 1.0}, {type: length_penalty, weight: 0.1, ...}]"
         return Problem(f"{key}.parts", written, "a weighted sum has at least one part", remedy)
-    parts: list[WrittenPart] = []
-    names: set[str] = set()
-    for i, part in enumerate(written):
-        found = _read_part(part, f"{key}.parts[{i}]")
+    parts: list[Part] = []
+    for i, entry in enumerate(written):
+        found = _read(entry, f"{key}.parts[{i}]", ("weight", "name"), "{type: NAME, weight: W, ...parameters}")
         if isinstance(found, Problem):
             return found
-        if found.name in names:
+        weight, name = entry.get("weight", 1.0), str(entry.get("name", found.type))
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            reason = "a weight is a number, and finite"
+            return Problem(f"{found.key}.weight", weight, reason, "Write for example weight: 0.5")
+        if name in [part.name for part in parts]:
             reason = "two parts would report the same metric"
-            return Problem(f"{key}.parts[{i}].name", found.name, reason, "Give one of them another name:")
-        names.add(found.name)
-        parts.append(found)
+            return Problem(f"{found.key}.name", name, reason, "Give one of them another name:")
+        parts.append(found._replace(weight=float(weight), name=name))
     return parts
 
 
-def _read_part(part: object, at: str) -> WrittenPart | Problem:
-    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
-        return Problem(at, part, "a part names its scorer", "Write {type: NAME, weight: W, ...parameters}")
-    weight, name, file = part.get("weight", 1.0), part.get("name", part["type"]), part.get("file")
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-        return Problem(f"{at}.weight", weight, "a weight is a number, and finite", "Write for example weight: 0.5")
+def _routes(parameters: Mapping[str, Any], key: str) -> Parts:
+    """Of a choice by source."""
+    written = parameters.get("routes", DEFAULT_ROUTES)
+    example = "{source: openai/gsm8k, type: gsm8k}"
+    if not isinstance(written, Sequence) or isinstance(written, str) or not written:
+        return Problem(
+            f"{key}.routes", written, "there is no route", f"Write a list: routes: [{example}], or no routes"
+        )
+    parts: list[Part] = []
+    for i, entry in enumerate(written):
+        found = _read(entry, f"{key}.routes[{i}]", ("source",), example)
+        if isinstance(found, Problem):
+            return found
+        source = entry.get("source")
+        sources = [source] if isinstance(source, str) else source
+        if not isinstance(sources, Sequence) or not sources or not all(isinstance(name, str) for name in sources):
+            reason = "a route says for which data_source it is: a name, or a list of names, with * for any text"
+            return Problem(f"{found.key}.source", source, reason, f"Write {example}")
+        parts.append(found._replace(sources=tuple(sources), name=found.type))
+    return parts
+
+
+def _read(entry: object, at: str, own: tuple[str, ...], example: str) -> Part | Problem:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("type"), str):
+        return Problem(at, entry, "a part names its scorer", f"Write {example}")
+    file = entry.get("file")
     if file is not None and not isinstance(file, str):
         return Problem(f"{at}.file", file, "a file is named by its path", "Write file: my_rewards.py")
-    rest = {str(key): value for key, value in part.items() if key not in PART_KEYS}
-    return WrittenPart(float(weight), str(name), part["type"], file, rest)
+    parameters = {str(key): value for key, value in entry.items() if key not in ("type", "file", *own)}
+    return Part(at, entry["type"], file, parameters)
+
+
+COMBINING: Mapping[str, Callable[[Mapping[str, Any], str], Parts]] = {"weighted_sum": _terms, "by_source": _routes}
+"""Scorers made of others -> what reads those."""

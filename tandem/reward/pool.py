@@ -237,9 +237,10 @@ class ScoringPool:
 
 
 def _check_importable(spec: ScorerSpec) -> None:
-    for part in (spec, *(part for _, _, part in spec.parts)):
-        if part.module == "__main__" and part.file is None:
-            raise RewardError(
-                f"reward {part.type!r} is defined in the script that runs, which scoring processes don't import. Move "
-                "it to a file of its own and write file: FILE beside type, or list its module under plugins"
-            )
+    if spec.module == "__main__" and spec.file is None:
+        raise RewardError(
+            f"reward {spec.type!r} is defined in the script that runs, which scoring processes don't import. Move "
+            "it to a file of its own and write file: FILE beside type, or list its module under plugins"
+        )
+    for _, inner in spec.parts:
+        _check_importable(inner)

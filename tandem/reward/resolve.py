@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 from tandem.base.errors import ConfigError, Problem
 from tandem.base.registry import near
 from tandem.base.user_code import import_file, import_problem
-from tandem.reward import scorers as _built_in  # noqa: F401  (registers them)
-from tandem.reward.parts import SUM, read_parts
+from tandem.reward import built_in as _built_in  # noqa: F401  (registers them)
+from tandem.reward.combined import Combined, joint_style
+from tandem.reward.parts import read_parts
 from tandem.reward.registry import REWARDS, ScorerTarget, call_style
-from tandem.reward.scoring import Part, Scorer, ScorerSpec, WeightedSum, bind_target, joint_style
+from tandem.reward.scoring import Scorer, ScorerSpec, bind_target
 from tandem.reward.static import candidate_names, describe
 
 
@@ -39,24 +41,26 @@ def resolve(
     found = problems(type_, file, parameters, plugins)
     if found:
         raise ConfigError(found)
-    if target is not WeightedSum:
+    if not (inspect.isclass(target) and issubclass(target, Combined)):
         packages = _packages(type_) if type_ in REWARDS and REWARDS[type_].target is target else ()
         return ScorerSpec(type_, module.__name__, attribute, call_style(target, type_), path, parameters, packages)
-    parts = read_parts(parameters, "reward_manager")
+    parts = read_parts(type_, file, parameters, "reward_manager")
     assert not isinstance(parts, Problem)
-    resolved = tuple((p.weight, p.name, resolve(p.type, p.file, p.parameters, plugins)) for p in parts)
-    call = joint_style([part.call for _, _, part in resolved])
-    return ScorerSpec(type_, module.__name__, attribute, call, path, parts=resolved)
+    inner = tuple((part, resolve(part.type, part.file, part.parameters, plugins)) for part in parts)
+    call = joint_style([spec.call for _, spec in inner], target.fields)
+    return ScorerSpec(type_, module.__name__, attribute, call, path, parts=inner)
 
 
 def bind(spec: ScorerSpec) -> Scorer:
     """Load the code of ``spec`` here and construct the scorer; what the user's code raises passes through."""
-    if spec.parts:
-        return WeightedSum([Part(weight, name, bind(part)) for weight, name, part in spec.parts])
     for package in spec.packages:
         importlib.import_module(package)
     module = import_file(spec.file) if spec.file is not None else importlib.import_module(spec.module)
-    return bind_target(_load(module, spec.attribute, spec.type), spec.type, spec.parameters)
+    target = _load(module, spec.attribute, spec.type)
+    if not spec.parts:
+        return bind_target(target, spec.type, spec.parameters)
+    combined: Scorer = target([(part, bind(inner)) for part, inner in spec.parts])
+    return combined
 
 
 def problems(
@@ -94,12 +98,12 @@ def problems(
             Problem(f"{key}.type", type_, f"it needs the package {name}", f"Install it: pip install {name}")
             for name in (package.replace("_", "-") for package in missing)
         ]
-    if file is None and type_ == SUM and not found:
-        parts = read_parts(parameters, key)
+    if not found:
+        parts = read_parts(type_, file, parameters, key)
         if isinstance(parts, Problem):
             return [parts]
-        for i, part in enumerate(parts):
-            found += problems(part.type, part.file, part.parameters, plugins, key=f"{key}.parts[{i}]")
+        for part in parts:
+            found += problems(part.type, part.file, part.parameters, plugins, key=part.key)
     return found
 
 

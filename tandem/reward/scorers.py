@@ -9,8 +9,14 @@ from typing import Any, Literal
 
 from tandem.base.errors import DataError
 from tandem.base.procedural import RECIPE, create_task
-from tandem.reward.answers import score_gsm8k, score_math
+from tandem.reward.answers import score_gsm8k
 from tandem.reward.registry import register_reward
+
+
+@register_reward("none")
+def none() -> float:
+    """0 for every answer: nothing is scored. For runs in which only a teacher is learned from."""
+    return 0.0
 
 
 @register_reward("exact")
@@ -34,12 +40,6 @@ def keyword(response: str, *, keyword: str) -> float:
 def gsm8k(response: str, ground_truth: object, *, method: Literal["strict", "flexible"] = "strict") -> float:
     """1 if the answer's number is that of the ground truth, else 0; ``strict`` wants it behind ``#### ``."""
     return score_gsm8k(response, ground_truth, method=method)
-
-
-@register_reward("math", packages=("math_verify",))
-def math(response: str, ground_truth: object) -> float:
-    """1 if the answer equals the ground truth as mathematics (package math-verify), else 0."""
-    return score_math(response, ground_truth)
 
 
 @register_reward("match_fraction")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import math
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.base.errors import TandemError
-from tandem.base.registry import Scope
-from tandem.reward.outcome import Outcome, Sample, Verdict, as_verdict, as_verdicts, failed
-from tandem.reward.registry import REWARDS, CallStyle, ScorerTarget, call_style
+from tandem.reward.outcome import Sample, Verdict, as_verdict, as_verdicts, failed
+from tandem.reward.parts import Part
+from tandem.reward.registry import CallStyle, ScorerTarget, call_style
 
 if TYPE_CHECKING:
     from tandem.columns.proto import DataProto
@@ -28,8 +27,8 @@ class ScorerSpec:
     """Where a scorer's code is and its parameters: plain data, so that another process can make the same scorer.
 
     The code is in ``file`` if given, else in the importable ``module``; ``attribute`` is its name there, empty for an
-    entry known only by its registered ``type``. ``packages`` are imported before the first sample. ``parts`` (weight,
-    metric name, scorer) belong to a weighted sum, whose ``call`` is what they need together.
+    entry known only by its registered ``type``. ``packages`` are imported before the first sample. ``parts`` belong to
+    a scorer that combines others, whose ``call`` is what they need together.
     """
 
     type: str
@@ -39,7 +38,7 @@ class ScorerSpec:
     file: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
-    parts: tuple[tuple[float, str, ScorerSpec], ...] = ()
+    parts: tuple[tuple[Part, ScorerSpec], ...] = ()
 
 
 class Scorer(ABC):
@@ -90,55 +89,6 @@ class BatchScorer(Scorer):
             return as_verdicts(await values if self.call.is_async else values, len(samples))
         except Exception as error:
             return [failed(describe_error(error))] * len(samples)
-
-
-class Part(NamedTuple):
-    """One term of a weighted sum."""
-
-    weight: float
-    name: str
-    scorer: Scorer
-
-
-@REWARDS.register("weighted_sum", scope=Scope.SEQUENCE, packages=())
-class WeightedSum(Scorer):
-    """The sum of ``weight`` times the score of each part.
-
-    YAML: ``parts: [{type: NAME, weight: W, name: METRIC, file: FILE, ...parameters}, ...]``; ``weight`` is 1 and
-    ``name`` is the type where they are not written. Each part's score becomes a metric under its name, and the weighted
-    scores are the components of the reward. A sample is scored only if every part scored it.
-    """
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        super().__init__(joint_style([part.scorer.call for part in parts]))
-        self._parts = parts
-
-    async def score(self, sample: Sample) -> Verdict:
-        return self._total([await part.scorer.score(sample) for part in self._parts])
-
-    async def score_batch(self, data: DataProto | None, samples: Sequence[Sample]) -> list[Verdict]:
-        columns = [await part.scorer.score_batch(data, samples) for part in self._parts]
-        return [self._total(row) for row in zip(*columns, strict=True)]
-
-    def _total(self, verdicts: Sequence[Verdict]) -> Verdict:
-        metrics: dict[str, float] = {}
-        terms: list[float] = []
-        for part, verdict in zip(self._parts, verdicts, strict=True):
-            if verdict.outcome is not Outcome.SCORED:
-                return Verdict(math.nan, verdict.outcome, f"{part.name}: {verdict.reason}")
-            terms.append(part.weight * verdict.reward)
-            metrics[part.name] = verdict.reward
-            metrics.update({f"{part.name}/{key}": number for key, number in verdict.metrics.items()})
-        total = sum(terms)
-        if not math.isfinite(total):
-            return failed(f"the weighted sum is {total}")
-        return Verdict(total, metrics=metrics, components=tuple(terms))
-
-
-def joint_style(calls: Sequence[CallStyle]) -> CallStyle:
-    """What scorers need together: all their fields; a batch, or to be awaited, where any does."""
-    fields = tuple(dict.fromkeys(name for call in calls for name in call.fields))
-    return CallStyle(fields, any(call.is_batch for call in calls), any(call.is_async for call in calls))
 
 
 def bind_target(target: ScorerTarget, name: str, parameters: Mapping[str, Any]) -> Scorer:

@@ -10,7 +10,7 @@ from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
 from tandem.roles.critic import Critic
-from tandem.train.objective import Objective, PolicyObjective
+from tandem.train.objective import Distillation, Objective, PolicyObjective
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ def policy_objective(config: Config) -> PolicyObjective:
     """The objective that the config describes."""
     algorithm = config.algorithm
     norm = algorithm.loss_scale_factor
-    in_loss = algorithm.kl.where == "loss"
+    in_loss, teaching = algorithm.kl.where == "loss", algorithm.distillation
+    learned = teaching is not None and teaching.coef > 0
     return PolicyObjective(
         policy_loss=algorithm.policy_loss.type,
         parameters=algorithm.policy_loss.parameters,
@@ -38,6 +39,9 @@ def policy_objective(config: Config) -> PolicyObjective:
         kl_type=algorithm.kl.type,
         kl_coef=algorithm.kl.coef if in_loss else 0.0,
         entropy_coef=algorithm.entropy_coef,
+        distillation=Distillation(teaching.type, teaching.parameters, teaching.coef, teaching.only)
+        if teaching is not None and learned
+        else None,
     )
 
 

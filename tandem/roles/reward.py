@@ -11,7 +11,7 @@ import torch
 
 from tandem.base.deadline import Deadline
 from tandem.columns.proto import DataProto
-from tandem.config.schema import RewardConfig
+from tandem.config.schema import NO_REWARD, RewardConfig
 from tandem.models.tokenizer import load_tokenizer
 from tandem.reward.inline import InlineScoring
 from tandem.reward.job import Handle
@@ -109,7 +109,7 @@ def build_reward_manager(
         tokenizer = load_tokenizer(root.actor_rollout_ref.model.tokenizer)
     scoring: Scoring = (
         InlineScoring(bind(spec))
-        if inline
+        if inline or config.type == NO_REWARD
         else ScoringPool(spec, workers=config.workers, deadline_s=config.timeout_s, tokenizer=tokenizer)
     )
     components = component_names(config.type, config.file, config.parameters)

@@ -128,10 +128,10 @@ class Rollout:
         return request(key, prompt, self._filling.sampling.n, self._filling.seed, "sample", *ticket)
 
     def _draw(self, ticket: Ticket) -> Prompt:
+        """A function of the ticket, whichever engine asks, and whether or not another has asked before."""
         if ticket.attempt > 0:
             return self._source.refill(*ticket)
-        (prompt,) = self._source.take(1)
-        return prompt
+        return self._source.draw(ticket.partition * self._gate.tickets + ticket.place)
 
     def _store(self, ticket: Ticket, pending: dict[Ticket, Pending], output: GroupOutput) -> None:
         """Put a finished group into the plane and have it scored while others are generated."""

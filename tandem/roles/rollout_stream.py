@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from tandem.base.errors import DeadlineError, TandemError
+from tandem.base.errors import DeadlineError, EngineDiedError, TandemError
 from tandem.dataflow.draws import Draws
 from tandem.dataflow.gate import Closed
 from tandem.dataflow.gatekeeper import GateKeeper
@@ -22,9 +22,10 @@ from tandem.reward.outcome import Scores
 from tandem.roles.occupancy import Occupancy
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import Filling, Pending, Rollout
-from tandem.rollout.protocol import GroupOutput, GroupRequest, Observed, RolloutEngine
+from tandem.rollout.protocol import GroupOutput, GroupRequest, Mortal, Observed, RolloutEngine
 
 _TICK_S = 0.05  # between looks at scorings while the engine has nothing to do
+_LEAVE_S = 10.0  # for a loop whose engine has died to hand its tickets on
 
 OnWeightUpdate = Literal["wait", "abort", "keep"]
 
@@ -36,6 +37,9 @@ class StreamingRollout(Rollout):
     gate (unblocked by a publication), for the engine's next group, and for scorings; all of these end with ``stop``. An
     error in it is kept and raised to whoever calls ``check``. ``partial`` says what becomes of a group that the engine
     aborts: it goes on from its tokens, or begins again with the same seeds.
+
+    When the engine dies the loop leaves the gate at once, so that others get the groups that it owed, and ends after
+    the scorings that are under way.
     """
 
     def __init__(
@@ -62,6 +66,8 @@ class StreamingRollout(Rollout):
         self._scores: defaultdict[int, list[Scores]] = defaultdict(list)
         self._again: deque[GroupRequest] = deque()
         self._stopping = threading.Event()
+        self._left = threading.Event()
+        self._resting = self._calling = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -78,8 +84,22 @@ class StreamingRollout(Rollout):
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
+    def rest(self, seconds: float) -> None:
+        """Ask for no ticket until ``work``; returns once nothing is generated, so that the engine can sleep."""
+        self._resting = True
+        self._keeper.wake()
+        if not self._keeper.wait(seconds, lambda: not self._calling or self.error is not None):
+            raise DeadlineError(f"waited {seconds:g} s for {self.name} to finish what it generates and rest")
+
+    def work(self) -> None:
+        """Ask for tickets again."""
+        self._resting = False
+        self._keeper.wake()
+
     def check(self) -> None:
-        """Raise what ended the loop, if anything did."""
+        """Raise what ended the loop, if anything did; of a dead engine once its tickets are others'."""
+        if isinstance(self.error, EngineDiedError):
+            self._left.wait(_LEAVE_S)
         if self.error is not None:
             raise self.error
         if not self._thread.is_alive() and not self._stopping.is_set() and self._pending:
@@ -88,6 +108,14 @@ class StreamingRollout(Rollout):
     def drain(self, seconds: float) -> bool:
         """Wait until no sample is being generated; admit nothing meanwhile. Whether that was reached."""
         return self._keeper.wait(seconds, lambda: self._generating == 0 or self.error is not None)
+
+    def leave(self) -> None:
+        """Make sure that the gate gives nothing to a loop whose engine has died."""
+        if self._thread.is_alive() and self._left.wait(_LEAVE_S):
+            return
+        if not self._left.is_set():
+            self._keeper.leave(self.name)
+            self._left.set()
 
     def take_scores(self, partition: int) -> list[Scores]:
         """The scorings of a partition that is over, those of dropped groups too."""
@@ -100,6 +128,24 @@ class StreamingRollout(Rollout):
 
     def _run(self) -> None:
         try:
+            try:
+                self._serve()
+            except EngineDiedError as error:
+                self.error = error
+                self._bequeath()
+        except BaseException as error:  # handed to the thread that trains
+            self.error = error
+        finally:
+            self._keeper.wake()
+
+    def _serve(self) -> None:
+        """One call of the engine after the other, a rest in between."""
+        while not self._stopping.is_set():
+            if self._resting:
+                self._watch_engine()
+                self._keeper.wait(_TICK_S)
+                continue
+            self._calling = True
             for output in self.engine.generate(self._stream(), self._filling.sampling):
                 self._generating -= 1
                 if output.aborted:
@@ -107,10 +153,17 @@ class StreamingRollout(Rollout):
                 else:
                     self._keep(output)
                 self._settle_done()
-        except BaseException as error:  # handed to the thread that trains
-            self.error = error
-        finally:
+            self._calling = False
             self._keeper.wake()
+
+    def _bequeath(self) -> None:
+        """The engine is dead: its tickets go to others but for those whose groups are there and being scored."""
+        self._pending = {ticket: group for ticket, group in self._pending.items() if group.handle is not None}
+        self._keeper.leave(self.name, self._pending.keys())
+        self._left.set()
+        while self._pending and not self._stopping.is_set():
+            self._settle_done()
+            self._idle()
 
     def _keep(self, output: GroupOutput) -> None:
         ticket = self._by_key.pop(output.request.key)
@@ -127,17 +180,23 @@ class StreamingRollout(Rollout):
                 self._generating += 1
                 yield self._again.popleft()
                 continue
-            ticket = self._gate.admit(self.name, time.monotonic())
+            ticket = None if self._resting else self._gate.admit(self.name, time.monotonic())
             if isinstance(ticket, Ticket):
                 self._generating += 1
                 self.occupancy.begin(ticket)
                 yield self._ask(ticket, self._pending, self._by_key)
             elif self._generating:
                 yield None
-            elif ticket.exhausted and not self._pending:
+            elif self._resting and not self._pending:
                 return
-            else:
+            else:  # also when all tickets are given out: one may come back
+                self._watch_engine()
                 self._idle()
+
+    def _watch_engine(self) -> None:
+        """Raise if the engine has died while nobody asked it for anything."""
+        if isinstance(self.engine, Mortal):
+            self.engine.check()
 
     def _idle(self) -> None:
         """Nothing is generated and no ticket is free: wait for a scoring, or for the gate."""
@@ -162,10 +221,18 @@ class UpdatedStream:
     """
 
     def __init__(self, stream: StreamingRollout, gate: GateKeeper, on_update: OnWeightUpdate, drain_s: float) -> None:
+        self.name = stream.name
         self._stream, self._gate, self._on_update, self._drain_s = stream, gate, on_update, drain_s
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
         """Hand ``weights`` to the engine. Raises ``DeadlineError`` where generation doesn't end in time."""
+        try:
+            return self._load(weights, version)
+        except TandemError:
+            self._stream.check()  # what ended the loop is the reason
+            raise
+
+    def _load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
         stream, engine = self._stream, self._stream.engine
         if self._on_update == "wait":
             self._gate.pause(stream.name, f"it finishes what it has before weights version {version}")
@@ -192,7 +259,7 @@ class UpdatedStream:
         return engine.applied_s if isinstance(engine, Observed) else 0.0
 
 
-def cause_of_stall(plane: DataPlane, gate: GateKeeper, rollouts: list[StreamingRollout], partition: int) -> str:
+def cause_of_stall(plane: DataPlane, gate: GateKeeper, rollouts: Iterable[StreamingRollout], partition: int) -> str:
     """Why a partition isn't ready, in words: what is unfilled, who is paused, which version the gate awaits."""
     causes = []
     status = plane.status().partitions

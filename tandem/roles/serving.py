@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import Protocol
 
 from tandem.base.errors import ContractError, DeadlineError
 from tandem.columns.proto import DataProto
+from tandem.columns.ragged import Ragged
 from tandem.models.causal_lm import CausalLM
 from tandem.models.weights import copy_weights
 from tandem.roles.stages import BatchStage
-from tandem.train.protocol import TrainEngine, logprobs_and
+from tandem.train.protocol import TrainEngine, Wanted, logprobs_and
+from tandem.weights.sync import Weights
 
 
 def _nothing(partition: int) -> None:
@@ -39,32 +40,63 @@ class ServingRole:
         return tuple(name for stage in self.stages for name in stage.gives)
 
 
+class Scorer(Protocol):
+    """A model that only scores, wherever it is."""
+
+    def keep(self, weights: Weights) -> Weights:
+        """``weights`` (Hugging Face names) as they are now, to be put in place later."""
+
+    def place(self, weights: Weights) -> None:
+        """Score with these weights from now on."""
+
+    def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
+        """See ``TrainEngine.forward``."""
+
+
+class LocalScorer:
+    """A ``Scorer`` in this process: ``engine`` runs ``model``."""
+
+    def __init__(self, model: CausalLM, engine: TrainEngine) -> None:
+        self._model, self._engine = model, engine
+
+    def keep(self, weights: Weights) -> Weights:
+        """See ``Scorer``; a copy."""
+        return [(name, tensor.detach().clone()) for name, tensor in weights]
+
+    def place(self, weights: Weights) -> None:
+        """See ``Scorer``."""
+        copy_weights(self._model, weights)
+
+    def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
+        """See ``Scorer``."""
+        return self._engine.forward(batch, want)
+
+
 class ForwardModel:
     """Weights of its own that follow the actor's: the actor_fwd and reference roles.
 
     ``load`` may come at any time and only keeps the newest weights beside; ``adopt`` puts them in place, so that one
-    partition is scored by one version. ``engine`` runs ``model``; ``version`` is the one in place. Only versions that
-    ``every`` divides are taken (None: none is).
+    partition is scored by one version. ``version`` is the one in place. Only versions that ``every`` divides are taken
+    (None: none is).
     """
 
-    def __init__(self, name: str, model: CausalLM, engine: TrainEngine, *, version: int, every: int | None = 1) -> None:
+    def __init__(self, name: str, scorer: Scorer, *, version: int, every: int | None = 1) -> None:
         self.name = name
         self._every = every
         self.version = version
-        self._model = model
-        self._engine = engine
-        self._newest: tuple[int, dict[str, torch.Tensor]] | None = None
+        self._scorer = scorer
+        self._newest: tuple[int, Weights] | None = None
         self._arrived = threading.Condition()
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Keep a copy of ``weights`` (Hugging Face names) as ``version``, if it is one of those to be taken."""
+    def load(self, weights: Weights, version: int) -> None:
+        """Keep ``weights`` (Hugging Face names) as ``version``, if it is one of those to be taken."""
         if self._every is None or version % self._every:
             return
-        copies = {name: tensor.detach().clone() for name, tensor in weights}
+        kept = self._scorer.keep(weights)
         with self._arrived:
             if self._newest is not None and version < self._newest[0]:
                 raise ContractError(f"{self.name} was sent version {version} after {self._newest[0]}")
-            self._newest = version, copies
+            self._newest = version, kept
             self._arrived.notify_all()
 
     def adopt(self, oldest: int, newest: int, seconds: float) -> None:
@@ -81,14 +113,14 @@ class ForwardModel:
             kept, self._newest = self._newest, None
         if kept is not None:
             version, weights = kept
-            copy_weights(self._model, weights.items())
+            self._scorer.place(weights)
             self.version = version
         if self.version > newest:
             raise ContractError(f"{self.name} holds version {self.version}, the partition admits at most {newest}")
 
     def logprobs(self, batch: DataProto, column: str, *, squares: bool = False) -> DataProto:
         """The batch with log-probs of its responses as ``column``; with ``squares`` also with ``sum_pi_squared``."""
-        found = self._engine.forward(batch, logprobs_and(squares))
+        found = self._scorer.forward(batch, logprobs_and(squares))
         return batch.union(DataProto({column: found.pop("logprobs"), **found}))
 
     def _held(self) -> int:

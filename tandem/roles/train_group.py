@@ -52,6 +52,9 @@ class RankHandle(Protocol):
     def submit(self, method: str, *args: Any) -> Reply:
         """Call a method of the ``TrainRank`` by name. Must not wait for the result, unless this is the only rank."""
 
+    def check(self) -> None:
+        """Raise ``DiedError`` if the rank is gone; returns at once."""
+
 
 class Done:
     """A result that is there."""
@@ -76,6 +79,9 @@ class LocalRank:
     def submit(self, method: str, *args: Any) -> Reply:
         """See ``RankHandle.submit``."""
         return Done(getattr(self.rank, method)(*args))
+
+    def check(self) -> None:
+        """It is where this is asked."""
 
 
 class TrainGroup:
@@ -151,6 +157,14 @@ class TrainGroup:
         """Let ``tag`` be the base model, the adapters switched off: no copy is made."""
         self.call("tag_base", tag)
 
+    def load_tag(self, tag: str, path: str, trust_remote_code: bool = False) -> None:
+        """Fill ``tag`` from a model of the actor's architecture: a folder that every rank sees, or a hub id."""
+        self.call("load_tag", tag, path, trust_remote_code)
+
+    def load_beside(self, name: str, path: str, dtype: str = "float32", trust_remote_code: bool = False) -> None:
+        """Bring another model onto the ranks, of any architecture; ``forward`` finds it as the tag ``name``."""
+        self.call("load_beside", name, path, dtype, trust_remote_code)
+
     def copy_tag(self, source: str, target: str) -> None:
         """Make ``target`` equal to the saved tag ``source``."""
         self.call("copy_tag", source, target)
@@ -205,6 +219,11 @@ class TrainGroup:
     def status(self) -> list[RankStatus]:
         """Where each rank is. Raises ``RankError`` for one that is gone."""
         return self._all("status")
+
+    def check(self) -> None:
+        """Raise what ended a rank, if anything did; returns at once, whatever the ranks are doing."""
+        for rank in self._ranks:
+            rank.check()
 
     # --- calls -------------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from tandem.base.errors import ContractError
+from tandem.base.errors import ContractError, DataError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.models.fingerprint import fingerprint, joined
+from tandem.models.loading import ComputeType, load_causal_lm, load_model
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
 from tandem.train.engine import FsdpEngine
@@ -53,12 +54,18 @@ class TrainRank:
         self.weights = WeightStore(engine.shards())
         self._rank = rank
         self._exported: Iterator[tuple[str, torch.Tensor]] = iter(())
-        self._base: str | None = None
+        self._loaded: set[str] = set()
+        self._beside: dict[str, FsdpEngine] = {}
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
     def forward(self, batch: DataProto, want: Sequence[Wanted], tag: str) -> dict[str, Ragged]:
-        """``TrainEngine.forward`` under the weights ``tag``; the actor's are back afterwards."""
+        """``TrainEngine.forward`` under the weights ``tag``; the actor's are back afterwards.
+
+        ``tag`` may also be a model of its own that ``load_beside`` brought.
+        """
+        if tag in self._beside:
+            return self._beside[tag].forward(batch, want)
         with self.weights.using(tag):
             return self.engine.forward(batch, want)
 
@@ -83,6 +90,20 @@ class TrainRank:
         if not self.engine.has_adapters:
             raise ContractError(f"{tag!r} can't be the base: the model has no adapters; save a copy of its weights")
         self.weights.define(tag, self.engine.without_adapters)
+
+    def load_tag(self, tag: str, path: str, trust_remote_code: bool) -> None:
+        """Fill ``tag`` from a model of the actor's architecture. Checkpoints leave it out: it is where it came from."""
+        try:
+            whole = dict(load_model(path, trust_remote_code=trust_remote_code).named_parameters())
+            self.weights.put(tag, self.engine.shards_of(whole))
+        except ContractError as error:
+            raise DataError(f"the model {path!r} can't take the actor's place as {tag!r}: {error}") from error
+        self._loaded.add(tag)
+
+    def load_beside(self, name: str, path: str, dtype: ComputeType, trust_remote_code: bool) -> None:
+        """Bring another model onto the ranks, for forwards as ``name``; it takes turns with the actor."""
+        model = load_causal_lm(path, dtype=dtype, trust_remote_code=trust_remote_code)
+        self._beside[name] = self.engine.beside(model)
 
     def copy_tag(self, source: str, target: str) -> None:
         """Make ``target`` equal to the saved tag ``source``."""
@@ -117,23 +138,17 @@ class TrainRank:
         Ranks after the first only take part in the gathering and give None.
         """
         self.require_actor("take a fingerprint")
-        own = self._fingerprint(part)
-        beside = self.base_fingerprint() if part == "adapter" else None
-        return own if own is None or beside is None else joined(own, beside)
-
-    def base_fingerprint(self) -> str | None:
-        """Of the weights beside the adapters, which never change. None on ranks after the first."""
-        if self._base is None:
-            self._base = self._fingerprint("base")
-        return self._base
-
-    def _fingerprint(self, part: Exported) -> str | None:
+        beside = (self.base_fingerprint(),) if part == "adapter" else ()
         exported = self.engine.export(part)
         if self._rank == 0:
-            return fingerprint(exported)
+            return joined(fingerprint(exported), *beside)
         for _ in exported:
             pass
         return None
+
+    def base_fingerprint(self) -> str:
+        """Of the weights beside the adapters, which never change."""
+        return self.engine.base_fingerprint()
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -155,8 +170,8 @@ class TrainRank:
 
     def _state(self) -> dict[str, Any]:
         """Sharded tensors and numbers; ``old_actor`` is not among them, for it ends with its step."""
-        saved = self.weights.state_dict()
-        tags = {tag: self.engine.as_sharded(copies) for tag, copies in saved.items() if tag != OLD_ACTOR}
+        saved, kept_out = self.weights.state_dict(), {OLD_ACTOR, *self._loaded}
+        tags = {tag: self.engine.as_sharded(copies) for tag, copies in saved.items() if tag not in kept_out}
         return {"actor": self.engine.state_dict(), "tags": tags}
 
     # --- turns and health --------------------------------------------------------------------------------------------

@@ -92,6 +92,12 @@ class Connection:
             with self._news:
                 self._wait(lambda: self._ready, "its start", Deadline(self._patience.start_s))
 
+    @property
+    def ready(self) -> bool:
+        """Whether the process takes orders. Raises what its start raised."""
+        self.check("its start")
+        return self._ready
+
     def check(self, awaited: str) -> None:
         """Raise if the process has ended or was given up; ``awaited`` is for the message."""
         with self._news:

@@ -69,6 +69,10 @@ class HostedEngine:
         """Return once the engine can generate. Raises what its start raised, such as ``DataError`` for no model."""
         self._link.wait_until_ready()
 
+    def is_ready(self) -> bool:
+        """See ``Mortal``."""
+        return self._link.ready
+
     def check(self) -> None:
         """Raise if the process has ended or was given up; for whoever waits for something else meanwhile."""
         self._link.check("nothing in particular")

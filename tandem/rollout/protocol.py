@@ -146,6 +146,20 @@ class RolloutEngine(Protocol):
 
 
 @runtime_checkable
+class Mortal(Protocol):
+    """An engine in a process that may die while nobody asks it for anything."""
+
+    def is_ready(self) -> bool:
+        """Whether it has started. Raises what its start raised: no property, which ``isinstance`` would look at."""
+
+    def check(self) -> None:
+        """Raise ``EngineDiedError`` if the process has ended; returns at once."""
+
+    def close(self) -> None:
+        """End the process."""
+
+
+@runtime_checkable
 class Observed(Protocol):
     """What an engine may tell besides, for health checks and measurements."""
 

@@ -78,6 +78,8 @@ def _check_estimator(config: Config, entries: Entries) -> Iterator[Problem]:
     if entry is None:
         return
     yield from check_parameters(ESTIMATOR, "advantage estimator", name, entries.advantage_parameters, entry.signature)
+    if not entries.estimates:
+        return
     if n == 1 and entry.traits.get("group_baseline"):
         reason = f"{name} compares the samples of a prompt with each other: with one sample every advantage is 0"
         yield Problem(f"{ROLLOUT}.n", n, reason, "Write 2 or more, or an estimator without a group baseline")
@@ -103,9 +105,14 @@ def _check_kl(config: Config) -> Iterator[Problem]:
     if kl.where == "off" and kl.coef not in (0, KlConfig.model_fields["coef"].default):
         reason = "a KL that is off has no weight"
         yield Problem("algorithm.kl.coef", kl.coef, reason, "Write algorithm.kl.in: loss or reward, or remove it")
+    yield from check_reference(config)
+
+
+def check_reference(config: Config) -> Iterator[Problem]:
+    """Whether there is a reference to refresh."""
     interval = config.actor_rollout_ref.ref.update_interval
     if interval is not None and not uses_reference(config):
-        reason = "there is no reference policy to refresh: no KL is asked for"
+        reason = "there is no reference policy to refresh: nothing compares with one"
         remedy = "Remove it, or write algorithm.kl.in: loss with a coefficient above 0"
         yield Problem("actor_rollout_ref.ref.update_interval", interval, reason, remedy)
 
@@ -135,10 +142,9 @@ def _check_groups(config: Config, entries: Entries) -> Iterator[Problem]:
     key, value = "execution.train_pipelining", execution.train_pipelining
     adaptive = Scope.PARTITION if config.algorithm.kl.controller == "adaptive" else Scope.TOKEN
     wide = {
-        f"{ESTIMATOR} {advantage_name(config)}": Scope.TOKEN if entries.advantage is None else entries.advantage.scope,
-        f"{LOSS} {config.algorithm.policy_loss.type}": Scope.TOKEN
-        if entries.policy_loss is None
-        else entries.policy_loss.scope,
+        f"{ESTIMATOR} {advantage_name(config)}": _scope(entries.advantage if entries.estimates else None),
+        f"{LOSS} {config.algorithm.policy_loss.type}": _scope(entries.policy_loss),
+        "algorithm.distillation": _scope(entries.distillation),
         "algorithm.kl.controller adaptive": adaptive,
         "algorithm.rollout_correction": correction_scope(config),
     }
@@ -150,10 +156,17 @@ def _check_groups(config: Config, entries: Entries) -> Iterator[Problem]:
         )
 
 
+def _scope(entry: Entry[Any] | None) -> Scope:
+    """Of an entry that is used; the narrowest where none is."""
+    return Scope.TOKEN if entry is None else entry.scope
+
+
 def _check_columns(config: Config, entries: Entries) -> Iterator[Problem]:
     stages = plan_stages(config, entries)
     known = {*columns_known(stages), *COMPUTED_IN_TRAINING, "values", "tis_weights"}
     for stage in stages:
+        if stage.role == "critic" and not entries.estimates:
+            continue  # a critic without rewards is refused as such
         for name in stage.needs:
             if name not in known:
                 yield _orphan(config, stage, name)

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from tandem.base.errors import Problem
 from tandem.config.model import CriticConfig
 from tandem.config.schema import Config
-from tandem.topology.checks_model import check_adapters, read_checked
+from tandem.topology.checks_adapters import check_adapters
+from tandem.topology.checks_model import read_checked
 from tandem.topology.checks_trainer import check_schedule
 from tandem.topology.plan_batch import BatchPlan, longest_sequence
-from tandem.topology.plan_critic import critic_epochs, critic_token_budget
+from tandem.topology.plan_critic import critic_epochs, critic_model, critic_token_budget
 from tandem.topology.plan_model import ModelFacts
 
 MODEL = "critic.model"
@@ -29,6 +30,11 @@ def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None) -> 
     if config.critic.model is not None:
         yield from check_adapters(MODEL, config.critic.model, facts)
         yield from _check_context(config, facts)
+    start = critic_model(config)
+    if start.adapter_path is not None:
+        reason = "a critic can't start from an adapter, which was trained for the head of a language model"
+        remedy = f"Write critic.model: {{path: {start.path}, lora_rank: 16}}"
+        yield Problem(f"{MODEL}.adapter_path", start.adapter_path, reason, remedy)
     yield from _check_warmup(config, batch)
     yield from _check_budget(config)
     yield from _check_exact(config)

@@ -28,23 +28,28 @@ COUNTED_BYTES = 1 << 26
 def check_data(config: Config) -> Iterator[Problem]:
     """Training and held-out prompts."""
     data = config.data
+    yield from check_given(data)
+    keys = _column_keys(data)
+    yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row)
+    yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row)
+    yield from check_overlap(data.train_files, data.val_files)
+    if data.reasoning_gym is not None:
+        yield from _check_task(data.reasoning_gym)
+        if data.val_files:
+            reason = "the held-out prompts of a procedural task are further questions of it"
+            yield Problem("data.val_files", data.val_files, reason, "Leave it out")
+
+
+def check_given(data: DataConfig) -> Iterator[Problem]:
+    """Where rows come from, and how a prompt is made of one."""
     ways = {
         "train_files": bool(data.train_files),
         "reasoning_gym": data.reasoning_gym is not None,
         "source": data.source is not None,
     }
     yield from _check_one_way(ways)
-    keys = _column_keys(data)
-    yield from _check_files("data.train_files", data.train_files, keys, data.on_bad_row)
-    yield from _check_files("data.val_files", data.val_files, keys, data.on_bad_row)
-    yield from _check_overlap(data.train_files, data.val_files)
     if data.template is not None:
         yield from _check_template(data.template)
-    if data.reasoning_gym is not None:
-        yield from _check_task(data.reasoning_gym)
-        if data.val_files:
-            reason = "the held-out prompts of a procedural task are further questions of it"
-            yield Problem("data.val_files", data.val_files, reason, "Leave it out")
     if data.source is not None:
         yield from _check_source(data.source)
     if data.system_prompt is not None and not data.chat:
@@ -61,9 +66,9 @@ def check_sft_data(config: SftConfig) -> Iterator[Problem]:
     keys = [("data.prompt_key", data.prompt_key), ("data.response_key", data.response_key)]
     if data.messages_key is not None:
         keys = [("data.messages_key", data.messages_key)]
-    yield from _check_files("data.train_files", data.train_files, keys, data.on_bad_row)
-    yield from _check_files("data.val_files", data.val_files, keys, data.on_bad_row)
-    yield from _check_overlap(data.train_files, data.val_files)
+    yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row)
+    yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row)
+    yield from check_overlap(data.train_files, data.val_files)
 
 
 def count_rows(files: Sequence[str]) -> int | None:
@@ -92,15 +97,15 @@ def _column_keys(data: DataConfig) -> list[tuple[str, str]]:
     if data.template is None:
         keys.append(("data.prompt_key", data.prompt_key))
     else:
-        keys += [("data.template", name) for name in _template_columns(data.template)]
+        keys += [("data.template", name) for name in template_columns(data.template)]
     named = {"answer_key": data.answer_key, "uid_key": data.uid_key, "data_source_key": data.data_source_key}
     return [*keys, *((f"data.{key}", name) for key, name in named.items() if name is not None)]
 
 
-def _template_columns(template: str) -> list[str]:
+def template_columns(template: str | None) -> list[str]:
     """The columns that a template names; what is none or can't be parsed is reported by ``_check_template``."""
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        names = [name for _, name, _, _ in string.Formatter().parse(template or "") if name is not None]
         return [name for name in dict.fromkeys(names) if name.isidentifier()]
     except ValueError:
         return []
@@ -129,7 +134,8 @@ def _check_one_way(ways: dict[str, bool]) -> Iterator[Problem]:
         yield Problem(chosen[1], "...", f"the training data come from {chosen[0]} already", "Keep one of the two")
 
 
-def _check_files(key: str, files: Sequence[str], columns: Columns, on_bad_row: str) -> Iterator[Problem]:
+def check_files(key: str, files: Sequence[str], columns: Columns, on_bad_row: str) -> Iterator[Problem]:
+    """Whether each file can be read and its first rows have the columns."""
     for index, name in enumerate(files):
         at = f"{key}[{index}]"
         try:
@@ -154,6 +160,8 @@ def _check_columns(rows: Sequence[Row], columns: Columns) -> Iterator[Problem]:
         errors = [error for row in rows if (error := _lacks(row, column)) is not None]
         if len(errors) == len(rows):
             remedy = "Write a column of the file" + (", or null for none" if key == "data.answer_key" else "")
+            if rows[0].values.keys() >= {"chosen", "rejected"}:
+                remedy += "; to learn from its preferences use tandem train with algorithm.policy_loss.type: dpo"
             yield Problem(key, column, f"{rows[0].table}: {str(errors[0]).partition(': ')[2]}", remedy)
 
 
@@ -165,7 +173,8 @@ def _lacks(row: Row, column: str) -> RowError | None:
     return None
 
 
-def _check_overlap(train: Sequence[str], held_out: Sequence[str]) -> Iterator[Problem]:
+def check_overlap(train: Sequence[str], held_out: Sequence[str]) -> Iterator[Problem]:
+    """Whether a file is both trained on and held out."""
     resolved = {Path(name).expanduser().resolve() for name in train}
     for index, name in enumerate(held_out):
         if Path(name).expanduser().resolve() in resolved:

@@ -8,6 +8,8 @@ from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.topology.plan_batch import longest_sequence, mini_batch_prompts, sub_batches
 from tandem.topology.plan_placement import REFERENCE_NAMES, Placement, choose_runtime, deployed_roles
+from tandem.topology.plan_preference import samples_per_prompt
+from tandem.topology.plan_teacher import TEACHER, uses_teacher
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -40,6 +42,12 @@ def _check_roles(config: Config) -> Iterator[Problem]:
             yield Problem(
                 key, value, f"ref is a tag here: in {mode} it takes turns on the actor's devices", "Remove this entry"
             )
+        elif role == TEACHER and uses_teacher(config):
+            reason = f"the teacher is a tag here: in {mode} it takes turns on the actor's devices"
+            yield Problem(key, value, reason, "Remove this entry")
+        elif role == TEACHER:
+            remedy = "Remove this entry, or write algorithm.distillation"
+            yield Problem(key, value, "nothing is learned from a teacher", remedy)
         elif role == "critic":
             yield Problem(key, value, "there is no critic", "Remove this entry, or write critic.enable: true")
         elif role in REFERENCE_NAMES:
@@ -73,7 +81,7 @@ def _check_devices(config: Config, placed: tuple[Placement, ...]) -> Iterator[Pr
 
 
 def _check_batches(config: Config) -> Iterator[Problem]:
-    actor, prompts, n = config.actor_rollout_ref.actor, config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+    actor, prompts, n = config.actor_rollout_ref.actor, config.data.train_batch_size, samples_per_prompt(config)
     slices = sub_batches(config)
     if prompts % slices:
         reason = f"{P} = {prompts} prompts can't be cut into so many equal sub-batches"

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.base.errors import Problem
-from tandem.base.registry import near
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.models.fetch import DEFAULT_ROOT
-from tandem.topology.plan_adapters import in_a_layer, is_target
+from tandem.topology.plan_adapters import ADAPTER, read_adapter
 from tandem.topology.plan_batch import longest_sequence
 from tandem.topology.plan_model import ModelFacts, looks_like_path, model_folder, offline, read_model
 
@@ -25,6 +24,8 @@ def read_checked(key: str, model: ModelConfig) -> tuple[ModelFacts | None, list[
         [] if named is None or model_folder(named) is not None else list(_missing(f"{key}.tokenizer_path", named))
     )
     if not (folder / "config.json").is_file():
+        if (folder / ADAPTER).is_file():
+            return None, [_adapter_as_model(key, model.path, folder), *tokenizer]
         reason = "the folder has no config.json, so it is no Hugging Face model"
         remedy = "Write the folder that save_pretrained wrote"
         return None, [Problem(f"{key}.path", model.path, reason, remedy), *tokenizer]
@@ -35,6 +36,13 @@ def read_checked(key: str, model: ModelConfig) -> tuple[ModelFacts | None, list[
             Problem(f"{key}.path", model.path, f"its config.json can't be read: {error}", "Mend or save it again"),
             *tokenizer,
         ]
+
+
+def _adapter_as_model(key: str, path: str, folder: Path) -> Problem:
+    """For a folder of PEFT where a model belongs."""
+    base = read_adapter(folder).base or "BASE_MODEL"
+    remedy = f"Write {key}.path: {base} and {key}.adapter_path: {path}"
+    return Problem(f"{key}.path", path, "the folder holds a LoRA adapter, not the model that it belongs to", remedy)
 
 
 def check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
@@ -50,38 +58,6 @@ def check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem]
     room = facts.context - data.max_prompt_length
     remedy = f"Write at most {room}" if room > 0 else f"Lower data.max_prompt_length below {facts.context} first"
     yield Problem("data.max_response_length", data.max_response_length, reason, remedy)
-
-
-def check_adapters(key: str, model: ModelConfig, facts: ModelFacts | None) -> Iterator[Problem]:
-    """Whether LoRA, where it is on, has something to adapt, and can."""
-    dtype = model.lora_base_dtype
-    if dtype != "float32" and not model.trains_adapters:
-        reason = "there are no adapters: what is trained is held in float32"
-        yield Problem(f"{key}.lora_base_dtype", dtype, reason, "Leave it out, or write lora_rank: 16")
-    elif dtype != "float32" and model.dtype == "float32":
-        reason = f"the forward computes in float32 ({key}.dtype), so the weights must be there in float32"
-        yield Problem(f"{key}.lora_base_dtype", dtype, reason, "Write dtype: bfloat16 too, or leave it out")
-    if not model.trains_adapters:
-        return
-    yield from _check_targets(f"{key}.lora_target_modules", model, facts)
-
-
-def _check_targets(key: str, model: ModelConfig, facts: ModelFacts | None) -> Iterator[Problem]:
-    """Whether each target is a module of a layer, as far as the model's files say."""
-    targets = model.lora_target_modules
-    if not targets:
-        yield Problem(key, [], "LoRA with no module to adapt trains nothing", "Write all-linear")
-    if targets == "all-linear" or facts is None or not facts.matrices:
-        return
-    known = sorted({name.rpartition(".")[2] for name in facts.matrices if in_a_layer(name)})
-    for index, target in enumerate(targets):
-        modules = [name for name in facts.matrices if is_target(name, target)]
-        if not modules:
-            hint = near(target, known)
-            yield Problem(f"{key}[{index}]", target, "the model has no such module", f"{hint[0].upper()}{hint[1:]}")
-        elif outside := [name for name in modules if not in_a_layer(name)]:
-            reason = f"{outside[0]} is outside the layers: an embedding or the head can't have an adapter"
-            yield Problem(f"{key}[{index}]", target, reason, f"Take it out; modules of a layer: {', '.join(known)}")
 
 
 def check_exact(config: Config) -> Iterator[Problem]:

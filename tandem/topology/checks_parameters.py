@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -18,16 +18,20 @@ PLAIN = {"int", "float", "bool", "str", "list", "dict", "tuple"}
 
 
 def check_parameters(
-    key: str, kind: str, name: str, written: Mapping[str, Any], signature: Signature
+    key: str, kind: str, name: str, written: Mapping[str, Any], signature: Signature, own: Sequence[str] = ("type",)
 ) -> Iterator[Problem]:
-    """Unknown, missing and wrongly typed parameters of ``{type: name, ...written}`` at ``key``."""
+    """Unknown, missing and wrongly typed parameters of ``{type: name, ...written}`` at ``key``.
+
+    ``own`` are the keys that are no parameters.
+    """
     known = signature.parameters
     for parameter, value in written.items():
         if parameter in known:
             yield from check_type(f"{key}.{parameter}", value, known[parameter])
         elif not signature.accepts_any:
-            hint = near(parameter, [*known, "type"]) if known else "it takes none"
-            hint = hint if hint.startswith("did you mean") else hint.replace(", type", "")
+            hint = near(parameter, [*known, *own])
+            if not hint.startswith("did you mean"):
+                hint = near(parameter, known) if known else "it takes none"
             reason = f"{kind} {name!r} has no parameter {parameter!r}"
             yield Problem(f"{key}.{parameter}", value, reason, hint[0].upper() + hint[1:])
     for declared in known.values():

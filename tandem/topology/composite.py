@@ -15,9 +15,9 @@ from tandem.config.model import ActorRolloutRef as Section
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.models.adapter_spec import AdapterSpec
+from tandem.models.adapters import with_adapters
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, load_model
-from tandem.models.lora import with_adapters
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
 from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
@@ -28,10 +28,12 @@ from tandem.roles.critic import Critic
 from tandem.roles.generation import end_tokens, training_sampling
 from tandem.roles.loss import policy_objective
 from tandem.roles.stages import BatchStage
+from tandem.roles.teachers import TeacherStage
 from tandem.roles.train_group import TrainGroup
 from tandem.rollout.registry import find_engine
-from tandem.topology.plan import Plan, compile_plan
+from tandem.topology.plan import PREFERENCE, Plan, compile_plan
 from tandem.topology.plan_critic import untrained_steps
+from tandem.topology.teachers import check_tokenizers, load_teachers, teacher_stage
 from tandem.train.engine import FsdpEngine
 
 if TYPE_CHECKING:
@@ -51,6 +53,10 @@ def build_actor_rollout_ref(section: Section) -> ActorRolloutRef:
     config = section.root if section.root is not None else Config(actor_rollout_ref=section)
     plan = compile_plan(config)
     problems = [problem for problem in plan.problems if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
+    if plan.loop == PREFERENCE:
+        reason = "it learns from given answers, and this builds a loop that generates them"
+        remedy = "Use `tandem train`, or a loss such as ppo_clip"
+        problems.append(Problem("algorithm.policy_loss.type", config.algorithm.policy_loss.type, reason, remedy))
     if problems:
         raise ConfigError(problems)
     updates = plan.batch.optimizer_steps_in_all
@@ -92,14 +98,12 @@ def build_composite(
     ``critic`` is built before, where one is deployed; without it its stages are left out.
     """
     section, trainer = config.actor_rollout_ref, config.trainer
+    check_tokenizers(config, plan, tokenizer)
     model = load_trainable(section.model, tokenizer, trainer.seed)
-    ranks = TrainGroup.in_process(
-        build_train_engine(config, model, total_updates), deadline_s=config.execution.deadline_s
-    )
-    epochs, untrained = section.actor.ppo_epochs, untrained_steps(config)
-    batching = Batching(plan.batch.mini_batch_prompts, epochs, trainer.seed, untrained)
-    actor = Actor(ranks, batching, keep_reference="ref" in plan.tags, reference_is_base="ref" in plan.base_tags)
-    advantages = AdvantageStage.of(config.algorithm)
+    actor = build_actor(config, plan, model, total_updates)
+    advantages, taught = AdvantageStage.of(config.algorithm), None
+    if plan.teachers and plan.mode != "fully_async":  # there they are roles, with models of their own
+        taught = teacher_stage(config, plan, load_teachers(config, plan, actor.ranks), model)
     return ActorRolloutRef(
         model=model,
         actor=actor,
@@ -115,11 +119,21 @@ def build_composite(
         ),
         tokenizer=tokenizer,
         advantages=advantages,
-        stages=batch_stages(config, plan, actor, advantages, critic),
+        stages=batch_stages(config, plan, actor, advantages, critic, taught),
         objective=policy_objective(config),
         critic=critic,
         seed=trainer.seed,
     )
+
+
+def build_actor(config: Config, plan: Plan, model: CausalLM, total_updates: int) -> Actor:
+    """The actor of one rank in this process, with the tags of ``plan``."""
+    ranks = TrainGroup.in_process(
+        build_train_engine(config, model, total_updates), deadline_s=config.execution.deadline_s
+    )
+    epochs, untrained = config.actor_rollout_ref.actor.ppo_epochs, untrained_steps(config)
+    batching = Batching(plan.batch.mini_batch_prompts, epochs, config.trainer.seed, untrained)
+    return Actor(ranks, batching, keep_reference="ref" in plan.tags, reference_is_base="ref" in plan.base_tags)
 
 
 def build_train_engine(
@@ -141,7 +155,12 @@ def build_train_engine(
 
 
 def batch_stages(
-    config: Config, plan: Plan, actor: Actor, advantages: AdvantageStage, critic: Critic | None = None
+    config: Config,
+    plan: Plan,
+    actor: Actor,
+    advantages: AdvantageStage,
+    critic: Critic | None = None,
+    taught: TeacherStage | None = None,
 ) -> tuple[BatchStage, ...]:
     """What the plan puts between the rewards and the train call, ready to run."""
     squares = any("sum_pi_squared" in stage.gives for stage in plan.stages)
@@ -151,6 +170,8 @@ def batch_stages(
         "advantages": advantages,
         "correction": partial(corrected, config=config.algorithm.correction),
     }
+    if taught is not None:
+        runs["teacher"] = taught
     if critic is not None:
         group = {placement.role: placement.group for placement in plan.placements}
         shared = group["critic"] == group["actor"]

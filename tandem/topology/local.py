@@ -1,26 +1,28 @@
-"""The local runtime: every role in this process, rewards in processes of their own. No Ray."""
+"""From a plan to a session: data, rewards, a runtime, the roles on it, and what connects them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.config.schema import Config
-from tandem.dataflow.source import PromptSource
+from tandem.dataflow.draws import Draws
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.reward import build_reward_manager
-from tandem.roles.rollout import Rollout
-from tandem.topology.composite import build_composite, model_tokenizer
-from tandem.topology.critic import local_critic
-from tandem.topology.local_async import connect_async
-from tandem.topology.local_streaming import connect_streaming
-from tandem.topology.parts import ENGINE, Parts
+from tandem.topology.composite import model_tokenizer
+from tandem.topology.connect_async import connect_async
+from tandem.topology.connect_streaming import connect_streaming
+from tandem.topology.local_runtime import LocalRuntime
+from tandem.topology.parts import Parts
 from tandem.topology.plan import Plan
-from tandem.topology.plan_critic import trained_steps
+from tandem.topology.runtime import Runtime
 from tandem.topology.session import CHECKPOINTS, Progress, Session
+from tandem.topology.shared import connect_shared
 from tandem.topology.sources import held_out_prompts, prompt_source, prompt_tables
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
@@ -46,38 +48,33 @@ def build_session(config: Config, plan: Plan) -> Session:
         )
     progress = Progress(0, source.total_steps(config.data.train_batch_size, config.trainer.total_steps))
     if resumed is not None:
-        _continue(progress, source, config.data.train_batch_size, resumed)
+        continue_from(progress, source, config.data.train_batch_size, resumed)
     rewards = build_reward_manager(
         config.reward_manager, tokenizer=tokenizer, plugins=config.plugins, inline=config.runtime.threads
     )
+    closing = ExitStack()
+    closing.callback(rewards.close)
     try:
-        critic = local_critic(config, tokenizer, progress.last) if config.critic.enable else None
-        updates = trained_steps(config, progress.last) * plan.batch.optimizer_steps
-        composite = build_composite(config, plan, tokenizer, updates, critic)
+        runtime = RUNTIMES[plan.runtime](config, plan)
+        closing.callback(runtime.close)
+        composite = runtime.composite(tokenizer, progress.last)
         if resumed is not None:
             _restore(composite, resumed)
-        return CONNECTORS[plan.mode](Parts(config, plan, composite, source, held_out, rewards, progress))
+        parts = Parts(config, plan, runtime, composite, source, held_out, rewards, progress, closing)
+        return CONNECTORS[plan.runtime, plan.mode](parts)
     except BaseException:
-        rewards.close()
+        closing.close()
         raise
 
 
-def _connect_colocate(parts: Parts) -> Session:
-    """One engine on the actor's own weights, one partition at a time."""
-    composite, plane = parts.composite, parts.plane(1)
-    gate = parts.gate(0)
-    rollout = Rollout(
-        ENGINE, composite.engine, parts.source, parts.rewards, plane, gate, parts.filling(), composite.tokenizer
-    )
-    return parts.session(rollout, plane, 0)
+RUNTIMES: dict[str, Callable[[Config, Plan], Runtime]] = {"local": LocalRuntime}
 
-
-CONNECTORS: dict[str, Callable[[Parts], Session]] = {
-    "colocate": _connect_colocate,
-    "hybrid": connect_streaming,
-    "fully_async": connect_async,
+CONNECTORS: dict[tuple[str, str], Callable[[Parts], Session]] = {
+    ("local", "colocate"): connect_shared,
+    ("local", "hybrid"): connect_streaming,
+    ("local", "fully_async"): connect_async,
 }
-"""Mode -> what connects its roles."""
+"""(Runtime, mode) -> what connects its roles."""
 
 
 def find_checkpoint(config: Config) -> Checkpoint | None:
@@ -91,7 +88,7 @@ def find_checkpoint(config: Config) -> Checkpoint | None:
     return checkpoint.open_checkpoint(Path(resume))
 
 
-def _continue(progress: Progress, source: PromptSource, batch_size: int, saved: Checkpoint) -> None:
+def continue_from(progress: Progress, source: Draws[Any], batch_size: int, saved: Checkpoint) -> None:
     """Put the run and its data where ``saved`` has them."""
     if saved.step > progress.last:
         reason = f"the checkpoint is of step {saved.step}, the run ends at step {progress.last}"

@@ -2,52 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tandem.config.schema import Config
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.source import Prompt, PromptSource
-from tandem.dataflow.store import DataPlane, LocalStore
+from tandem.dataflow.store import DataPlane
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.generation import evaluation_sampling
 from tandem.roles.reward import RewardManager
-from tandem.roles.rollout import Filling, Rollout
+from tandem.roles.rollout import Filling
 from tandem.topology.plan import Plan
-from tandem.topology.session import CHECKPOINTS, Progress, Session
+from tandem.topology.runtime import Runtime
+from tandem.topology.session import CHECKPOINTS, Progress, Session, Tally
 from tandem.train import checkpoint
 
-ENGINE = "rollout-0"
-"""The first rollout engine, in the gate and in messages."""
+S = TypeVar("S", bound=Session)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The roles and facts that exist before a mode connects them."""
+    """The roles and facts that exist before a mode connects them. ``closing`` ends what was started for them."""
 
     config: Config
     plan: Plan
+    runtime: Runtime
     composite: ActorRolloutRef
     source: PromptSource
     held_out: list[Prompt]
     rewards: RewardManager
     progress: Progress
+    closing: ExitStack
 
-    def gate(self, max_staleness: int) -> Gate:
-        """A gate over the steps that are left, with one engine that has loaded nothing yet."""
-        prompts = self.config.data.train_batch_size
-        gate = Gate(prompts, max_staleness, first=self.progress.step, last=self.progress.last)
-        gate.join(ENGINE)
+    def gate(self, max_staleness: int, engines: Sequence[str]) -> Gate:
+        """A gate over the steps that are left, with engines that have loaded nothing yet."""
+        prompts, progress = self.config.data.train_batch_size, self.progress
+        gate = Gate(prompts, max_staleness, first=progress.step, last=progress.last, even=len(engines) > 1)
+        for engine in engines:
+            gate.join(engine)
         return gate
 
-    def plane(self, partitions: int, capacity: int | None = None) -> LocalStore:
-        """A store in this process that holds so many partitions at once."""
+    def ledger(self, partitions: int, capacity: int | None = None) -> Ledger:
+        """The accounts of a data plane that holds so many partitions at once."""
         prompts = self.config.data.train_batch_size
-        ledger = Ledger(
+        return Ledger(
             prompts,
             self.composite.sampling.n,
             capacity=prompts * partitions if capacity is None else capacity,
@@ -55,12 +61,11 @@ class Parts:
             settled_by=("responses", "rewards"),
             first=self.progress.step,
         )
-        return LocalStore(ledger, lease_seconds=self.config.execution.deadline_s)
 
     def filling(self) -> Filling:
         """How groups are drawn and which are kept."""
         algorithm = self.config.algorithm
-        compared = next(stage.needs for stage in self.plan.stages if stage.name == "advantages")
+        compared = {name for stage in self.plan.stages if stage.name == "advantages" for name in stage.needs}
         return Filling(
             self.composite.sampling,
             self.config.trainer.seed,
@@ -70,14 +75,14 @@ class Parts:
             "reward_components" if "reward_components" in compared else "rewards",
         )
 
-    def session(self, rollout: Rollout, plane: DataPlane, max_staleness: int) -> Session:
-        """The handles that every loop needs."""
+    def session(self, kind: type[S], rollout: Tally, plane: DataPlane, max_staleness: int, **handles: Any) -> S:
+        """The handles that every loop needs, and those of this ``kind`` of session."""
         config, progress = self.config, self.progress
-        output_dir = Path(config.trainer.output_dir)
+        output_dir = Path(config.trainer.output_dir).resolve()
         checkpoint.set_aside(output_dir / CHECKPOINTS, progress.step)
         resumed_step = progress.step if progress.step else None
         info = RunInfo(output_dir, progress.last, resumed_step, config.model_dump(mode="json", by_alias=True))
-        return Session(
+        return kind(
             config=config,
             plan=self.plan,
             composite=self.composite,
@@ -90,6 +95,8 @@ class Parts:
             progress=progress,
             max_staleness=max_staleness,
             output_dir=output_dir,
+            closing=self.closing,
+            **handles,
         )
 
 

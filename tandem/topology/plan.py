@@ -13,30 +13,38 @@ from typing import Literal
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import Config
+from tandem.topology.checks_adapters import check_adapters, check_exported, check_pushed
 from tandem.topology.checks_algorithm import check_algorithm
 from tandem.topology.checks_correction import CORRECTION, cut_sampling, readers
 from tandem.topology.checks_critic import check_critic, critic_notes, read_critic
 from tandem.topology.checks_data import check_data, count_rows
 from tandem.topology.checks_execution import check_execution
-from tandem.topology.checks_model import check_adapters, check_context, check_exact, read_checked
+from tandem.topology.checks_model import check_context, check_exact, read_checked
+from tandem.topology.checks_preference import check_preferences, preference_notes
 from tandem.topology.checks_reward import check_reward
+from tandem.topology.checks_teacher import check_teacher, notes_on_teacher
 from tandem.topology.checks_trainer import check_evaluation, check_length, check_schedule, check_trainer
-from tandem.topology.plan_adapters import check_pushed, pushed_part
+from tandem.topology.plan_adapters import pushed_part
 from tandem.topology.plan_batch import BatchPlan, plan_batch
 from tandem.topology.plan_entries import Entries, import_plugins, look_up, unknown_names
 from tandem.topology.plan_later import what_comes_later
 from tandem.topology.plan_memory import MemoryPlan, plan_memory
 from tandem.topology.plan_model import ModelFacts
 from tandem.topology.plan_placement import Placement, choose_runtime, device_groups, placements, train_ranks
+from tandem.topology.plan_preference import learns_preferences
 from tandem.topology.plan_stages import (
-    SOURCE_COLUMNS,
     OldLogprobs,
     Stage,
     old_logprobs_from,
     plan_base_tags,
     plan_stages,
     plan_tags,
+    source_columns,
 )
+from tandem.topology.plan_teacher import Teacher, teachers
+
+PREFERENCE = "preference"
+"""The loop of preference training."""
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -59,6 +67,7 @@ class Plan:
     device_groups: dict[str, int]
     tags: tuple[str, ...]
     base_tags: tuple[str, ...]
+    teachers: tuple[Teacher, ...]
     old_logprobs: OldLogprobs
     pushed: Literal["nothing", "merged", "adapter"]
     source_columns: tuple[str, ...]
@@ -75,13 +84,18 @@ class Plan:
         return tuple(placement.role for placement in self.placements)
 
     @property
+    def loop(self) -> str:
+        """The loop that runs it: that of its mode, or the one for preferences, which generates nothing."""
+        return self.mode if "rollout" in self.roles else PREFERENCE
+
+    @property
     def devices(self) -> int:
         """Devices that the run needs: separate groups need the sum."""
         return sum(self.device_groups.values())
 
     def to_json(self) -> str:
         """The whole plan for machines; values that JSON lacks are written as text."""
-        content = {"kind": "train", "roles": self.roles, "devices": self.devices, **asdict(self)}
+        content = {"kind": "train", "loop": self.loop, "roles": self.roles, "devices": self.devices, **asdict(self)}
         return json.dumps(content, default=repr, ensure_ascii=False, indent=2)
 
     def require_runnable(self) -> None:
@@ -120,9 +134,10 @@ def compile_plan(config: Config) -> Plan:
         device_groups=device_groups(placed),
         tags=tags,
         base_tags=base_tags,
+        teachers=teachers(config),
         old_logprobs=old_logprobs_from(config),
         pushed="nothing" if _shares_weights(config) else pushed_part(config),
-        source_columns=SOURCE_COLUMNS,
+        source_columns=source_columns(entries),
         stages=plan_stages(config, entries),
         batch=batch,
         memory=plan_memory(
@@ -143,12 +158,17 @@ def _contradictions(
     config: Config, entries: Entries, placed: tuple[Placement, ...], facts: ModelFacts | None
 ) -> Iterator[Problem]:
     yield from check_execution(config, placed)
-    yield from check_algorithm(config, entries)
-    yield from check_reward(config)
-    yield from check_data(config)
+    if entries.preference_loss is not None:
+        yield from check_preferences(config, entries.preference_loss)
+    else:
+        yield from check_algorithm(config, entries)
+        yield from check_reward(config)
+        yield from check_teacher(config, entries, facts)
+        yield from check_data(config)
     yield from check_context(config, facts)
     yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
     yield from check_pushed(config)
+    yield from check_exported(config.trainer, config.actor_rollout_ref.model)
     yield from check_exact(config)
     yield from check_evaluation(config)
     yield from check_trainer(config.trainer)
@@ -167,7 +187,10 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
     if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
         yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
-    if cut_sampling(config) is not None and not readers(config, entries):
+    yield from notes_on_teacher(config)
+    if learns_preferences(config):
+        yield from preference_notes(config)
+    elif cut_sampling(config) is not None and not readers(config, entries):
         yield (
             f"samples are drawn with {cut_sampling(config)} and trained as if they came from the whole distribution, "
             f"and no {CORRECTION} looks at the difference; top_p: 1.0 and top_k: -1 make none"

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.rollout.registry import engines
-from tandem.topology.plan_model import ModelFacts
+from tandem.topology.plan_model import ModelFacts, shapes_in_files
 
-SYNC = "execution.weight_sync.lora"
+ADAPTER = "adapter_config.json"
+"""Marks a folder of PEFT."""
 
 _USUAL_MATRICES = 7
 """Linear modules of a layer where the files don't say: four of the attention, three of the MLP."""
+
+
+@dataclass(frozen=True)
+class AdapterFacts:
+    """What a folder of PEFT says of its adapter: ``config`` is all of it, None where that can't be read."""
+
+    config: dict[str, Any] | None
+    parameters: int
+
+    @property
+    def rank(self) -> int | None:
+        """Of most modules."""
+        found = (self.config or {}).get("r")
+        return found if isinstance(found, int) else None
+
+    @property
+    def base(self) -> str | None:
+        """The model that it was trained on."""
+        found = (self.config or {}).get("base_model_name_or_path")
+        return found if isinstance(found, str) and found else None
+
+
+def read_adapter(folder: Path) -> AdapterFacts:
+    """Reads the config and the headers of the weights."""
+    try:
+        config = json.loads((folder / ADAPTER).read_text("utf-8"))
+    except (OSError, ValueError):
+        config = None
+    count = sum(math.prod(shape) for shape in shapes_in_files(folder).values())
+    return AdapterFacts(config if isinstance(config, dict) else None, count)
 
 
 def pushed_part(config: Config) -> Literal["merged", "adapter"]:
@@ -32,20 +65,6 @@ def takes_adapters(engine: str) -> bool:
     return engine in engines and bool(engines[engine].traits.get("adapters", False))
 
 
-def check_pushed(config: Config) -> Iterator[Problem]:
-    """Whether the engine can be sent what ``weight_sync.lora`` says."""
-    chosen, engine = config.execution.weight_sync.lora, config.actor_rollout_ref.rollout.name
-    adapted, streams = config.actor_rollout_ref.model.trains_adapters, config.execution.mode != "colocate"
-    if chosen == "adapter" and not adapted:
-        reason = "all weights are trained, there is no adapter to send"
-        yield Problem(SYNC, chosen, reason, "Leave it out, or write actor_rollout_ref.model.lora_rank: 16")
-    elif chosen == "adapter" and engine in engines and not takes_adapters(engine):
-        yield Problem(SYNC, chosen, f"the engine {engine} takes whole weights only", "Write merged")
-    elif adapted and streams and config.trainer.exact and pushed_part(config) == "merged":
-        reason = "merged weights round otherwise than adapters beside them, and trainer.exact promises equal bits"
-        yield Problem(SYNC, chosen, reason, "Write adapter, or trainer.exact: false")
-
-
 def adapted_modules(model: ModelConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
     """Module -> shape of its weight, for the modules that ``lora_target_modules`` names; a name may be a last part."""
     targets = model.lora_target_modules
@@ -61,6 +80,8 @@ def in_a_layer(module: str) -> bool:
 
 def adapter_parameters(model: ModelConfig, facts: ModelFacts) -> int:
     """Parameters of all adapters: rank x (rows + columns) of each adapted matrix."""
+    if model.adapter_path is not None:
+        return read_adapter(Path(model.adapter_path).expanduser()).parameters
     if not facts.matrices:
         assert facts.hidden and facts.layers  # an estimate is asked for only where sizes are known
         return model.lora_rank * 2 * facts.hidden * _USUAL_MATRICES * facts.layers

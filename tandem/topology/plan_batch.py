@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tandem.config.schema import Config
 from tandem.topology.plan_critic import trained_steps
+from tandem.topology.plan_preference import samples_per_prompt
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def mini_batch_prompts(config: Config) -> int:
     if actor.ppo_mini_batch_size is not None:
         return actor.ppo_mini_batch_size
     if actor.global_batch_size is not None:
-        return max(1, actor.global_batch_size // config.actor_rollout_ref.rollout.n)
+        return max(1, actor.global_batch_size // samples_per_prompt(config))
     if config.execution.mode == "hybrid" and config.execution.train_pipelining == "step":
         return max(1, config.data.train_batch_size // sub_batches(config))
     return config.data.train_batch_size
@@ -56,7 +57,7 @@ def longest_sequence(config: Config) -> int:
 
 def plan_batch(config: Config, train_ranks: int, rows: int | None) -> BatchPlan:
     """The arithmetic of one partition; ``rows`` are the training prompts of one epoch, where they could be counted."""
-    prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+    prompts, n = config.data.train_batch_size, samples_per_prompt(config)
     mini = mini_batch_prompts(config)
     actor = config.actor_rollout_ref.actor
     mini_batches = max(1, prompts // mini)

@@ -7,34 +7,36 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.algorithms import ADVANTAGES, KL_TYPES, POLICY_LOSSES
+from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_TYPES, POLICY_LOSSES, PREFERENCE_LOSSES
+from tandem.algorithms.distillation import teacher_columns
 from tandem.base.errors import Problem, UnknownNameError
-from tandem.base.registry import Entry, Registry, Scope, Signature, near
+from tandem.base.registry import Entry, Registry, Signature, near
 from tandem.config.schema import Config
 from tandem.reward import resolve as _built_in  # noqa: F401  (registers the built-in scorers)
 from tandem.reward.static import describe
 from tandem.rollout.registry import LATER as ENGINES_LATER
 from tandem.rollout.registry import engines
+from tandem.topology.plan_teacher import learns_from_reward, uses_teacher
 
 STRATEGIES = ("fsdp2", "fsdp", "megatron")
 
 
 @dataclass(frozen=True)
 class Entries:
-    """What the names in a config stand for; None where a name is unknown (a problem says so)."""
+    """What the names in a config stand for; None where a name is unknown (a problem says so).
+
+    ``estimates``: advantages are estimated from rewards.
+    """
 
     advantage: Entry[Any] | None
     advantage_parameters: dict[str, Any]
     policy_loss: Entry[Any] | None
+    preference_loss: Entry[Any] | None
     kl: Entry[Any] | None
+    distillation: Entry[Any] | None
+    estimates: bool
     engine: Entry[Any] | None
     reward: Signature | None
-
-    @property
-    def scope(self) -> Scope:
-        """The widest set of samples that anything in the algorithm must see at once."""
-        found = [entry.scope for entry in (self.advantage, self.policy_loss, self.kl) if entry is not None]
-        return max(found, default=Scope.TOKEN)
 
 
 def advantage_name(config: Config) -> str:
@@ -44,9 +46,27 @@ def advantage_name(config: Config) -> str:
 
 
 def estimator_columns(config: Config) -> tuple[str, ...]:
-    """The columns that the estimator must have; none where its name is unknown."""
+    """The columns that the estimator must have; none where its name is unknown, or nothing is estimated."""
+    if not learns_from_reward(config):
+        return ()
     entry = _find(ADVANTAGES, advantage_name(config))
     return () if entry is None else entry.signature.columns
+
+
+def distillation_columns(config: Config) -> tuple[str, ...]:
+    """The columns that a teacher's forward gives; none where nobody teaches."""
+    teaching = config.algorithm.distillation
+    entry = _find(DISTILLATIONS, teaching.type) if teaching is not None and uses_teacher(config) else None
+    return () if entry is None else teacher_columns(entry.signature)
+
+
+def distillation_parameter(config: Config, name: str) -> Any:
+    """A parameter of the distillation, written or its default; None where it has none of that name."""
+    teaching = config.algorithm.distillation
+    entry = None if teaching is None else _find(DISTILLATIONS, teaching.type)
+    if teaching is None or entry is None or name not in entry.signature.parameters:
+        return None
+    return teaching.parameters.get(name, entry.signature.parameters[name].default)
 
 
 def look_up(config: Config) -> Entries:
@@ -57,7 +77,10 @@ def look_up(config: Config) -> Entries:
         advantage=_find(ADVANTAGES, advantage_name(config)),
         advantage_parameters={} if isinstance(written, str) else written.parameters,
         policy_loss=_find(POLICY_LOSSES, algorithm.policy_loss.type),
+        preference_loss=_find(PREFERENCE_LOSSES, algorithm.policy_loss.type),
         kl=_find(KL_TYPES, algorithm.kl.type),
+        distillation=None if algorithm.distillation is None else _find(DISTILLATIONS, algorithm.distillation.type),
+        estimates=learns_from_reward(config),
         engine=_find(engines, config.actor_rollout_ref.rollout.name),
         reward=reward if isinstance(reward, Signature) else None,
     )
@@ -74,9 +97,17 @@ def unknown_names(config: Config) -> list[Problem]:
     """A problem for each name that no registry has."""
     estimator_key = "algorithm.adv_estimator" + ("" if isinstance(config.algorithm.adv_estimator, str) else ".type")
     rollout, strategy = config.actor_rollout_ref.rollout.name, config.actor_rollout_ref.actor.strategy
+    losses = [*POLICY_LOSSES, *PREFERENCE_LOSSES]
+    teaching = config.algorithm.distillation
+    taught = (
+        ()
+        if teaching is None
+        else (("algorithm.distillation.type", teaching.type, "distillation", list(DISTILLATIONS)),)
+    )
     named = (
+        *taught,
         (estimator_key, advantage_name(config), "advantage estimator", list(ADVANTAGES)),
-        ("algorithm.policy_loss.type", config.algorithm.policy_loss.type, "policy loss", list(POLICY_LOSSES)),
+        ("algorithm.policy_loss.type", config.algorithm.policy_loss.type, "policy loss", losses),
         ("algorithm.kl.type", config.algorithm.kl.type, "KL type", list(KL_TYPES)),
         ("actor_rollout_ref.rollout.name", rollout, "rollout engine", [*engines, *ENGINES_LATER]),
         ("actor_rollout_ref.actor.strategy", strategy, "training engine", list(STRATEGIES)),

@@ -5,7 +5,7 @@ For N parameters on R train ranks (parameters, gradients and moments are sharded
 - weights 4N / R, gradients 4T / R, Adam moments 8T / R, where T is N, or with LoRA the adapters' parameters: rank x
   (rows + columns) of each adapted matrix (7 square ones a layer where the files don't say);
 - tags: 4T / R for each copy beside the weights in place, and once more for the actor while another one takes its place;
-  a reference that is the base with the adapters off is no copy;
+  a reference that is the base with the adapters off is no copy; a teacher of its own: 4 bytes a parameter / R;
 - activations: b bytes x hidden x layers x tokens of a micro-batch x 16 (x 2 with gradient checkpointing: the inputs of
   the layers and one layer's inside), b = 2 in bfloat16 and 4 in float32 (Korthikanti et al., arXiv 2205.05198, without
   the attention matrix, which is not kept);
@@ -27,6 +27,7 @@ from tandem.topology.plan_batch import longest_sequence
 from tandem.topology.plan_critic import critic_model, critic_token_budget
 from tandem.topology.plan_model import ModelFacts
 from tandem.topology.plan_placement import Placement
+from tandem.topology.plan_teacher import TEACHER, teacher_parameters
 
 BYTES = {"float32": 4, "bfloat16": 2}
 MASTER = 4
@@ -74,6 +75,8 @@ def plan_memory(
             parts.update({f"critic {name}": size for name, size in trained.items()})
         elif placement.role == "rollout":
             parts.update({f"rollout {name}": size for name, size in _rollout(config, facts, shares).items()})
+        elif placement.role == TEACHER:
+            parts["teacher weights"] = MASTER * teacher_parameters(config) // placement.devices
         elif placement.role in ("reference", "actor_fwd"):
             parts[f"{placement.role} weights"] = MASTER * facts.parameters // placement.devices
     return tuple(MemoryPlan(group, parts) for group, parts in groups.items() if parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -66,7 +67,7 @@ def read_model(folder: Path) -> ModelFacts:
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     hidden, heads = _number(text, "hidden_size", "n_embd", "d_model"), _number(text, "num_attention_heads", "n_head")
     dim = _number(text, "head_dim") or (hidden // heads if hidden and heads else None)
-    shapes = _shapes_in_files(folder)
+    shapes = shapes_in_files(folder)
     return ModelFacts(
         parameters=sum(map(math.prod, shapes.values())) or None,
         context=_number(text, *CONTEXT_KEYS),
@@ -88,7 +89,7 @@ def _number(config: Mapping[str, Any], *names: str) -> int | None:
     return next((value for value in found if isinstance(value, int) and value > 0), None)
 
 
-def _shapes_in_files(folder: Path) -> dict[str, list[int]]:
+def shapes_in_files(folder: Path) -> dict[str, list[int]]:
     """Every tensor's shape by the headers of the safetensors files (a length, then JSON); none if one is bad."""
     shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -102,3 +103,23 @@ def _shapes_in_files(folder: Path) -> dict[str, list[int]]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
     return shapes
+
+
+def vocabulary_of(folder: Path) -> dict[str, int] | None:
+    """Token -> id by ``tokenizer.json``, added tokens included; None where the folder has none that can be read."""
+    file = folder / "tokenizer.json"
+    try:
+        state = file.stat()
+        return _read_vocabulary(file, state.st_mtime_ns, state.st_size)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+@functools.lru_cache(maxsize=4)
+def _read_vocabulary(file: Path, changed: int, size: int) -> dict[str, int]:
+    """``changed`` and ``size`` make a file that was written anew another one."""
+    del changed, size
+    content = json.loads(file.read_text("utf-8"))
+    listed = content["model"]["vocab"]
+    own = {entry[0]: place for place, entry in enumerate(listed)} if isinstance(listed, list) else dict(listed)
+    return own | {token["content"]: token["id"] for token in content.get("added_tokens", [])}

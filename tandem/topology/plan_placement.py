@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 from tandem.config.execution import Devices
 from tandem.config.schema import Config
+from tandem.topology.plan_preference import learns_preferences, loss_reads
+from tandem.topology.plan_teacher import TEACHER, learns_from_reward, teaches_as_tag, uses_teacher
 
 ONE_DEVICE = (1, 1)
 REFERENCE_NAMES = ("reference", "ref")
+GUESTS = ("critic", TEACHER)
+"""Roles that take turns on the actor's devices in hybrid where they are given none of their own."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +33,21 @@ class Placement:
 
 def deployed_roles(config: Config) -> tuple[str, ...]:
     """The roles that a run of this config starts, in the order of the dataflow."""
+    if learns_preferences(config):
+        return ("actor",)
     critic = ("critic",) if config.critic.enable else ()
+    teacher = (TEACHER,) if uses_teacher(config) and not teaches_as_tag(config) else ()
     if config.execution.mode != "fully_async":
-        return ("actor", *critic, "rollout")
+        return ("actor", *critic, "rollout", *teacher)
     reference = ("reference",) if uses_reference(config) else ()
-    return ("actor", *critic, "rollout", "advantages", *reference, "actor_fwd")
+    advantages = ("advantages",) if learns_from_reward(config) or config.algorithm.correction.gives else ()
+    return ("actor", *critic, "rollout", *advantages, *reference, *teacher, "actor_fwd")
 
 
 def uses_reference(config: Config) -> bool:
     """Whether anything compares with the reference policy: a coefficient of 0 means off."""
+    if learns_preferences(config):
+        return loss_reads(config, "ref_logprobs")
     return config.algorithm.kl.where != "off" and config.algorithm.kl.coef > 0
 
 
@@ -55,7 +65,7 @@ def _place(config: Config, role: str) -> Placement:
     nodes, per_node = _devices(config, role)
     if config.execution.mode == "colocate":
         group = "shared"
-    elif config.execution.mode == "hybrid" and role == "critic" and "critic" not in config.execution.resource:
+    elif config.execution.mode == "hybrid" and role in GUESTS and role not in config.execution.resource:
         group, (nodes, per_node) = "actor", _devices(config, "actor")
     else:
         group = role

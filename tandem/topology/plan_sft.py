@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import SftConfig
+from tandem.topology.checks_adapters import check_adapters, check_exported
 from tandem.topology.checks_data import check_sft_data, count_rows
-from tandem.topology.checks_model import check_adapters, read_checked
+from tandem.topology.checks_model import read_checked
 from tandem.topology.checks_trainer import check_schedule, check_trainer
 from tandem.topology.plan_model import ModelFacts
 
@@ -65,6 +66,12 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
     yield from check_sft_data(config)
     yield from check_trainer(config.trainer)
     yield from check_adapters("model", model, facts)
+    yield from check_exported(config.trainer, model)
+    if model.new is not None and model.trains_adapters:
+        key = "lora_rank" if model.lora_rank else "adapter_path"
+        yield Problem(
+            f"model.{key}", getattr(model, key), "a new model has learned nothing that could be kept", "Leave it out"
+        )
     if model.new is not None and model.path:
         yield Problem("model.new", "...", "the model is loaded from model.path already", "Keep one of the two")
     if model.new is not None and model.new.hidden_size % model.new.num_heads:

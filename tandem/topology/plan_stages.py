@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from tandem.base.registry import Signature
+from tandem.base.registry import Entry, Signature
 from tandem.config.schema import Config
 from tandem.reward.parts import component_names
 from tandem.topology.plan_batch import mini_batch_prompts
-from tandem.topology.plan_entries import Entries, estimator_columns
+from tandem.topology.plan_entries import Entries, distillation_columns, estimator_columns
 from tandem.topology.plan_placement import uses_reference
+from tandem.topology.plan_preference import PREFERENCE_COLUMNS
+from tandem.topology.plan_teacher import TEACHER, learns_from_reward, teachers, teaches_as_tag, uses_teacher
 
 SOURCE_COLUMNS = (
     "prompts",
@@ -78,12 +80,14 @@ def old_logprobs_from(config: Config) -> OldLogprobs:
 
 def plan_stages(config: Config, entries: Entries) -> tuple[Stage, ...]:
     """All stages of a step."""
+    if entries.preference_loss is not None:
+        return _preference_stages(entries.preference_loss)
     stages = [
         Stage("rollout", "rollout", None, "group", ("prompts",), ROLLOUT_COLUMNS),
         Stage("reward", "reward", None, "group", _reward_needs(entries.reward), _reward_gives(config)),
         *_forwards(config, entries),
         *_correction(config),
-        _advantages(config, entries),
+        *([_advantages(config, entries)] if learns_from_reward(config) else []),
     ]
     if config.critic.enable:
         targets = ("prompts", "responses", "response_mask", "values", "returns")
@@ -93,20 +97,44 @@ def plan_stages(config: Config, entries: Entries) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
+def source_columns(entries: Entries) -> tuple[str, ...]:
+    """What a row of the data brings."""
+    return SOURCE_COLUMNS if entries.preference_loss is None else PREFERENCE_COLUMNS
+
+
+def _preference_stages(loss: Entry[Any]) -> tuple[Stage, ...]:
+    """The forwards that the loss asks for, then the train call: answers are given, nothing is generated or scored."""
+    inputs, columns = ("prompts", "responses", "response_mask"), loss.signature.columns
+    stages = []
+    if "ref_logprobs" in columns:
+        stages.append(Stage("ref", "actor", "ref", "partition", inputs, ("ref_logprobs",)))
+    if "reference_point" in columns:
+        given = (*inputs, "group_ids", "sample_index")
+        stages.append(Stage("reference_point", "actor", "ref", "partition", given, ("reference_point",)))
+    needs = dict.fromkeys([*inputs, *(name for name in columns if name not in COMPUTED_IN_TRAINING)])
+    return (*stages, Stage("train", "actor", "actor", "partition", tuple(needs), ()))
+
+
 def plan_tags(config: Config) -> tuple[str, ...]:
     """Copies of weights that the actor keeps."""
     tags = ["actor"]
     if config.execution.mode != "fully_async" and uses_reference(config):
         tags.append("ref")
+    if teaches_as_tag(config):
+        tags += [teacher.name for teacher in teachers(config)]
     if config.execution.mode == "hybrid" and config.execution.train_pipelining == "step":
         tags.append("old_actor")
     return tuple(tags)
 
 
 def plan_base_tags(config: Config) -> tuple[str, ...]:
-    """Tags that are the base model, adapters switched off, and so cost no copy: a reference that never moves."""
+    """Tags that are the base model, adapters switched off, and so cost no copy: a reference that never moves.
+
+    A run that starts from an adapter has that in its reference, so it needs a copy.
+    """
     section = config.actor_rollout_ref
-    free = section.model.trains_adapters and section.ref.update_interval is None
+    fresh = section.model.trains_adapters and section.model.adapter_path is None
+    free = fresh and section.ref.update_interval is None
     return tuple(tag for tag in plan_tags(config) if tag == "ref" and free)
 
 
@@ -135,6 +163,10 @@ def _forwards(config: Config, entries: Entries) -> list[Stage]:
     if uses_reference(config):
         role = "reference" if separate else "actor"
         stages.append(Stage("ref", role, None if separate else "ref", per, inputs, ("ref_logprobs",)))
+    if uses_teacher(config):
+        role, tag = ("actor", TEACHER) if teaches_as_tag(config) else (TEACHER, None)
+        sorted_by = ("data_source",) if config.actor_rollout_ref.teacher.by_source else ()
+        stages.append(Stage(TEACHER, role, tag, per, (*inputs, *sorted_by), distillation_columns(config)))
     source = old_logprobs_from(config)
     if source == "recompute":
         tag = "old_actor" if "old_actor" in plan_tags(config) else "actor"
@@ -181,6 +213,9 @@ def _train(config: Config, entries: Entries) -> Stage:
     needs += [name for name in config.algorithm.correction.gives if name == "loss_mask"]
     if uses_reference(config) and config.algorithm.kl.where == "loss":
         needs.append("ref_logprobs")
+    needs += distillation_columns(config)
+    if not learns_from_reward(config):
+        needs = [name for name in needs if name != "advantages"]
     implied = old_logprobs_from(config) == "implied"
     kept = [name for name in dict.fromkeys(needs) if not (implied and name == "old_logprobs")]
     return Stage("train", "actor", "actor", "partition", tuple(kept), ())

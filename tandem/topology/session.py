@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
@@ -16,6 +18,7 @@ from tandem.dataflow.store import DataPlane
 from tandem.models.loading import save_pretrained_atomic
 from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
+from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.batch_metrics import batch_metrics, check_lag
 from tandem.roles.correction import mismatch_report
@@ -23,12 +26,11 @@ from tandem.roles.critic import CRITIC
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.loss import Loss, without_samples
 from tandem.roles.reward import RewardManager
-from tandem.roles.rollout import Rollout
 from tandem.roles.stages import BatchStage
+from tandem.topology.exports import Exporter
 from tandem.topology.measured import setting_of, step_limit, step_summary
 from tandem.topology.plan import Plan
 
-MODEL_FOLDER = "model"
 FINAL_FOLDER = "final"
 CHECKPOINTS = "checkpoints"
 
@@ -50,14 +52,24 @@ class Progress:
     trained: tuple[DataProto, dict[str, float]] | None = None
 
 
+class Tally(Protocol):
+    """What the rollout role tells of itself: groups dropped by reason, and the scorer's own metrics."""
+
+    counts: Counter[str]
+    report: dict[str, float]
+
+
 @dataclass(frozen=True)
-class Session:
-    """Everything a control loop needs, by role. ``max_staleness`` is the bound that consumed data is held to."""
+class Session(ABC):
+    """Everything a control loop needs, by role. ``max_staleness`` is the bound that consumed data is held to.
+
+    ``closing`` ends what was started for the run.
+    """
 
     config: Config
     plan: Plan
     composite: ActorRolloutRef
-    rollout: Rollout
+    rollout: Tally
     rewards: RewardManager
     evaluator: Evaluator | None
     plane: DataPlane
@@ -66,6 +78,12 @@ class Session:
     progress: Progress
     max_staleness: int
     output_dir: Path
+    closing: ExitStack
+
+    @property
+    def actor(self) -> Actor:
+        """The role that is trained."""
+        return self.composite.actor
 
     @property
     def stages(self) -> tuple[BatchStage, ...]:
@@ -105,6 +123,13 @@ class Session:
         self.composite.engine.sleep()
         self.composite.actor.wake()
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Around the answers of an evaluation, under the weights that were published last."""
+        self._to_engine()
+        yield
+        self._to_actor()
+
     def group_columns(self) -> list[str]:
         """The columns that a group has once it is generated and scored."""
         filled = [stage for stage in self.plan.stages if stage.per == "group"]
@@ -136,11 +161,13 @@ class Session:
         """The train call on a complete batch."""
         return self.composite.actor.step(Loss(batch, self.composite.objective))
 
+    @abstractmethod
     def publish(self, version: int) -> None:
-        """Let the rollout engine go on under weights ``version``; the gate hears of it."""
-        self.composite.actor.require_actor("publish weights")
-        self.composite.engine.load(None, version)
-        self.rollout.acknowledge(version)
+        """Let everyone who generates go on under weights ``version``; the gate hears of it."""
+
+    @abstractmethod
+    def fill(self, partition: int) -> None:
+        """Return once every ticket of the partition is filled, and it is sealed."""
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
         """Refresh the reference if it is due, free the partition, count the step as done."""
@@ -190,18 +217,15 @@ class Session:
     def _evaluation(self) -> dict[str, float]:
         if self.evaluator is None:
             return {}
-        with self.log.timed("evaluation"):
-            self._to_engine()
+        with self.log.timed("evaluation"), self.evaluating():
             answers = self.evaluator.answers()
-            self._to_actor()
-            return self.evaluator.metrics(answers)
+        return self.evaluator.metrics(answers)
 
     def save(self, step: int) -> None:
         """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
         with self.log.timed("save"):
             root, keep = self.output_dir / CHECKPOINTS, self.config.trainer.keep_checkpoints
-            parts = {MODEL_FOLDER: root / f".{MODEL_FOLDER}.partial"}
-            self.export(parts[MODEL_FOLDER])
+            parts = self.exporter.write_parts(root)
             if self.composite.critic is not None:
                 parts[CRITIC] = root / f".{CRITIC}.partial"
                 self.composite.critic.save(parts[CRITIC], step)
@@ -221,18 +245,19 @@ class Session:
         return self.progress.step * self.config.data.train_batch_size
 
     def finish(self) -> None:
-        """Write what was trained as Hugging Face folders."""
-        self.export(self.output_dir / FINAL_FOLDER)
+        """Write what was trained as Hugging Face folders, or as an adapter."""
+        self.exporter.write(self.output_dir / FINAL_FOLDER)
         self.log.summarize(model=str(self.output_dir / FINAL_FOLDER))
         critic = self.composite.critic
         if critic is not None:
             weights = dict(critic.export())
             save_pretrained_atomic(critic.model, self.composite.tokenizer, self.output_dir / CRITIC, weights=weights)
 
-    def export(self, folder: Path) -> None:
-        """Write the actor as a Hugging Face folder."""
-        actor, tokenizer = self.composite.actor, self.composite.tokenizer
-        save_pretrained_atomic(self.composite.model, tokenizer, folder, weights=dict(actor.export()))
+    @property
+    def exporter(self) -> Exporter:
+        """What writes the actor's model."""
+        node, model = self.composite, self.config.actor_rollout_ref.model
+        return Exporter(model, self.config.trainer, node.model, node.tokenizer, node.actor.export)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -245,7 +270,7 @@ class Session:
             finally:
                 told = step_summary(self.output_dir, setting_of(self.config))
                 self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step, **told)
-                self.rewards.close()
+                self.closing.close()
 
 
 def _records(batch: DataProto, count: int, version: int) -> list[RolloutRecord]:

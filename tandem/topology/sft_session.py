@@ -19,7 +19,7 @@ from tandem.dataflow.examples import ConversationSource
 from tandem.dataflow.files import open_tables
 from tandem.dataflow.rows import Row, Table
 from tandem.models.causal_lm import CausalLM
-from tandem.models.loading import as_causal_lm, new_model, save_pretrained_atomic
+from tandem.models.loading import as_causal_lm, new_model
 from tandem.models.tokenizer import character_tokenizer, encode_text, leading_ids
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
@@ -28,7 +28,8 @@ from tandem.roles.examples import as_samples
 from tandem.roles.generation import end_tokens
 from tandem.rollout.hf import HfEngine
 from tandem.topology.composite import load_trainable, model_tokenizer, run_device
-from tandem.topology.session import CHECKPOINTS, FINAL_FOLDER, MODEL_FOLDER
+from tandem.topology.exports import Exporter
+from tandem.topology.session import CHECKPOINTS, FINAL_FOLDER
 from tandem.topology.sources import example_source, rows_of, user_source
 from tandem.train import checkpoint
 from tandem.train.engine import FsdpEngine
@@ -87,14 +88,15 @@ class SftSession:
             reached = goal is not None and update["eval/accuracy"] >= goal
         self.log.log(step, update)
         if save and (step % save == 0 or step == self.last or reached):
-            saved = checkpoint.save(
-                Path(self.config.trainer.output_dir) / CHECKPOINTS,
+            root = Path(self.config.trainer.output_dir) / CHECKPOINTS
+            checkpoint.save(
+                root,
                 step,
                 tensors={"model": self.engine.state_dict()},
                 facts={"data": self.source.state_dict()},
                 keep=self.config.trainer.keep_checkpoints,
+                parts=self.exporter.write_parts(root),
             )
-            self._export(saved.path / MODEL_FOLDER)
         return reached
 
     def accuracy(self) -> float:
@@ -115,12 +117,13 @@ class SftSession:
         final = Path(self.config.trainer.output_dir) / FINAL_FOLDER
         with self.log:
             yield
-            self._export(final)
+            self.exporter.write(final)
             self.log.summarize(model=str(final))
 
-    def _export(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder."""
-        save_pretrained_atomic(self.model, self.tokenizer, folder, weights=dict(self.engine.export()))
+    @property
+    def exporter(self) -> Exporter:
+        """What writes the model."""
+        return Exporter(self.config.model, self.config.trainer, self.model, self.tokenizer, self.engine.export)
 
 
 def build_sft_session(config: SftConfig) -> SftSession:

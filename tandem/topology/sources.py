@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tandem.base.errors import DataError
@@ -16,11 +16,14 @@ from tandem.dataflow.catalog import OnBadRow
 from tandem.dataflow.examples import ConversationSource, ExampleColumns
 from tandem.dataflow.files import open_tables
 from tandem.dataflow.length import Overlong
+from tandem.dataflow.preferences import Lengths, Preference, PreferenceColumns, PreferenceSource
 from tandem.dataflow.rows import Table
 from tandem.dataflow.source import Prompt, PromptColumns, PromptSource
 from tandem.dataflow.tasks import TaskTable
 from tandem.models.tokenizer import load_tokenizer
 from tandem.reward.scoring import describe_error
+from tandem.topology.plan_batch import epochs
+from tandem.topology.plan_teacher import taught_sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,11 +60,6 @@ def prompt_source(
 ) -> PromptSource:
     """The stream of training prompts; ``endless`` where the caller counts the epochs."""
     data, trainer = config.data, config.trainer
-    epochs = trainer.total_epochs
-    if endless:
-        epochs = None
-    elif epochs is None and trainer.total_steps is None:
-        epochs = 1
     return PromptSource(
         tables.train,
         tokenizer=tokenizer,
@@ -71,10 +69,44 @@ def prompt_source(
         on_bad_row=OnBadRow(data.on_bad_row),
         seed=derive_seed(trainer.seed, "data"),
         shuffle=data.shuffle,
-        epochs=epochs,
+        epochs=None if endless else epochs(config),
+        streaming=data.use_streaming_dataset,
+        held_out=tables.held_out if data.drop_val_prompts else (),
+        taught=taught_sources(config),
+    )
+
+
+def preference_source(config: Config, tokenizer: PreTrainedTokenizerBase, tables: Tables) -> PreferenceSource:
+    """The stream of preferences to learn from."""
+    data, trainer = config.data, config.trainer
+    return PreferenceSource(
+        tables.train,
+        tokenizer=tokenizer,
+        columns=_preference_columns(data),
+        lengths=_lengths(data),
+        on_bad_row=OnBadRow(data.on_bad_row),
+        seed=derive_seed(trainer.seed, "data"),
+        shuffle=data.shuffle,
+        epochs=epochs(config),
         streaming=data.use_streaming_dataset,
         held_out=tables.held_out if data.drop_val_prompts else (),
     )
+
+
+def held_out_preferences(config: Config, tokenizer: PreTrainedTokenizerBase, tables: Tables) -> list[Preference]:
+    """The preferences of the evaluation, in file order; none where the config names none."""
+    if not tables.held_out:
+        return []
+    data, most = config.data, config.evaluation.max_prompts
+    source = PreferenceSource(
+        tables.held_out,
+        tokenizer=tokenizer,
+        columns=_preference_columns(data),
+        lengths=_lengths(data),
+        on_bad_row=OnBadRow(data.on_bad_row),
+        shuffle=False,
+    )
+    return list(source.items[: len(source) if most is None else most])
 
 
 @dataclass(frozen=True)
@@ -174,6 +206,25 @@ def _prompt_columns(data: DataConfig) -> PromptColumns:
     )
 
 
+def _preference_columns(data: DataConfig) -> PreferenceColumns:
+    return PreferenceColumns(
+        prompt=replace(_prompt_columns(data), answer_key=None, extra_keys=()),
+        chosen=data.chosen_key,
+        rejected=data.rejected_key,
+        label=data.label_key,
+        response=data.response_key,
+    )
+
+
+def _lengths(data: DataConfig) -> Lengths:
+    return Lengths(
+        data.max_prompt_length,
+        data.max_response_length,
+        Overlong(data.on_overlong_prompt),
+        Overlong(data.on_overlong_response),
+    )
+
+
 def example_source(
     config: SftConfig, tokenizer: PreTrainedTokenizerBase, own: BaseDataSource | None
 ) -> ConversationSource:
@@ -184,7 +235,7 @@ def example_source(
         tables: Sequence[Table] = [as_rows(rows, name=f"{data.source.type}.get_train_dataset()")]
     else:
         tables = open_tables(data.train_files)
-    epochs = trainer.total_epochs
+    passes = trainer.total_epochs
     return ConversationSource(
         tables,
         tokenizer=tokenizer,
@@ -194,5 +245,5 @@ def example_source(
         on_bad_row=OnBadRow(data.on_bad_row),
         seed=derive_seed(trainer.seed, "data"),
         shuffle=data.shuffle,
-        epochs=1 if epochs is None and trainer.total_steps is None else epochs,
+        epochs=1 if passes is None and trainer.total_steps is None else passes,
     )

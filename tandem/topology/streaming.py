@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tandem.base.errors import DeadlineError
 from tandem.columns.proto import DataProto
 from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.partition import Order
 from tandem.dataflow.tickets import Lease
-from tandem.reward.outcome import Scores
 from tandem.roles.batch_metrics import check_lag
+from tandem.roles.crew import Crew
 from tandem.roles.loss import without_samples
 from tandem.roles.rollout_stream import StreamingRollout, cause_of_stall
 from tandem.roles.stages import BatchStage
 from tandem.roles.update import UPDATES, Update
 from tandem.topology.session import Session
-from tandem.weights.sync import WeightSync
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.5  # between looks at the loops while waiting for data
@@ -31,16 +31,16 @@ _JOIN_S = 2.0  # for a loop that is told to end
 
 @dataclass(frozen=True)
 class StreamingSession(Session):
-    """A session whose rollout engines work in loops of their own.
-
-    ``keeper`` is the gate behind its lock. ``streams`` are the loops. ``closers`` end what was started for them.
-    """
+    """A session whose rollout engines work in loops of their own. ``keeper`` is the gate behind its lock."""
 
     keeper: GateKeeper
-    streams: tuple[StreamingRollout, ...]
-    publisher: WeightSync
+    crew: Crew
     sub_batches: int
-    closers: tuple[Callable[[], None], ...]
+
+    @property
+    def streams(self) -> list[StreamingRollout]:
+        """The loops at work."""
+        return self.crew.streams
 
     @property
     def forwards(self) -> tuple[BatchStage, ...]:
@@ -56,18 +56,22 @@ class StreamingSession(Session):
     def streaming(self) -> Iterator[None]:
         """Around the loop: generation starts with it and ends with it."""
         try:
-            for stream in self.streams:
-                stream.start()
+            self.crew.start()
             yield
-            self.publisher.close()
+            self.crew.settle()
             self._draw_pushes()
         finally:
-            for stream in self.streams:
-                stream.stop()
-            for close in self.closers:  # an engine that is ended ends the loop that waits for it
-                close()
-            for stream in self.streams:
-                stream.join(_JOIN_S)
+            self.crew.stop(_JOIN_S)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """See ``Session.evaluating``; generation goes on beside it."""
+        self.crew.gather(self.config.execution.deadline_s)
+        yield
+
+    def fill(self, partition: int) -> None:
+        """Wait until the loops have filled the partition."""
+        self._watch(partition, 0, lambda: self.plane.seal(partition, timeout=_TICK_S))
 
     def arriving(self, partition: int, order: Order = "arrival") -> Iterator[DataProto]:
         """The sub-batches of ``partition``, each once its groups are scored; what counts in nothing is masked."""
@@ -88,63 +92,66 @@ class StreamingSession(Session):
 
     def publish(self, version: int) -> None:
         """Bring weights ``version`` to everyone who generates or scores with them."""
-        self.progress.push = self.publisher.push(version)
-        self.progress.beside["push/bytes"] = float(self.publisher.nbytes)
+        self.progress.push = self.crew.publish(version)
+        self.progress.beside["push/bytes"] = float(self.crew.publisher.nbytes)
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
         """See ``Session.end_step``; what the rollout loops did for the step is gathered too."""
         self.plane.seal(step, timeout=0.0)
-        scores = [found for stream in self.streams for found in stream.take_scores(step)]
-        self.rollout.report = Scores.joined(scores).report() if scores else {}
-        self.rollout.counts = sum((stream.take_counts() for stream in self.streams), Counter())
+        self.crew.tell(step)
         self.progress.beside = self._generated(step)
         self._draw_pushes()
         super().end_step(step, batch, update)
 
     def _generated(self, partition: int) -> dict[str, float]:
         """Seconds that an engine worked for ``partition``, on average, and those of its longest group."""
-        works = [(stream.name, stream.occupancy.take(partition)) for stream in self.streams]
-        done = [(name, work) for name, work in works if work is not None]
+        done = self.crew.take_work(partition)
         lanes = self.max_staleness + 1  # partitions that may be under way at once
         for name, work in done:
             self.log.span(f"generate train_{partition}", work.begun, work.ended, f"{name}, {partition % lanes}")
-        seconds = sum(work.seconds for _, work in done) / len(self.streams)
+        seconds = sum(work.seconds for _, work in done) / len(self.crew.members)
         return {"time/rollout": seconds, "rollout/longest_s": max((work.longest for _, work in done), default=0.0)}
 
     def _draw_pushes(self) -> None:
         """Put the pushes that have arrived into the timeline."""
-        for name, version, begun, ended in self.publisher.take_arrivals():
+        for name, version, begun, ended in self.crew.publisher.take_arrivals():
             self.log.span(f"push {version}", begun, ended, f"weights to {name}")
 
     def check(self) -> None:
-        """Raise what ended a loop or a push, if anything did."""
-        for stream in self.streams:
-            stream.check()
-        self.publisher.check()
+        """Raise what ended a loop, a push or a rank, if anything did; replace engines that have died."""
+        self.crew.check()
+        self.composite.actor.ranks.check()
 
     def next_groups(self, partition: int, index: int, names: list[str], order: Order, count: int) -> Lease:
         """Wait for ``count`` groups. Warns with the cause after ``stall_warning_s``; gives up after ``deadline_s``."""
+
+        def take() -> Lease:
+            lease = self.plane.take(
+                "train", names, count, timeout=_TICK_S, partition=partition, order=order, consumer="actor"
+            )
+            assert lease is not None  # a partition is consumed once
+            return lease
+
+        return self._watch(partition, index, take)
+
+    def _watch(self, partition: int, index: int, attempt: Callable[[], T]) -> T:
+        """Repeat ``attempt`` while it raises ``DeadlineError`` after a moment, and watch everyone meanwhile."""
         execution, started, warned = self.config.execution, time.monotonic(), 0.0
         while True:
             self.check()
             try:
-                lease = self.plane.take(
-                    "train", names, count, timeout=_TICK_S, partition=partition, order=order, consumer="actor"
-                )
+                return attempt()
             except DeadlineError:
                 waited = time.monotonic() - started
-                if waited - warned < execution.stall_warning_s and waited < execution.deadline_s:
-                    continue
-                cause = cause_of_stall(self.plane, self.keeper, list(self.streams), partition)
-                place = f"{self.loop_name}(rollout_id={partition}) batch_index={index}"
-                told = f"{place} stalled for {waited:.0f} seconds: {cause}"
-                if waited >= execution.deadline_s:
-                    raise DeadlineError(told) from None
-                logger.warning(told)
-                warned = waited
+            if waited - warned < execution.stall_warning_s and waited < execution.deadline_s:
                 continue
-            assert lease is not None  # a partition is consumed once
-            return lease
+            cause = cause_of_stall(self.plane, self.keeper, self.crew.members, partition)
+            place = f"{self.loop_name}(rollout_id={partition}) batch_index={index}"
+            told = f"{place} stalled for {waited:.0f} seconds: {cause}"
+            if waited >= execution.deadline_s:
+                raise DeadlineError(told)
+            logger.warning(told)
+            warned = waited
 
     @property
     def order(self) -> Order:

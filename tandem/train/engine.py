@@ -11,20 +11,24 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict as dcp_state
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.device_mesh import DeviceMesh
 
+from tandem.algorithms.distillation import AT_CANDIDATES, CANDIDATES
+from tandem.base.errors import ContractError, DataError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM, Head
+from tandem.models.fingerprint import fingerprint
 from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.lora import adapted_layers, adapter_weights, adapters_off, base_weights, merged_weights
 from tandem.models.packing import PackedSamples, pack_samples
 from tandem.train.dealing import forward_columns, objective_columns
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
-from tandem.train.objective import AT_CANDIDATES, CANDIDATES, LossSum, Objective
+from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import Exported, StepResult, TopTokens, Wanted
-from tandem.train.sharding import local_shard, shard_layers, shard_like
+from tandem.train.sharding import local_shard, part_like, shard_layers, shard_like
 from tandem.train.updater import Updater
 
 TokenValues = tuple[torch.Tensor, torch.Tensor | None]
@@ -57,12 +61,13 @@ class FsdpEngine:
     ) -> None:
         self.model, self.device = model.to(device), torch.device(device)
         self._max_tokens, self._temperature, self._exact = max_tokens_per_micro_batch, temperature, exact
-        self._group = None if mesh is None else mesh.get_group()
+        self._mesh, self._group = mesh, None if mesh is None else mesh.get_group()
         if gradient_checkpointing:
             model.checkpoint_gradients()
         if mesh is not None:
             shard_layers(model, mesh)
         self._trained = {name: p for name, p in model.model.named_parameters() if p.requires_grad}
+        self._base: str | None = None
         self._updater = Updater(self._trained.values(), optim, total_updates, group=self._group)
 
     @property
@@ -150,21 +155,48 @@ class FsdpEngine:
         """See ``TrainEngine.state_dict``."""
         moments = self._updater.optimizer.state
         unused = not moments
-        model, optimizer = dcp_state.get_state_dict(self.model, self._updater.optimizer)
+        own = self._own_state
+        model, optimizer = dcp_state.get_state_dict(self.model, self._updater.optimizer, options=own)
         if unused:  # torch made the moments by a step of its own, without gradient or learning rate, and counted it
             for state in moments.values():
                 state["step"].zero_()
-        return {"model": model, "optimizer": optimizer, "updates": self.updates, "skipped": self.skipped}
+        state = {"model": model, "optimizer": optimizer, "updates": self.updates, "skipped": self.skipped}
+        return state | {"base": self.base_fingerprint()} if own.ignore_frozen_params else state
+
+    def beside(self, model: CausalLM) -> FsdpEngine:
+        """An engine for forwards of another model on the same ranks, at the same temperature and token budget."""
+        return FsdpEngine(
+            model,
+            optim=OptimConfig(),
+            total_updates=1,
+            max_tokens_per_micro_batch=self._max_tokens,
+            temperature=self._temperature,
+            exact=self._exact,
+            mesh=self._mesh,
+            device=self.device,
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See ``TrainEngine.load_state_dict``."""
+        if self._own_state.ignore_frozen_params and state["base"] != self.base_fingerprint():
+            raise DataError(
+                "the model is not the one that the saved adapters were trained on: its weights have another "
+                "fingerprint. Resume with the model of the saved run, or start a new run from its adapter"
+            )
         dcp_state.set_state_dict(
             self.model,
             self._updater.optimizer,
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
+            options=self._own_state,
         )
         self._updater.updates, self._updater.skipped = state["updates"], state["skipped"]
+
+    @property
+    def _own_state(self) -> StateDictOptions:
+        """Frozen weights are read from the model's folder again, so they are not part of the state."""
+        frozen = any(not parameter.requires_grad for parameter in self.model.parameters())
+        return StateDictOptions(ignore_frozen_params=frozen, strict=not frozen)
 
     # --- adapters ----------------------------------------------------------------------------------------------------
 
@@ -173,11 +205,28 @@ class FsdpEngine:
         """Whether adapters are what is trained."""
         return bool(adapted_layers(self.model))
 
+    def base_fingerprint(self) -> str:
+        """Of all weights that are never trained. A meeting of all ranks the first time."""
+        if self._base is None:
+            exported = base_weights(self.model.model)
+            self._base = fingerprint((name, tensor) for name, tensor in exported if name not in self._trained)
+        return self._base
+
     def without_adapters(self) -> AbstractContextManager[None]:
         """Forwards in this block are the base model's."""
         return adapters_off(self.model)
 
     # --- shards and the whole ----------------------------------------------------------------------------------------
+
+    def shards_of(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """This rank's parts of whole tensors by the names of ``shards()``; others are left aside."""
+        found = {}
+        for name, parameter in self._trained.items():
+            if name not in weights or weights[name].shape != parameter.shape:
+                has = f"is {tuple(weights[name].shape)}" if name in weights else "is missing"
+                raise ContractError(f"weight {name!r} {has}, the trained one is {tuple(parameter.shape)}")
+            found[name] = part_like(parameter, weights[name].to(parameter.dtype))
+        return found
 
     def as_sharded(self, copies: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copies of ``shards()`` as parts of whole tensors, which any number of ranks can load; shares their memory."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tandem.algorithms.distillation import DISTILLATIONS, DistillationTerms
+from tandem.algorithms.distillation import DISTILLATIONS, DistillationTerms, teacher_columns
 from tandem.algorithms.kl import kl_per_token
 from tandem.algorithms.masked import masked_sum
 from tandem.algorithms.metric import Metric
@@ -20,9 +20,6 @@ from tandem.columns.ragged import Ragged
 
 COMPUTED = ("logprobs", "entropies", "response_mask")
 """Columns that every objective gets without asking."""
-
-CANDIDATES, AT_CANDIDATES = "teacher_topk_ids", "student_topk_logprobs"
-"""Who asks for the first column, token ids (b, L, k), also gets the current log-probs of these tokens: the second."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +78,7 @@ class Distillation:
     @property
     def columns(self) -> tuple[str, ...]:
         """What it reads of the teacher."""
-        asked = DISTILLATIONS[self.type].signature.columns
-        given = tuple(name for name in asked if name.startswith("teacher_"))
-        return (*given, CANDIDATES) if AT_CANDIDATES in asked else given
+        return teacher_columns(DISTILLATIONS[self.type].signature)
 
     def terms(self, given: Mapping[str, Any]) -> DistillationTerms:
         """Its advantages or loss terms, not yet weighted."""

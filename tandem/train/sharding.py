@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tandem.models.causal_lm import CausalLM
 
@@ -42,3 +42,11 @@ def shard_like(parameter: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+
+
+def part_like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """This rank's part of ``whole``, which every rank has, cut as ``parameter`` is; an unsharded one as it is."""
+    if not isinstance(parameter, DTensor):
+        return whole.detach()
+    whole = whole.detach().to(parameter.device)
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None).to_local()

@@ -54,6 +54,12 @@ class WeightStore:
             else:
                 copies[name] = self._new_copy(tensor)
 
+    def put(self, tag: str, copies: Mapping[str, torch.Tensor]) -> None:
+        """Let ``tag`` hold weights that come from elsewhere: by the names of the live ones, copied."""
+        if tag == ACTOR:
+            raise ContractError("the actor's weights are the live ones: copy into them to change them")
+        self._copies[tag] = {name: self._new_copy(copies[name]) for name in self._live}
+
     def copy(self, source: str, target: str) -> None:
         """Make ``target`` equal to the saved tag ``source``."""
         copies = self._copies.setdefault(target, {})

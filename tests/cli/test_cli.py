@@ -155,7 +155,7 @@ def test_sft_eval_and_export_hand_over(place: Path, entry: list[Any]) -> None:
     assert entry[0][0] == "run_sft"
     assert entry[0][1].trainer.seed == 3
     assert entry[1] == ("run_eval", Path("runs/first"), ["evaluation.n=4"])
-    assert entry[2] == ("run_export", Path("runs/first/step-3"), Path("out"))
+    assert entry[2] == ("run_export", Path("runs/first/step-3"), Path("out"), None)
 
 
 def test_a_document_of_the_other_command_is_refused(place: Path, entry: list[Any]) -> None:

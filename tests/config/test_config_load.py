@@ -343,7 +343,12 @@ def test_a_misspelling_at_any_depth_is_refused_with_the_right_suggestion(field: 
     wrong = rng.choice(edits)
     parent = field.path.rpartition(".")[0]
     path = f"{parent}.{wrong}" if parent else wrong
-    if path in paths_of(Config) or parent in ("reward_manager", "algorithm.policy_loss", "algorithm.adv_estimator"):
+    if path in paths_of(Config) or parent in (
+        "reward_manager",
+        "algorithm.policy_loss",
+        "algorithm.adv_estimator",
+        "algorithm.distillation",
+    ):
         return  # another key, or a parameter that the planner checks
     tree: dict[str, Any] = {"actor_rollout_ref": {"model": {"path": "m"}}}
     mode = "hybrid" if parent.startswith("execution") else "colocate"

@@ -83,6 +83,12 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rows(place / "train.jsonl", digits * 4)
     write_rows(place / "val.jsonl", [{**row, "prompt": f"{row['answer'][0]}->"} for row in digits])
     write_rows(place / "pairs.jsonl", [{"prompt": row["prompt"], "response": row["answer"]} for row in digits])
+    pairs = [{"prompt": f"{d}>", "chosen": str(d) * 3, "rejected": str(9 - d) * 3} for d in range(10)]
+    write_rows(place / "preferences.jsonl", pairs * 4)
+    write_rows(place / "preferences_val.jsonl", [{**row, "prompt": f"{row['prompt'][0]}->"} for row in pairs])
+    write_rows(
+        place / "labels.jsonl", [{"prompt": "7>", "response": str(d) * 3, "good": d == 7} for d in range(10)] * 4
+    )
     turns = [{"role": "user", "content": "7>"}, {"role": "assistant", "content": "7777"}]
     write_rows(place / "chats.jsonl", [{"messages": turns}] * 40)
     pq.write_table(pa.Table.from_pylist(digits * 4), place / "train.parquet")

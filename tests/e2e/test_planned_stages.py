@@ -77,3 +77,18 @@ def test_executed_stages_and_columns_are_the_planned_ones(task: Path, tmp_path: 
     assert read - {"rollout_logprobs"} == set(trained.needs) - {"prompts", "responses", "response_mask"}
     timed = {key.removeprefix("time/") for key in run.rows[-1] if key.startswith("time/")}
     assert timed == {*progress.executed, "step", "turns"} - {"reward"}  # scored beside generation: one piece of work
+
+
+@pytest.mark.parametrize("name", ["KL in the reward", "all of it"])
+@pytest.mark.parametrize("mode", ["hybrid", "fully_async"])
+def test_streaming_modes_execute_the_planned_stages(task: Path, tmp_path: Path, name: str, mode: str) -> None:
+    """Those of the actor's loop in the planned order, sub-batch by sub-batch; all columns are there in the end."""
+    words = (*CONFIGS[name], f"execution={{mode: {mode}, num_iters_per_train_update: 2}}", "data.train_batch_size=4")
+    run = train(task, f"trainer.output_dir={tmp_path}", "trainer.total_steps=2", *words)
+    plan, progress = run.session.plan, run.session.progress
+    own = [stage.name for stage in plan.stages if stage.role == "actor"]
+    assert list(dict.fromkeys(progress.executed)) == own
+    assert progress.trained is not None
+    planned = {*plan.source_columns, *(column for stage in plan.stages for column in stage.gives)}
+    extra = {"old_version"} if mode == "fully_async" else set()  # which version actor_fwd scored with
+    assert {*progress.trained[0].columns, *progress.trained[0].non_tensor_batch} == planned | extra

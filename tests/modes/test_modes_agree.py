@@ -12,6 +12,7 @@ FIVE = ("trainer.total_steps=5", "trainer.rollouts_per_step=16", "trainer.exact=
 SYNCHRONOUS = {
     "hybrid in one piece": "{mode: hybrid, max_staleness: 0}",
     "hybrid in 4 sub-batches": "{mode: hybrid, max_staleness: 0, num_iters_per_train_update: 4}",
+    "hybrid with pushes behind the next step": "{mode: hybrid, max_staleness: 0, weight_sync: {overlap: true}}",
     "fully async in one piece": "{mode: fully_async, max_staleness: 0}",
     "fully async in 4 sub-batches": "{mode: fully_async, max_staleness: 0, num_iters_per_train_update: 4}",
 }

@@ -26,7 +26,7 @@ def gsm8k(case: Case) -> Answer:
 
 @adapter("score", "math")
 def math(case: Case) -> Answer:
-    score = built("tandem.reward.scorers", "math")
+    score = built("tandem.reward.mathematics", "math")
     try:
         return Answer({"score": score(case.inputs["solution"], case.inputs["ground_truth"])})
     except ValueError as refusal:
@@ -46,6 +46,60 @@ def dapo_overlong(case: Case) -> Answer:
     return Answer({"reward": given["base_score"] + punished})
 
 
+@adapter("score", "math_dapo")
+def math_dapo(case: Case) -> Answer:
+    score, find = built("tandem.reward.mathematics", "math_dapo"), built("tandem.reward.mathematics", "dapo_answer")
+    solution, strict = case.inputs["solution"], case.inputs["strict_box_verify"]
+    given = score(solution, case.inputs["ground_truth"], strict_box=strict)
+    prediction = find(solution, strict_box=strict)
+    missing = None if strict else "[INVALID]"  # the reference's two ways to say it
+    return Answer({**given, "pred": missing if prediction is None else prediction})
+
+
+@adapter("score", "prime_math")
+def prime_math(case: Case) -> Answer:
+    score = built("tandem.reward.mathematics", "prime_math")
+    return Answer({"correct": score(case.inputs["solution"], case.inputs["ground_truth"])})
+
+
+@adapter("score", "qa_em")
+def qa_em(case: Case) -> Answer:
+    score = built("tandem.reward.questions", "qa_em")
+    solution, targets = case.inputs["solution"], case.inputs["targets"]
+    return Answer({"em": score(solution, targets), "sub_em": score(solution, targets, match="contains")})
+
+
+@adapter("score", "default_router")
+def default_router(case: Case) -> Answer:
+    """The built-in routes by data source; where the reference gives a dict, its score is compared."""
+    bind, resolve = built("tandem.reward.resolve", "bind"), built("tandem.reward.resolve", "resolve")
+    sample, run_now = built("tandem.reward.outcome", "Sample"), built("tandem.reward.scoring", "run_now")
+    given = case.inputs
+    row = sample(given["solution"], given["ground_truth"], data_source=given["data_source"])
+    verdict = run_now(bind(resolve("by_source")).score(row))
+    if verdict.reason:
+        raise DataError(verdict.reason)
+    expected = case.expected.get("result")
+    return Answer({"result": verdict.reward}, {"result": expected["score"] if isinstance(expected, dict) else expected})
+
+
+def dapo_by_value(case: Case, outcome: Answer | TandemError) -> bool:
+    """Ours is right exactly if the whole text's last answer line (or box) is the truth, by simpler means than ours."""
+    if isinstance(outcome, TandemError):
+        return False
+    solution, truth = case.inputs["solution"], case.inputs["ground_truth"]
+    strict = case.inputs.get("strict_box_verify", False)
+    lines = [solution] if strict else re.findall(r"(?i)answer\s*:\s*([^\n]*\S)", solution)[-1:]
+    boxes = re.findall(r"\\boxed\{([^{}]*)\}", lines[0]) if lines else []
+    found = boxes[-1] if boxes else "" if strict or not lines else lines[0]
+    found = re.sub(r"[\s$]|\\\\?%$", "", found.rpartition("=")[2]).rstrip(".")
+    equal = found == truth
+    if re.fullmatch(NUMBER, found) and re.fullmatch(NUMBER, truth):
+        equal = value(found) == value(truth)
+    given = outcome.actual.get("score", outcome.actual.get("result"))
+    return bool(given == (1.0 if equal else -1.0))
+
+
 def value(text: str) -> Decimal:
     return Decimal(text.replace(",", ""))
 
@@ -55,7 +109,7 @@ def right_number(case: Case, outcome: Answer | TandemError) -> bool:
     if isinstance(outcome, TandemError):
         return False
     solution, flexible = case.inputs["solution"], case.inputs["method"] == "flexible"
-    found = re.findall(NUMBER if flexible else rf"#### +\$?({NUMBER})", solution)
+    found = re.findall(NUMBER if flexible else rf"#### +[*_`$]*({NUMBER})", solution)
     truth = case.inputs["ground_truth"]
     right = bool(found) and re.fullmatch(NUMBER, truth) is not None and value(found[-1]) == value(truth)
     return bool(outcome.actual["score"] == float(right))
@@ -94,6 +148,7 @@ def multi_turn_mask(case: Case) -> Answer:
 
 
 GSM8K = frozenset({"gsm8k"})
+DAPO = frozenset({"math_dapo"})
 DIFFERENCES += [
     Difference(
         "score",
@@ -129,5 +184,26 @@ DIFFERENCES += [
         lambda case: True,
         right_mathematics,
         frozenset({"math"}),
+    ),
+    Difference(
+        "score",
+        "an answer is looked for in the whole text, not in its last 300 (or 100) characters",
+        lambda case: len(case.inputs["solution"]) > 100,
+        dapo_by_value,
+        DAPO,
+    ),
+    Difference(
+        "score",
+        "numbers are equal by value, not by spelling",
+        lambda case: re.search(r"\d", case.inputs["ground_truth"]) is not None,
+        dapo_by_value,
+        DAPO,
+    ),
+    Difference(
+        "score",
+        "a box on the answer line is the answer: words around it are not fused with it",
+        lambda case: re.search(r"(?i)answer\s*:[^\n]*\S[^\n]*\\boxed", case.inputs["solution"]) is not None,
+        dapo_by_value,
+        frozenset({"math_dapo", "default_router"}),
     ),
 ]

@@ -65,6 +65,13 @@ REFUSALS = [
         "and finite",
         "0.5",
     ),
+    ("reward_manager={type: code, timeout_s: 20}", "reward_manager.timeout_s", "may take 20 s", "more than 20"),
+    (
+        "reward_manager={type: by_source, timeout_s: 9, routes: [{source: a, type: code, total_s: 10}]}",
+        "reward_manager.timeout_s",
+        "routes[0].total_s",
+        "more than 10",
+    ),
     ("reward_manager={type: weighted_sum, parts: []}", "reward_manager.parts", "at least one part", "parts"),
     # files and folders
     ("data.train_files=[absent.jsonl]", "data.train_files[0]", "no such file", "existing"),

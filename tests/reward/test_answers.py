@@ -75,6 +75,9 @@ def test_b77_the_last_marker_counts() -> None:
         ("[8.124,12.852]", ["8.124", "12.852"]),
         ("[100,200]", ["100", "200"]),
         (r"\[ 1,234 \]", ["1234"]),
+        ("(100,200)", ["100", "200"]),
+        (r"\{100,200\} or {1,200}", ["100", "200", "1", "200"]),
+        ("(costs 1,234)", ["1234"]),
         ("5, 6 and 7.", ["5", "6", "7"]),
         ("1,2,3", ["1", "2", "3"]),
         ("1,2345", ["1", "2345"]),
@@ -96,6 +99,12 @@ def test_b79_a_thousand_is_a_thousand(written) -> None:
     assert score_gsm8k(f"#### {written}", "8000") == 1.0
     assert score_gsm8k(f"#### {written}", "8,000") == 1.0
     assert score_gsm8k(f"#### {written}", "000") == 0.0
+
+
+@pytest.mark.parametrize("written", ["**42**", "$42$", r"\boxed{42}", r"$\boxed{42}$", "`42`", r"\(42\)", "**$42**"])
+def test_markup_around_a_marked_number_is_no_matter(written) -> None:
+    assert score_gsm8k(f"so\n#### {written}", "42") == 1.0
+    assert score_gsm8k(f"so\n#### {written}", "2") == 0.0
 
 
 @pytest.mark.parametrize("written", ["5,6", "3/4", "[5,6]", "--5", "five"])

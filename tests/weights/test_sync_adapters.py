@@ -11,10 +11,11 @@ from transformers import PreTrainedModel
 
 from tandem.base.errors import ContractError, TandemError
 from tandem.models.adapter_spec import AdapterSpec
+from tandem.models.adapters import with_adapters
 from tandem.models.causal_lm import CausalLM
 from tandem.models.fingerprint import fingerprint
 from tandem.models.loading import as_causal_lm
-from tandem.models.lora import adapter_weights, base_weights, merged_weights, with_adapters
+from tandem.models.lora import adapter_weights, base_weights, merged_weights
 from tandem.rollout.hf import HfEngine
 from tandem.rollout.process import ProcessEngine
 from tandem.rollout.protocol import Sampling

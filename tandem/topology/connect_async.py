@@ -1,9 +1,9 @@
-"""The local runtime of the fully asynchronous mode: a loop in a thread, and weights of its own, for each role."""
+"""The fully asynchronous mode: a loop in a thread, and weights of its own, for each role."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,12 +13,14 @@ from tandem.roles.critic import CRITIC
 from tandem.roles.serving import ForwardModel, ServingRole, columns_read
 from tandem.roles.stages import BatchStage
 from tandem.topology.async_session import AsyncSession, Loops
-from tandem.topology.copies import follower
-from tandem.topology.local_streaming import connect_streaming
+from tandem.topology.connect_streaming import connect_loops
 from tandem.topology.parts import Parts
-from tandem.train.engine import FsdpEngine
+from tandem.topology.plan_teacher import TEACHER
+from tandem.topology.teachers import teacher_stage
 
 ACTOR_FWD, REFERENCE, ADVANTAGES = "actor_fwd", "reference", "advantages"
+ELSEWHERE = ("ref", TEACHER, "old", "values", "train_critic")
+"""Stages that other roles than the advantages run."""
 
 
 def connect_async(parts: Parts) -> AsyncSession:
@@ -29,7 +31,6 @@ def connect_async(parts: Parts) -> AsyncSession:
     interval = parts.config.actor_rollout_ref.ref.update_interval
     reference = _forward_model(parts, REFERENCE, every=interval) if _has(parts, "ref") else None
     followers = [follower for follower in (forward, reference) if follower is not None]
-    session = connect_streaming(parts, followers)
     groups = parts.config.data.train_batch_size // parts.plan.batch.sub_batches
     deadline_s, roles = execution.deadline_s, []
     if reference is not None:
@@ -41,15 +42,18 @@ def connect_async(parts: Parts) -> AsyncSession:
         squares = any("sum_pi_squared" in stage.gives for stage in parts.plan.stages)
         begin = partial(_follow, forward, execution.max_staleness, deadline_s)
         roles.append(_serving(parts, ACTOR_FWD, {"old": partial(_old_logprobs, forward, squares)}, groups, begin))
+    if parts.plan.teachers:
+        scorers = {t.name: parts.runtime.scorer(TEACHER, moves=False, path=t.path).forward for t in parts.plan.teachers}
+        taught = teacher_stage(parts.config, parts.plan, scorers, parts.composite.model)
+        roles.append(_serving(parts, TEACHER, {TEACHER: taught}, groups))
     critic = parts.composite.critic
     if critic is not None:
         begin = partial(critic.await_steps, seconds=deadline_s)  # partition k is valued by the critic after step k - 1
         roles.append(_serving(parts, CRITIC, {"values": critic.values}, groups, begin))
-    elsewhere = ("ref", "old", "values", "train_critic")
-    own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in elsewhere}
-    roles.append(_serving(parts, ADVANTAGES, own, parts.config.data.train_batch_size))
-    inherited = {field.name: getattr(session, field.name) for field in fields(session)}
-    return AsyncSession(**inherited, roles=tuple(roles), loops=Loops())
+    own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in ELSEWHERE}
+    if own:
+        roles.append(_serving(parts, ADVANTAGES, own, parts.config.data.train_batch_size))
+    return connect_loops(parts, AsyncSession, followers, roles=tuple(roles), loops=Loops())
 
 
 def _has(parts: Parts, stage: str) -> bool:
@@ -79,17 +83,7 @@ def _serving(
 
 def _forward_model(parts: Parts, name: str, every: int | None = 1) -> ForwardModel:
     """A copy of the model as it was before training: version 0 until the first broadcast."""
-    section = parts.config.actor_rollout_ref
-    model = follower(parts.config, moves=every is not None)
-    engine = FsdpEngine(
-        model,
-        optim=section.actor.optim,
-        total_updates=1,
-        max_tokens_per_micro_batch=section.actor.ppo_max_token_len_per_gpu,
-        temperature=section.rollout.temperature,
-        exact=parts.config.trainer.exact,
-    )
-    return ForwardModel(name, model, engine, version=0, every=every)
+    return ForwardModel(name, parts.runtime.scorer(name, moves=every is not None), version=0, every=every)
 
 
 def _follow(model: ForwardModel, max_staleness: int, seconds: float, partition: int) -> None:

@@ -1,0 +1,199 @@
+"""The rollout loops of a run, one for each engine, as one role that outlives the death of an engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from tandem.base.deadline import Deadline
+from tandem.base.errors import EngineDiedError
+from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.reward.outcome import Scores
+from tandem.roles.fleet import Fleet
+from tandem.roles.occupancy import Work
+from tandem.roles.rollout_stream import StreamingRollout
+from tandem.rollout.protocol import Mortal
+from tandem.weights.sync import Receiver, WeightSync
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.2  # between looks at an engine that starts
+_REST_S = 600.0
+
+
+class Crew:
+    """``streams`` are the loops at work, ``fleet`` their engines, ``publisher`` brings them weights.
+
+    The loop of an engine that dies leaves its tickets to the others. ``hire`` starts the engine again, at most
+    ``max_restarts`` times each; it gets tickets once it has loaded the version of the day. One death more is raised by
+    ``check``. All methods are for one thread, that of the actor's loop.
+    """
+
+    def __init__(
+        self,
+        streams: Iterable[StreamingRollout],
+        fleet: Fleet,
+        keeper: GateKeeper,
+        publisher: WeightSync,
+        *,
+        hire: Callable[[str], StreamingRollout],
+        receiver: Callable[[StreamingRollout], Receiver],
+        max_restarts: int,
+    ) -> None:
+        self.streams = list(streams)
+        self.counts: Counter[str] = Counter()
+        self.report: dict[str, float] = {}
+        self.publisher = publisher
+        self._fleet, self._keeper = fleet, keeper
+        self._hire, self._receiver, self._max_restarts = hire, receiver, max_restarts
+        self._everyone = list(self.streams)  # those of dead engines too: they may still have something to report
+        self._starting: dict[str, StreamingRollout] = {}
+        self._deaths: Counter[str] = Counter()
+        self._resting = False
+
+    def start(self) -> None:
+        """Begin to work."""
+        for stream in self.streams:
+            stream.start()
+
+    def stop(self, seconds: float) -> None:
+        """End all loops and engines; groups that are being made are given up."""
+        for stream in self._everyone:
+            stream.stop()
+        for stream in self._everyone:  # an engine that is ended ends the loop that waits for it
+            if isinstance(stream.engine, Mortal):
+                stream.engine.close()
+        for stream in self._everyone:
+            stream.join(seconds)
+
+    def rest(self) -> None:
+        """Nothing is generated until ``work``."""
+        self._resting = True
+        for stream in self.streams:
+            stream.rest(_REST_S)
+
+    def work(self) -> None:
+        """End the rest."""
+        self._resting = False
+        for stream in self.streams:
+            stream.work()
+
+    def check(self) -> None:
+        """Replace engines that have died and take back those that have started; raise what ended a loop or a push."""
+        for stream in list(self.streams):
+            try:
+                stream.check()
+            except EngineDiedError as error:
+                self._replace(stream, error)
+        for stream in self._everyone:
+            if stream.error is not None and not isinstance(stream.error, EngineDiedError):
+                raise stream.error
+        try:
+            self.publisher.check()
+        except EngineDiedError as error:
+            self._bury(error)
+        for name, stream in list(self._starting.items()):
+            self._take_back(name, stream)
+
+    def gather(self, seconds: float) -> None:
+        """Return once every engine is there, with the weights that were published last."""
+        deadline = Deadline(seconds)
+        self.check()
+        while self._starting:
+            deadline.check("all rollout engines to be there", f"{', '.join(self._starting)}, starting again")
+            time.sleep(_TICK_S)
+            self.check()
+        self.settle()
+
+    def publish(self, version: int) -> dict[str, float]:
+        """``WeightSync.push``, whichever engines die on the way."""
+        while True:
+            try:
+                if self.publisher.version != version:
+                    return self.publisher.push(version)
+                self.publisher.wait()
+                return {}
+            except EngineDiedError as error:
+                self._bury(error)
+
+    def settle(self) -> None:
+        """Wait for the push under way, whichever engines die on the way."""
+        while True:
+            try:
+                return self.publisher.wait()
+            except EngineDiedError as error:
+                self._bury(error)
+
+    def tell(self, partition: int) -> None:
+        """Bring ``counts`` and ``report`` up to date: groups dropped, and what the scorings of ``partition`` told."""
+        scores = [found for stream in self._everyone for found in stream.take_scores(partition)]
+        self.report = Scores.joined(scores).report() if scores else {}
+        for stream in self._everyone:
+            self.counts += stream.take_counts()
+
+    def take_work(self, partition: int) -> list[tuple[str, Work]]:
+        """What each engine did for ``partition``, by name."""
+        works = [(stream.name, stream.occupancy.take(partition)) for stream in self._everyone]
+        return [(name, work) for name, work in works if work is not None]
+
+    @property
+    def members(self) -> list[StreamingRollout]:
+        """The loops at work, and those whose engines are starting again."""
+        return [*self.streams, *self._starting.values()]
+
+    # --- deaths ------------------------------------------------------------------------------------------------------
+
+    def _bury(self, error: EngineDiedError) -> None:
+        """A push met a dead engine: find it, and replace it."""
+        dead = [stream for stream in self.streams if _is_dead(stream)]
+        if not dead:
+            raise error
+        for stream in dead:
+            self._replace(stream, error)
+
+    def _replace(self, stream: StreamingRollout, error: EngineDiedError) -> None:
+        stream.leave()
+        self.streams.remove(stream)
+        self._fleet.engines.pop(stream.name, None)
+        self.publisher.leave(stream.name)
+        self._start_again(stream.name, error)
+
+    def _start_again(self, name: str, error: EngineDiedError) -> None:
+        self._deaths[name] += 1
+        if self._deaths[name] > self._max_restarts:
+            raise error
+        logger.warning("%s. Its tickets go to others; it is started again (%d)", error, self._deaths[name])
+        self._keeper.join(name)
+        stream = self._starting[name] = self._hire(name)
+        self._everyone.append(stream)
+
+    def _take_back(self, name: str, stream: StreamingRollout) -> None:
+        """An engine that has started gets the weights, and then tickets."""
+        engine = stream.engine
+        try:
+            if isinstance(engine, Mortal) and not engine.is_ready():
+                return
+            self.publisher.join(name, self._receiver(stream))
+            if self._resting:
+                stream.rest(_REST_S)
+                engine.sleep()
+        except EngineDiedError as error:
+            stream.leave()
+            self._start_again(name, error)
+            return
+        del self._starting[name]
+        self._fleet.engines[name] = engine
+        self.streams.append(stream)
+        stream.start()
+
+
+def _is_dead(stream: StreamingRollout) -> bool:
+    try:
+        stream.check()
+        if isinstance(stream.engine, Mortal):
+            stream.engine.check()
+    except EngineDiedError:
+        return True
+    return False

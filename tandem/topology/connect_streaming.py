@@ -1,0 +1,93 @@
+"""Modes in which every engine generates in a loop of its own: loops and weight sync around what all modes share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.dataflow.store import DataPlane
+from tandem.roles.crew import Crew
+from tandem.roles.rollout_stream import OnWeightUpdate, StreamingRollout, UpdatedStream
+from tandem.roles.serving import ForwardModel
+from tandem.rollout.protocol import RolloutEngine
+from tandem.topology.parts import Parts
+from tandem.topology.streaming import StreamingSession
+from tandem.topology.turns import TurnSession
+from tandem.weights.sync import WeightSync
+
+L = TypeVar("L", bound=StreamingSession)
+
+
+def connect_streaming(parts: Parts) -> StreamingSession:
+    """Hybrid: generation goes on while the actor trains."""
+    return connect_loops(parts, StreamingSession)
+
+
+def connect_turns(parts: Parts) -> TurnSession:
+    """Colocate with engines that have weights of their own: they and the actor take turns."""
+    return connect_loops(parts, TurnSession)
+
+
+def connect_loops(parts: Parts, kind: type[L], followers: Sequence[ForwardModel] = (), **handles: Any) -> L:
+    """A session of this ``kind``; ``followers`` get every version of the weights too."""
+    execution, fleet = parts.config.execution, parts.runtime.fleet
+    staleness = 0
+    on_update: OnWeightUpdate = "keep"  # nothing is generated in colocate while weights change
+    capacity = execution.data_plane.capacity_groups
+    if execution.mode != "colocate":
+        staleness, on_update = execution.max_staleness, parts.config.actor_rollout_ref.rollout.on_weight_update
+    keeper = GateKeeper(parts.gate(staleness, list(fleet.engines)))
+    plane = parts.runtime.plane(parts.ledger(staleness + 1, capacity))
+    make = partial(_stream, parts, plane, keeper)
+
+    def receive(stream: StreamingRollout) -> UpdatedStream:
+        return UpdatedStream(stream, keeper, on_update, execution.deadline_s)
+
+    streams = [make(name, engine) for name, engine in fleet.engines.items()]
+    crew = Crew(
+        streams,
+        fleet,
+        keeper,
+        _weight_sync(parts, keeper, [receive(stream) for stream in streams], followers),
+        hire=lambda name: make(name, parts.runtime.restart(name)),
+        receiver=receive,
+        max_restarts=execution.max_engine_restarts,
+    )
+    sub_batches = parts.plan.batch.sub_batches
+    return parts.session(kind, crew, plane, staleness, keeper=keeper, crew=crew, sub_batches=sub_batches, **handles)
+
+
+def _stream(parts: Parts, plane: DataPlane, keeper: GateKeeper, name: str, engine: RolloutEngine) -> StreamingRollout:
+    return StreamingRollout(
+        name,
+        engine,
+        parts.source,
+        parts.rewards,
+        plane,
+        keeper,
+        parts.filling(),
+        parts.composite.tokenizer,
+        partial=parts.config.actor_rollout_ref.rollout.partial,
+    )
+
+
+def _weight_sync(
+    parts: Parts, keeper: GateKeeper, receivers: Sequence[UpdatedStream], followers: Sequence[ForwardModel]
+) -> WeightSync:
+    """From the actor to the rollout engines, whose versions the gate must know, and to ``followers``."""
+    settings, following = parts.config.execution.weight_sync, {follower.name: follower for follower in followers}
+
+    def acknowledged(name: str, version: int) -> None:
+        if name not in following:
+            keeper.acknowledge(name, version)
+
+    return WeightSync(
+        parts.runtime.snapshots(parts.composite),
+        {**{receiver.name: receiver for receiver in receivers}, **following},
+        require_actor=parts.composite.actor.require_actor,
+        acknowledged=acknowledged,
+        overlap=settings.overlap,
+        deadline_s=settings.deadline_s,
+    )

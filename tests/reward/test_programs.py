@@ -1,0 +1,266 @@
+"""Programs against tests, and what a program can't do to the machine that runs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.base.errors import DataError, RewardError
+from tandem.reward import sandbox as sandbox_module
+from tandem.reward.programs import code, find_program, read_tests, same_output
+from tandem.reward.sandbox import Ending, Isolation, Sandbox
+from tests.reward.test_pool import alive, until
+
+SEALED = Sandbox("full", seconds=10.0, memory_mb=256, output_kb=16)
+
+
+def fenced(program: str) -> str:
+    return f"Here it is:\n```python\n{program}\n```\nDone."
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    path = tmp_path / "victim"
+    path.write_text("secret")
+    return path
+
+
+def test_every_isolation_holds_on_this_machine() -> None:
+    for isolation in ("full", "network", "limits"):
+        Sandbox(isolation).check()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("program", "ending", "output"),
+    [
+        ("print(int(input()) * 2)", Ending.DONE, "42\n"),
+        ("import sys; print('a', end=''); sys.exit()", Ending.DONE, "a"),
+        ("import os, sys; print('a'); sys.stdout.flush(); os._exit(0)", Ending.DONE, "a\n"),
+        ("if __name__ == '__main__': print(__name__)", Ending.DONE, "__main__\n"),
+        ("import threading as t; x = t.Thread(target=print, args=('a',)); x.start(); x.join()", Ending.DONE, "a\n"),
+        ("import heapq, decimal, random, sqlite3; print(len({'a', 'b'}))", Ending.DONE, "2\n"),
+        ("import sys; sys.exit(3)", Ending.FAILED, ""),
+        ("1 / 0", Ending.FAILED, ""),
+        ("def f(: pass", Ending.FAILED, ""),
+        ("a\0b", Ending.FAILED, ""),
+        ("(" * 100_000, Ending.FAILED, ""),
+        ("def f(): f()\nf()", Ending.FAILED, ""),
+        ("x = [0] * 10**9", Ending.FAILED, ""),
+        ("x = []\nwhile True: x.append(bytearray(1 << 20))", Ending.FAILED, ""),
+        ("while True: print('x' * 1000)", Ending.FLOODED, None),
+        ("import os; os.abort()", Ending.FAILED, ""),
+        ("import os, signal; os.kill(os.getpid(), 9)", Ending.FAILED, ""),
+    ],
+)
+def test_how_programs_end(program: str, ending: Ending, output: str | None) -> None:
+    ended = SEALED.run(program, "21\n")
+    assert ended.ending is ending
+    if output is not None:
+        assert ended.output == output
+    assert len(ended.output) <= 16 << 10
+
+
+@pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)", "input()\nwhile True: pass"])
+def test_a_program_that_does_not_end_is_ended(program: str) -> None:
+    assert Sandbox(seconds=0.5).run(program, "\n").ending is Ending.LATE
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "import socket; socket.socket()",
+        "import socket; socket.create_connection(('127.0.0.1', {port}))",
+        "import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}')",
+        "import os; os.fork()",
+        "import subprocess; subprocess.run(['/bin/true'])",
+        "import os; os.execv('/bin/true', ['true'])",
+        "import os; os.posix_spawn('/bin/true', ['true'], {{}})",
+        "import multiprocessing as m; p = m.get_context('fork').Process(target=print); p.start(); p.join()",
+        "import os; os.kill(os.getppid(), 9)",
+        "import os; os.killpg(0, 9)",
+        "import os; os.setsid()",
+        "open({victim!r}).read()",
+        "open('/etc/passwd').read()",
+        "open('/proc/self/environ').read()",
+        "import os; open(f'/proc/{{os.getppid()}}/environ').read()",
+        "import os; os.listdir('/')",
+        "import os; os.unlink({victim!r})",
+        "import os; os.truncate({victim!r}, 0)",
+        "import os; os.chmod({victim!r}, 0)",
+        "import os; os.utime({victim!r}, (0, 0))",
+        "import os; os.rename({victim!r}, {victim!r} + '2')",
+        "import shutil; shutil.rmtree({folder!r})",
+        "open('notes', 'w')",
+        "import os; os.mkdir('notes')",
+        "open('tests.py').read()",
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))",
+        "import ctypes; assert ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == 0",
+        "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0",
+    ],
+)
+def test_what_reaches_out_fails(attempt: str, victim: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ended = SEALED.run(attempt.format(victim=str(victim), folder=str(victim.parent), port=port) + "\nprint(1)", "")
+    assert ended.ending is Ending.FAILED
+    assert ended.output == ""
+    assert victim.read_text() == "secret"
+    assert victim.stat().st_mode & 0o600
+
+
+def test_a_program_sees_no_variables_and_leaves_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("API_KEY", "secret")
+    monkeypatch.setattr(sandbox_module.tempfile, "tempdir", str(tmp_path))
+    assert "secret" not in SEALED.run("import os; print(os.environ)", "").output
+    Sandbox("limits").run("open('left', 'w').write('x')", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_trusted_program_can_be_written() -> None:
+    assert Sandbox("limits").run("open('a', 'w').write('x'); print(open('a').read())", "").output == "x\n"
+
+
+def test_children_of_a_trusted_program_end_with_it(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    program = f"import subprocess as s\nopen({str(note)!r}, 'w').write(str(s.Popen(['sleep', '60']).pid))"
+    Sandbox("limits", seconds=1.0).run(program, "")
+    assert until(lambda: not alive(int(note.read_text())), 10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_program_does_not_outlive_its_scorer(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    program = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    owner = f"from tandem.reward.sandbox import Sandbox\nSandbox('limits', seconds=60.0).run({program!r}, '')"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen([sys.executable, "-c", owner], env=environment)
+    try:
+        assert until(lambda: note.exists() and bool(note.read_text()))
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert until(lambda: not alive(int(note.read_text())), 10)
+
+
+def test_a_machine_without_the_doors_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = sandbox_module._INSIDE.read_text()
+    inside = tmp_path / "inside.py"
+    monkeypatch.setattr(sandbox_module, "_INSIDE", inside)
+    inside.write_text(
+        source.replace("_LANDLOCK_RESTRICT, _PATH_BENEATH = 444,", "_LANDLOCK_RESTRICT, _PATH_BENEATH = 99_999,")
+    )
+    with pytest.raises(RewardError, match=r"kernel gives no Landlock.* Write isolation: network"):
+        Sandbox("full").check()
+    inside.write_text(source.replace("        _close_files(libc, order.readable)", "        pass"))
+    with pytest.raises(RewardError, match=r"open.* was not refused"):
+        Sandbox("full").check()
+    inside.write_text(source.replace("    _close_calls(libc)\n\n", "\n"))
+    with pytest.raises(RewardError, match=r"socket.* was not refused"):
+        Sandbox("network").check()
+
+
+# --- the scorer -------------------------------------------------------------------------------------------------------
+
+DOUBLE = "print(2 * int(input()))"
+ADD = "def add(a, b):\n    return a + b"
+IN_OUT = {"inputs": ["1\n", "2"], "outputs": ["2", "4\n"]}
+CALLS = {"fn_name": "add", "inputs": [[1, 2], ["a", "b"]], "outputs": [3, "ab"]}
+
+
+@pytest.mark.parametrize(
+    ("program", "tests", "passed"),
+    [
+        (DOUBLE, IN_OUT, 1.0),
+        ("print(2)", IN_OUT, 0.5),
+        ("print(3)", IN_OUT, 0.0),
+        (ADD, CALLS, 1.0),
+        ("class Solution:\n    add = lambda self, a, b: a + b", CALLS, 1.0),
+        ("def add(a, b): return a + b if a == 1 else None", CALLS, 0.5),
+        ("def sub(a, b): return 0", CALLS, 0.0),
+        ("def add(a, b): return object()", CALLS, 0.0),
+        (ADD, {"fn_name": "add", "inputs": ["1\n2"], "outputs": ["3"]}, 1.0),
+        (ADD, {"fn_name": "add", "inputs": [["1", "2"]], "outputs": ["12"]}, 1.0),
+        (ADD, {"fn_name": "add", "inputs": [[[1], [2]]], "outputs": [[[1, 2]]]}, 1.0),
+        (ADD, ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'"], 1.0),
+        (ADD, ["assert add(1, 2) == 3", "assert add(1, 2) == 4"], 0.5),
+        (ADD, "def check(f):\n    assert f(1, 2) == 3\ncheck(add)", 1.0),
+        ("import os; os._exit(0)", "assert False", 0.0),
+        ("raise SystemExit(0)", ["assert True"], 0.0),
+        ("print('[1, 2]'); exit()", {"fn_name": "f", "inputs": [[1]], "outputs": [[1, 2]]}, 0.0),
+    ],
+)
+def test_programs_are_scored_by_their_tests(program: str, tests: object, passed: float) -> None:
+    assert code(fenced(program), tests, partial=True) == {"score": passed, "passed": passed}
+    assert code(fenced(program), tests)["score"] == float(passed == 1.0)
+
+
+def test_tests_are_read_as_data_files_give_them() -> None:
+    array = np.array(["1", "2"], dtype=object)
+    many = [
+        IN_OUT,
+        '{"inputs": ["1", "2"], "outputs": ["2", "4"]}',
+        {"inputs": array, "outputs": np.array(["2", "4"], dtype=object)},
+        {"inputs": '["1", "2"]', "outputs": '["2", "4"]'},
+        {"inputs": [["1"], ["2"]], "outputs": [["2"], ["4"]]},
+    ]
+    for tests in many:
+        assert code(fenced(DOUBLE), tests)["score"] == 1.0
+    for wrong in (None, "", [], {"inputs": ["1"]}, {"inputs": ["1"], "outputs": []}, [1], 7):
+        with pytest.raises(DataError, match="has no tests"):
+            read_tests(wrong)
+
+
+def test_time_is_shared_by_the_tests_of_an_answer() -> None:
+    endless = {"inputs": ["1"] * 50, "outputs": ["2"] * 50}
+    scores = code(fenced("while True: pass"), endless, partial=True, seconds=0.4, total_s=0.8)
+    assert scores == {"score": 0.0, "passed": 0.0}
+
+
+def test_an_answer_without_a_program_gets_nothing() -> None:
+    assert code("no code", IN_OUT)["score"] == 0.0
+    assert code(f"```python\n{DOUBLE}", IN_OUT)["score"] == 0.0
+    assert code(DOUBLE, IN_OUT, fenced=False)["score"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("```python\na\n```", "a\n"),
+        ("```py\na\n```\n```python3\nb\n```", "b\n"),
+        ("```\na\n```", "a\n"),
+        ("```python\na\n```\nprints\n```\n7\n```", "a\n"),
+        ("```cpp\na\n```", None),
+        ("```python\na", None),
+        ("", None),
+    ],
+)
+def test_the_program_of_an_answer(text: str, program: str | None) -> None:
+    assert find_program(text) == program
+
+
+@given(st.text(alphabet="`python\n ", max_size=200))
+def test_looking_for_a_program_never_raises(text: str) -> None:
+    found = find_program(text)
+    assert found is None or found in text
+
+
+@given(st.lists(st.text(alphabet="ab 1", max_size=5), max_size=5))
+def test_blanks_at_line_ends_are_no_difference(lines: list[str]) -> None:
+    assert same_output("\n".join(lines), " \n".join(lines) + "\n\n")
+    assert not same_output("\n".join(lines) + "x", "\n".join(lines) + "y")
+
+
+def test_isolations_are_those_of_the_plan() -> None:
+    from tandem.reward.resolve import problems
+
+    assert problems("code", None, {"isolation": "full", "partial": True}) == []
+    assert set(Isolation.__args__) == {"full", "network", "limits"}  # type: ignore[attr-defined]
