@@ -11,7 +11,7 @@ from tandem.config.schema import Config, KlConfig
 from tandem.topology.checks_correction import check_correction, correction_scope
 from tandem.topology.checks_parameters import check_parameters
 from tandem.topology.plan_batch import longest_sequence, mini_batch_prompts
-from tandem.topology.plan_entries import Entries, advantage_name
+from tandem.topology.plan_entries import Entries, advantage_name, estimator_columns
 from tandem.topology.plan_placement import train_ranks, uses_reference
 from tandem.topology.plan_stages import COMPUTED_IN_TRAINING, Stage, columns_known, old_logprobs_from, plan_stages
 
@@ -133,7 +133,7 @@ def _check_sampling(config: Config) -> Iterator[Problem]:
 
 def _check_groups(config: Config, entries: Entries) -> Iterator[Problem]:
     filtering, n = config.algorithm.filter_groups, config.actor_rollout_ref.rollout.n
-    if filtering.enable and n == 1:
+    if filtering.enable and n == 1 and "reward_baselines" not in estimator_columns(config):
         reason = "a group of one sample always has equal rewards: every group would be filtered and no step ever filled"
         yield Problem("algorithm.filter_groups.enable", True, reason, f"Write false, or {ROLLOUT}.n of 2 or more")
     execution = config.execution

@@ -217,6 +217,7 @@ def test_b10_group_ids_hold_after_samples_were_dropped(name: str, batch: Batch, 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_b12_one_valid_reward_in_a_group_is_no_comparison_and_never_a_nan(name: str, by_flag: bool) -> None:
     batch = scored([1.0] + [3.0 if by_flag else math.nan] * 7 + [2.0, 5.0], [5] * 8 + [6] * 2)
+    batch = replace(batch, components=batch.components + 1)  # which are a greedy answer's score, too
     valid = torch.tensor([True] + [False] * 7 + [True] * 2)
     if by_flag and "reward_valid" not in ADVANTAGES[name].signature.optional_columns:
         return
