@@ -84,10 +84,9 @@ class Admission:
 
     def _check_begun(self, request: GroupRequest) -> None:
         name, begun, most = f"prompt {request.key!r}", request.begun, self._sampling.max_tokens
-        if len(begun) not in (0, self._sampling.samples):
-            raise ContractError(
-                f"{name} has {len(begun)} begun samples for n = {self._sampling.samples}: give one for each seed, or none"
-            )
+        n = self._sampling.samples
+        if len(begun) not in (0, n):
+            raise ContractError(f"{name} has {len(begun)} begun samples for n = {n}: give one for each seed, or none")
         for i, sample in enumerate(begun):
             if sample.finish_reason == "aborted" and len(sample.token_ids) >= most:
                 raise ContractError(

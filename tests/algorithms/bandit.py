@@ -1,7 +1,7 @@
 """A bandit with four arms in each of two situations, learned by the library's own advantage, correction and loss code.
 
-An answer is two tokens, each an arm; the reward is the fraction of them that is the situation's best arm, plus noise. The
-policy is a table of logits, so that everything a stage of a run would give is exact.
+An answer is two tokens, each an arm; the reward is the fraction of them that is the situation's best arm, plus noise.
+The policy is a table of logits, so that everything a stage of a run would give is exact.
 """
 
 from __future__ import annotations
