@@ -24,7 +24,7 @@ from tandem.algorithms import (
 from tandem.base.registry import Entry, Parameter, Registry
 from tandem.reward import resolve as _built_in  # noqa: F401  (registers the built-in scorers)
 from tandem.reward.parts import COMBINING
-from tandem.reward.registry import REWARDS
+from tandem.reward.registry import REWARDS, call_style
 from tandem.topology.checks_parameters import spelled
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "algorithms.md"
@@ -200,7 +200,11 @@ def _scorer(entry: Entry[Any]) -> tuple[str, ...]:
     if entry.name in COMBINING:
         inside = ", ".join(map(code, entry.signature.parameters))
         return code(entry.name), text(entry.summary), "what its parts read", inside
-    return code(entry.name), text(entry.summary), _columns(entry), _parameters(entry)
+    reads = _columns(entry)
+    if inspect.isclass(entry.target):
+        style = call_style(entry.target, entry.name)
+        reads = "the batch" if style.is_batch else ", ".join(map(code, style.fields))
+    return code(entry.name), text(entry.summary), reads, _parameters(entry)
 
 
 def _columns(entry: Entry[Any]) -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 from tandem.base.errors import Problem
 from tandem.cli.planning import NoPlan
 from tandem.topology.plan import Plan
+from tandem.topology.plan_reward import ScoringPlan
 from tandem.topology.plan_sft import SftPlan
 
 PLAIN_WIDTH = 4000
@@ -40,6 +41,7 @@ def _show_train(console: Console, plan: Plan) -> None:
     console.print(f"mode {plan.mode}, runtime {plan.runtime}, {plan.devices} device{'s' * (plan.devices != 1)}{given}")
     rows = [(p.role, p.group, f"{p.nodes} x {p.devices_per_node}") for p in plan.placements]
     _table(console, "Roles", ("role", "devices of", "nodes x devices"), rows)
+    console.print(f"rewards: {_scoring(plan.scoring)}", markup=False)
     tags = ", ".join(f"{tag} (adapters off, no copy)" if tag in plan.base_tags else tag for tag in plan.tags)
     old = f"; old log-probs: {plan.old_logprobs}" if plan.loop == plan.mode else ""
     console.print(f"tags of the actor: {tags}{old}")
@@ -61,6 +63,13 @@ def _show_train(console: Console, plan: Plan) -> None:
         console.print(f"note: {note}", markup=False)
     for later in plan.later:
         console.print(f"not yet: {later}", markup=False)
+
+
+def _scoring(scoring: ScoringPlan) -> str:
+    many = f"{scoring.processes} process{'es' * (scoring.processes > 1)} of their own"
+    where = many if scoring.processes else "the training process"
+    devices = f", a model on {' and '.join(scoring.devices)} (beside the devices above)" if scoring.devices else ""
+    return f"{', '.join(scoring.types)} in {where}{devices}"
 
 
 def _batch_rows(plan: Plan) -> list[tuple[str, str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,13 @@ import torch
 from peft import PeftModel
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
@@ -50,6 +57,19 @@ def load_causal_lm(
     """
     plain = from_pretrained(path, trust_remote_code)
     return as_causal_lm(plain if adapter is None else with_adapters(plain, adapter), dtype=dtype)
+
+
+def describe_causal_lm(path: str | Path, *, trust_remote_code: bool = False) -> CausalLM:
+    """The model in ``path`` without its weights: all that is needed to name, count and save those of others."""
+    try:
+        config = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            described = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    with suppress(OSError):  # a model need not have such a config
+        described.generation_config = GenerationConfig.from_pretrained(str(path))
+    return as_causal_lm(described)
 
 
 def as_causal_lm(model: PreTrainedModel | PeftModel, *, dtype: ComputeType = "float32") -> CausalLM:
@@ -159,11 +179,7 @@ def from_pretrained(
             str(path), dtype=torch.float32, trust_remote_code=trust_remote_code, output_loading_info=True, **options
         )
     except Exception as error:  # whatever a broken folder provokes in transformers: many types, none documented
-        reason = "it could not be read" if local.is_dir() else "there is no such folder, and no such model on the hub"
-        raise DataError(
-            f"model path {str(path)!r}: {reason} ({_first_line(error)}). Write the path of a Hugging Face "
-            "folder (with config.json and weights) or a hub id such as Qwen/Qwen3-0.6B"
-        ) from error
+        raise _unreadable(path, error) from error
     model, found = loaded
     if missing := sorted(complete(model, set(found["missing_keys"]))):
         # transformers would go on with random values in their place
@@ -174,6 +190,15 @@ def from_pretrained(
     assert isinstance(model, PreTrainedModel)
     model.eval()
     return model
+
+
+def _unreadable(path: str | Path, error: Exception) -> DataError:
+    folder = Path(path).is_dir()
+    reason = "it could not be read" if folder else "there is no such folder, and no such model on the hub"
+    return DataError(
+        f"model path {str(path)!r}: {reason} ({_first_line(error)}). Write the path of a Hugging Face "
+        "folder (with config.json and weights) or a hub id such as Qwen/Qwen3-0.6B"
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -72,19 +72,20 @@ def _zero_head(model: PreTrainedModel, missing: set[str]) -> set[str]:
 
 def _adapt(plain: PreTrainedModel, model: ModelConfig) -> None:
     """Adapters in ``plain``: they and the value head are what is trained. Their random half is always the same."""
-    targets = model.lora_target_modules
+    targets, head = model.lora_target_modules, _projection(plain)
     config = LoraConfig(
         task_type=TaskType.TOKEN_CLS,
         r=model.lora_rank,
         lora_alpha=model.lora_alpha,  # type: ignore[arg-type]  # a float is fine: it is only divided
         target_modules=targets if isinstance(targets, str) else list(targets),
+        exclude_modules=[name for name, module in plain.named_modules() if module is head],
         lora_dropout=0.0,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         inject_adapter_in_model(config, plain)
+    head.requires_grad_(True)
     hold_base(plain, model.lora_base_dtype)
-    _projection(plain).requires_grad_(True)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tandem.base.errors import ContractError
 from tandem.base.registry import near
@@ -16,13 +17,15 @@ from tandem.models.lora import is_adapter
 def copy_weights(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     """Copy (Hugging Face name, tensor) pairs in, casting to the model's dtype; every parameter must come.
 
-    A model with adapters takes those alone: what is beside them never changes. Gives the names that came, each once.
-    Raises ``ContractError`` naming a weight that the model lacks, one of another shape, or those that did not come.
+    A model that is sharded over ranks takes its part of each, one with adapters those alone: what is beside them never
+    changes. Gives the names that came, each once. Raises ``ContractError`` naming a weight that the model lacks, one of
+    another shape, or those that did not come.
     """
-    own = model.model.state_dict()
-    adapters = {name: tensor for name, tensor in own.items() if is_adapter(name)}
-    own = adapters or own
-    missing = {own[name].data_ptr(): name for name, _ in model.model.named_parameters() if name in own}
+    parameters = dict(model.model.named_parameters(remove_duplicate=False))
+    buffers = {name: tensor for name, tensor in model.model.state_dict().items() if name not in parameters}
+    adapters: dict[str, torch.Tensor] = {name: tensor for name, tensor in parameters.items() if is_adapter(name)}
+    own = adapters or {**parameters, **buffers}
+    missing = {id(parameter): name for name, parameter in model.model.named_parameters() if name in own}
     came: dict[str, None] = {}
     for name, tensor in weights:
         if name not in own:
@@ -33,10 +36,18 @@ def copy_weights(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -
                 f"load: weight {name!r} is {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}: "
                 "the weights are of another model"
             )
-        own[name].copy_(tensor)
+        _copy(own[name], tensor)
         came[name] = None
-        missing.pop(own[name].data_ptr(), None)
+        missing.pop(id(own[name]), None)
     if missing:
         names = sorted(missing.values())
         raise ContractError(f"load: {len(names)} weights did not come, {names[0]!r} among them: send all of them")
     return list(came)
+
+
+def _copy(own: torch.Tensor, whole: torch.Tensor) -> None:
+    if isinstance(own, DTensor):
+        mine = distribute_tensor(whole.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+        own.to_local().copy_(mine.to_local())
+    else:
+        own.copy_(whole)

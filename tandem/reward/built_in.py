@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tandem.reward import combined, mathematics, programs, questions, scorers
+from tandem.reward import combined, judge, mathematics, programs, questions, reward_model, scorers
 
-__all__ = ["combined", "mathematics", "programs", "questions", "scorers"]
+__all__ = ["combined", "judge", "mathematics", "programs", "questions", "reward_model", "scorers"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.loading import ComputeType, load_causal_lm, load_model
+from tandem.models.weights import copy_weights
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
 from tandem.train.engine import FsdpEngine
@@ -149,6 +150,10 @@ class TrainRank:
     def base_fingerprint(self) -> str:
         """Of the weights beside the adapters, which never change."""
         return self.engine.base_fingerprint()
+
+    def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Put other weights (see ``copy_weights``) in place of the model's, for a rank that only scores."""
+        copy_weights(self.engine.model, weights)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tandem.base.errors import Problem
-from tandem.config.model import CriticConfig
+from tandem.config.model import CriticConfig, ModelConfig
 from tandem.config.schema import Config
 from tandem.topology.checks_adapters import check_adapters
 from tandem.topology.checks_model import read_checked
 from tandem.topology.checks_trainer import check_schedule
 from tandem.topology.plan_batch import BatchPlan, longest_sequence
-from tandem.topology.plan_critic import critic_epochs, critic_model, critic_token_budget
-from tandem.topology.plan_model import ModelFacts
+from tandem.topology.plan_critic import critic_epochs, critic_model, critic_token_budget, other_tokens
+from tandem.topology.plan_model import ModelFacts, model_folder, vocabulary_of
 
 MODEL = "critic.model"
 
@@ -30,6 +30,7 @@ def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None) -> 
     if config.critic.model is not None:
         yield from check_adapters(MODEL, config.critic.model, facts)
         yield from _check_context(config, facts)
+        yield from _check_tokens(config, config.critic.model)
     start = critic_model(config)
     if start.adapter_path is not None:
         reason = "a critic can't start from an adapter, which was trained for the head of a language model"
@@ -50,12 +51,22 @@ def critic_notes(config: Config) -> Iterator[str]:
 
 
 def _check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
-    longest = longest_sequence(config)
+    longest, data = longest_sequence(config), config.data
     if facts is None or facts.context is None or facts.context >= longest:
         return
-    assert config.critic.model is not None
-    reason = f"its context is {facts.context} tokens, and a prompt with its response can have {longest}"
-    yield Problem(f"{MODEL}.path", config.critic.model.path, reason, "Name a model of longer context, or leave it out")
+    reason = f"a sequence can have {longest} tokens with its prompt, and the context of {MODEL} is {facts.context}"
+    room = facts.context - data.max_prompt_length
+    remedy = f"Name a {MODEL} of longer context" + (f", or write at most {room}" if room > 0 else "")
+    yield Problem("data.max_response_length", data.max_response_length, reason, remedy)
+
+
+def _check_tokens(config: Config, own: ModelConfig) -> Iterator[Problem]:
+    """Where both vocabularies can be read without loading a tokenizer."""
+    folders = [model_folder(path) for path in (config.actor_rollout_ref.model.tokenizer, own.tokenizer)]
+    actor, critic = (None if folder is None else vocabulary_of(folder) for folder in folders)
+    problem = None if actor is None or critic is None else other_tokens(config, actor, critic)
+    if problem is not None:
+        yield problem
 
 
 def _check_warmup(config: Config, batch: BatchPlan) -> Iterator[Problem]:

@@ -17,12 +17,18 @@ def check_reward(config: Config) -> Iterator[Problem]:
     """Of ``reward_manager``, whose type, parameters and parts are all checked without running a file of the user's."""
     reward = config.reward_manager
     yield from problems(reward.type, reward.file, reward.parameters, config.plugins)
-    for scorer in _scorers(Part("reward_manager", reward.type, reward.file, reward.parameters)):
+    for scorer in scorers_of(config):
         signature = describe(scorer.type, scorer.file, config.plugins)
         if isinstance(signature, Signature):
             yield from _check_types(scorer, signature)
             yield from _check_ground_truth(config, scorer, signature)
             yield from _check_time(config, scorer, signature)
+
+
+def scorers_of(config: Config) -> Iterator[Part]:
+    """The scorer of ``reward_manager``, and those inside it."""
+    reward = config.reward_manager
+    yield from _scorers(Part("reward_manager", reward.type, reward.file, reward.parameters))
 
 
 def _scorers(scorer: Part) -> Iterator[Part]:

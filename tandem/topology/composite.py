@@ -30,6 +30,7 @@ from tandem.roles.loss import policy_objective
 from tandem.roles.stages import BatchStage
 from tandem.roles.teachers import TeacherStage
 from tandem.roles.train_group import TrainGroup
+from tandem.rollout.protocol import RolloutEngine
 from tandem.rollout.registry import find_engine
 from tandem.topology.plan import PREFERENCE, Plan, compile_plan
 from tandem.topology.plan_critic import untrained_steps
@@ -58,6 +59,9 @@ def build_actor_rollout_ref(section: Section) -> ActorRolloutRef:
         reason = "it learns from given answers, and this builds a loop that generates them"
         remedy = "Use `tandem train`, or a loss such as ppo_clip"
         problems.append(Problem("algorithm.policy_loss.type", config.algorithm.policy_loss.type, reason, remedy))
+    if plan.runtime == "ray":
+        reason = "a loop of your own has the actor and its engine in its own process"
+        problems.append(Problem("runtime.name", "ray", reason, "Give each role one device, and write local or auto"))
     if problems:
         raise ConfigError(problems)
     updates = plan.batch.optimizer_steps_in_all
@@ -102,19 +106,34 @@ def build_composite(
     check_tokenizers(config, plan, tokenizer)
     model = load_trainable(section.model, tokenizer, trainer.seed)
     actor = build_actor(config, plan, model, total_updates)
+    engine = find_engine(section.rollout.name).target(
+        model,
+        shares_weights=True,
+        exact=trainer.exact,
+        max_num_seqs=section.rollout.max_num_seqs,
+        max_num_batched_tokens=section.rollout.max_num_batched_tokens,
+    )
+    return assemble_composite(config, plan, tokenizer, model, actor, engine, critic)
+
+
+def assemble_composite(
+    config: Config,
+    plan: Plan,
+    tokenizer: PreTrainedTokenizerBase,
+    model: CausalLM,
+    actor: Actor,
+    engine: RolloutEngine,
+    critic: Critic | None,
+) -> ActorRolloutRef:
+    """The composite node over ``actor`` and ``engine``, wherever they are; ``model`` says what the actor trains."""
+    section, trainer = config.actor_rollout_ref, config.trainer
     advantages, taught = AdvantageStage.of(config.algorithm), None
     if plan.teachers and plan.mode != "fully_async":  # there they are roles, with models of their own
         taught = teacher_stage(config, plan, load_teachers(config, plan, actor.ranks), model)
     return ActorRolloutRef(
         model=model,
         actor=actor,
-        engine=find_engine(section.rollout.name).target(
-            model,
-            shares_weights=True,
-            exact=trainer.exact,
-            max_num_seqs=section.rollout.max_num_seqs,
-            max_num_batched_tokens=section.rollout.max_num_batched_tokens,
-        ),
+        engine=engine,
         sampling=training_sampling(
             section.rollout,
             config.data.max_response_length,
@@ -132,9 +151,12 @@ def build_composite(
 
 def build_actor(config: Config, plan: Plan, model: CausalLM, total_updates: int) -> Actor:
     """The actor of one rank in this process, with the tags of ``plan``."""
-    ranks = TrainGroup.in_process(
-        build_train_engine(config, model, total_updates), deadline_s=config.execution.deadline_s
-    )
+    engine = build_train_engine(config, model, total_updates)
+    return actor_of(config, plan, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s))
+
+
+def actor_of(config: Config, plan: Plan, ranks: TrainGroup) -> Actor:
+    """The actor over ``ranks``, wherever they are, with the tags of ``plan``."""
     epochs, untrained = config.actor_rollout_ref.actor.ppo_epochs, untrained_steps(config)
     batching = Batching(plan.batch.mini_batch_prompts, epochs, config.trainer.seed, untrained)
     return Actor(ranks, batching, keep_reference="ref" in plan.tags, reference_is_base="ref" in plan.base_tags)

@@ -15,7 +15,7 @@ from tandem.roles.train_group import TrainGroup
 from tandem.topology.composite import NOT_FOR_A_LOOP, model_tokenizer, run_device
 from tandem.topology.plan import compile_plan
 from tandem.topology.plan_batch import mini_batch_prompts
-from tandem.topology.plan_critic import critic_epochs, critic_model, critic_token_budget
+from tandem.topology.plan_critic import critic_epochs, critic_model, critic_token_budget, other_tokens
 from tandem.topology.plan_model import model_folder
 from tandem.train.value_engine import ValueEngine
 from tandem.train.value_objective import ValueObjective
@@ -44,6 +44,7 @@ def build_critic(section: CriticConfig) -> Critic:
     if problems:
         raise ConfigError(problems)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    check_tokens(config, tokenizer)
     return local_critic(config, tokenizer, 1 if plan.batch.steps is None else plan.batch.steps)
 
 
@@ -58,7 +59,6 @@ def _config_of(section: CriticConfig) -> Config:
 
 def local_critic(config: Config, tokenizer: PreTrainedTokenizerBase, steps: int) -> Critic:
     """The critic as one rank in this process; ``steps`` of the run say where a falling learning rate ends."""
-    check_tokens(config, tokenizer)
     model = critic_value_model(config, tokenizer)
     engine = value_engine(config, model, steps)
     return critic_of(config, model, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s))
@@ -103,16 +103,13 @@ def value_engine(config: Config, model: ValueModel, steps: int, mesh: DeviceMesh
 def check_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ``ConfigError`` where the critic's own tokenizer gives the actor's tokens other ids. Loads no model.
 
-    A folder without a tokenizer says nothing of its tokens; their number is checked when the model is loaded.
+    The plan has looked already where a file says it. A folder without a tokenizer says nothing of its tokens; their
+    number is checked when the model is loaded.
     """
-    own = config.critic.model
+    own = config.critic.model if config.critic.enable else None
     folder = None if own is None else model_folder(own.tokenizer)
     if own is None or folder is None or not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return
-    theirs = load_tokenizer(folder).get_vocab()
-    for token, number in tokenizer.get_vocab().items():
-        if theirs.get(token) != number:
-            other = f"it is {theirs[token]}" if token in theirs else "there is no such token"
-            reason = f"the actor's token {token!r} is {number}, and in this model's vocabulary {other}"
-            remedy = "Name a model of the same tokenizer, or leave critic.model out to start from the actor's"
-            raise ConfigError([Problem("critic.model.path", own.path, reason, remedy)])
+    problem = other_tokens(config, tokenizer.get_vocab(), load_tokenizer(folder).get_vocab())
+    if problem is not None:
+        raise ConfigError([problem])

@@ -16,10 +16,12 @@ from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.reward import build_reward_manager
 from tandem.topology.composite import model_tokenizer
 from tandem.topology.connect_async import connect_async
-from tandem.topology.connect_streaming import connect_streaming
+from tandem.topology.connect_streaming import connect_streaming, connect_turns
+from tandem.topology.critic import check_tokens
 from tandem.topology.local_runtime import LocalRuntime
 from tandem.topology.parts import Parts
 from tandem.topology.plan import Plan
+from tandem.topology.ray_roles import RayRoles
 from tandem.topology.runtime import Runtime
 from tandem.topology.session import CHECKPOINTS, Progress, Session
 from tandem.topology.shared import connect_shared
@@ -38,6 +40,7 @@ def build_session(config: Config, plan: Plan) -> Session:
         torch.set_num_threads(config.runtime.torch_threads)
     resumed = find_checkpoint(config)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    check_tokens(config, tokenizer)
     tables = prompt_tables(config)
     source = prompt_source(config, tokenizer, tables)
     evaluated = config.evaluation.interval > 0 or config.evaluation.at_start
@@ -67,12 +70,15 @@ def build_session(config: Config, plan: Plan) -> Session:
         raise
 
 
-RUNTIMES: dict[str, Callable[[Config, Plan], Runtime]] = {"local": LocalRuntime}
+RUNTIMES: dict[str, Callable[[Config, Plan], Runtime]] = {"local": LocalRuntime, "ray": RayRoles}
 
 CONNECTORS: dict[tuple[str, str], Callable[[Parts], Session]] = {
     ("local", "colocate"): connect_shared,
     ("local", "hybrid"): connect_streaming,
     ("local", "fully_async"): connect_async,
+    ("ray", "colocate"): connect_turns,
+    ("ray", "hybrid"): connect_streaming,
+    ("ray", "fully_async"): connect_async,
 }
 """(Runtime, mode) -> what connects its roles."""
 
@@ -82,10 +88,10 @@ def find_checkpoint(config: Config) -> Checkpoint | None:
     resume = config.trainer.resume
     if resume is None:
         return None
-    root = Path(config.trainer.output_dir) / CHECKPOINTS
+    root = Path(config.trainer.output_dir).resolve() / CHECKPOINTS
     if resume == "auto":
         return checkpoint.latest(root)
-    return checkpoint.open_checkpoint(Path(resume))
+    return checkpoint.open_checkpoint(Path(resume).resolve())
 
 
 def continue_from(progress: Progress, source: Draws[Any], batch_size: int, saved: Checkpoint) -> None:

@@ -32,6 +32,7 @@ from tandem.topology.plan_memory import MemoryPlan, plan_memory
 from tandem.topology.plan_model import ModelFacts
 from tandem.topology.plan_placement import Placement, choose_runtime, device_groups, placements, train_ranks
 from tandem.topology.plan_preference import learns_preferences
+from tandem.topology.plan_reward import ScoringPlan, plan_scoring
 from tandem.topology.plan_stages import (
     OldLogprobs,
     Stage,
@@ -68,6 +69,7 @@ class Plan:
     tags: tuple[str, ...]
     base_tags: tuple[str, ...]
     teachers: tuple[Teacher, ...]
+    scoring: ScoringPlan
     old_logprobs: OldLogprobs
     pushed: Literal["nothing", "merged", "adapter"]
     source_columns: tuple[str, ...]
@@ -135,6 +137,7 @@ def compile_plan(config: Config) -> Plan:
         tags=tags,
         base_tags=base_tags,
         teachers=teachers(config),
+        scoring=plan_scoring(config),
         old_logprobs=old_logprobs_from(config),
         pushed="nothing" if _shares_weights(config) else pushed_part(config),
         source_columns=source_columns(entries),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 
@@ -32,3 +35,17 @@ def untrained_steps(config: Config) -> int:
 def trained_steps(config: Config, steps: int) -> int:
     """Of so many steps, those in which the actor is trained."""
     return max(0, steps - untrained_steps(config))
+
+
+def other_tokens(config: Config, actor: Mapping[str, int], critic: Mapping[str, int]) -> Problem | None:
+    """The problem of a critic whose vocabulary (token -> id) gives a token of the actor's another id, or none.
+
+    Tokens of its own it may have.
+    """
+    for token, number in actor.items():
+        if critic.get(token) != number:
+            other = f"it is {critic[token]}" if token in critic else "there is no such token"
+            reason = f"the actor's token {token!r} is {number}, and in this model's vocabulary {other}"
+            remedy = "Name a model of the same tokenizer, or leave critic.model out to start from the actor's"
+            return Problem("critic.model.path", critic_model(config).path, reason, remedy)
+    return None

@@ -1,9 +1,10 @@
-"""What can be planned and not yet be run. A part that arrives takes its line out of ``LATER``."""
+"""What can be planned and not be run, or not here. A part that arrives takes its line out of ``LATER``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
@@ -18,6 +19,7 @@ class Later:
     value: Callable[[Config, str], object]
     applies: Callable[[Config, str], bool]
     instead: str
+    reason: str = "can be planned and not be run yet"
 
 
 def _mode(config: Config, runtime: str) -> str:
@@ -45,8 +47,14 @@ def _own_devices(config: Config, runtime: str) -> bool:
 
 
 LATER = (
+    Later(
+        "runtime.name",
+        _runtime,
+        lambda c, r: r == "ray" and find_spec("ray") is None,
+        "pip install 'tandem-rl[ray]', or give each role one device and write runtime.name: local",
+        "needs the package ray, which is not installed here",
+    ),
     Later("execution.resource.teacher", _teacher_devices, _own_devices, "Remove it: it takes turns on the actor's"),
-    Later("runtime.name", _runtime, lambda c, r: r == "ray", "Give each role one device"),
     Later("actor_rollout_ref.rollout.name", _engine, lambda c, r: _engine(c, r) in ENGINES_LATER, "Write hf"),
     Later("actor_rollout_ref.actor.strategy", _strategy, lambda c, r: _strategy(c, r) == "megatron", "Write fsdp2"),
 )
@@ -54,6 +62,5 @@ LATER = (
 
 def what_comes_later(config: Config, runtime: str) -> tuple[Problem, ...]:
     """One line for each part of the config that can be planned but not be run yet."""
-    reason = "can be planned and not be run yet"
     found = [later for later in LATER if later.applies(config, runtime)]
-    return tuple(Problem(later.key, later.value(config, runtime), reason, later.instead) for later in found)
+    return tuple(Problem(later.key, later.value(config, runtime), later.reason, later.instead) for later in found)

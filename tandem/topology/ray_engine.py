@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tandem.base.errors import ContractError, EngineDiedError, TandemError
-from tandem.dataflow.ray_calls import Remote, end_with_node, import_ray
+from tandem.dataflow.ray_calls import Remote, end_with_node, import_ray, work_beside
 from tandem.dataflow.ray_payload import Packed, pack, unpack
 from tandem.rollout.connection import Patience
 from tandem.rollout.host import Host, host, or_die
@@ -67,7 +67,7 @@ class ActorHost:
     def __init__(self, name: str, spec: EngineSpec, options: Mapping[str, Any]) -> None:
         actor = import_ray().remote(concurrency_groups={_COLLECTING: 1})(EngineActor).options(**options)
         self._remote = Remote(actor.remote(), f"rollout engine {name!r}", EngineDiedError)
-        self._started = self._remote.submit("start", spec, awaited="its start")
+        self._started = self._remote.submit("start", spec, os.getcwd(), awaited="its start")
         self.channel = OwnerLine(self._remote)
 
     @property
@@ -129,8 +129,9 @@ class EngineActor:
         end_with_node()
         self._line = HostedLine()
 
-    def start(self, spec: EngineSpec) -> int:
-        """Build the engine and serve it, in a thread; the pid of this process."""
+    def start(self, spec: EngineSpec, folder: str) -> int:
+        """Build the engine and serve it, in a thread; the pid of this process. The driver works in ``folder``."""
+        work_beside(folder)
         serve = partial(host, spec, self._line, ActorServing)
         threading.Thread(target=or_die, args=(serve,), daemon=True).start()
         return os.getpid()

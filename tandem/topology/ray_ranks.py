@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ import transformers
 from torch._C._distributed_c10d import TCPStore  # what torch.distributed.TCPStore is; mypy can't see that one
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tandem.dataflow.ray_calls import Remote, Reply, end_with_node, import_ray
+from tandem.dataflow.ray_calls import Remote, Reply, end_with_node, import_ray, work_beside
 from tandem.dataflow.ray_payload import Packed, pack, unpack
 from tandem.roles.train_group import RankError, TrainGroup
 from tandem.roles.train_rank import TrainRank
@@ -27,7 +28,7 @@ from tandem.train.protocol import Exported
 BuildEngine = Callable[[DeviceMesh | None], FsdpEngine]
 """Makes the engine of this rank on the mesh of all ranks. Travels by name, so it must be importable in every worker."""
 
-PUT_BUCKET = "put_bucket"
+PUT_BUCKET, TAKE_WEIGHTS = "put_bucket", "take_weights"
 _MEETING_S = 1800.0
 _START_S = 300.0
 
@@ -38,7 +39,7 @@ class RankSetup:
 
     ``device`` is ``cpu``, ``cuda`` or ``auto``: the first CUDA device that the process sees, if any. ``seed`` is the
     same for all, because what is made at random, such as adapters, must be equal on all ranks. ``meeting_s``: longest
-    wait of one rank for another.
+    wait of one rank for another. ``folder``: where the driver works.
     """
 
     build: BuildEngine
@@ -47,6 +48,7 @@ class RankSetup:
     plugins: tuple[str, ...] = ()
     threads: int | None = None
     meeting_s: float = _MEETING_S
+    folder: str = ""
 
 
 class RankActor:
@@ -66,14 +68,20 @@ class RankActor:
         return host, self._store.port
 
     def build(self, packed: Packed, meeting: tuple[str, int]) -> int:
-        """Meet the other ranks and make the engine; the pid of this process."""
+        """Meet the other ranks, if there are any, and make the engine; the pid of this process."""
         setup: RankSetup = unpack(packed)
+        work_beside(setup.folder)
         transformers.utils.logging.disable_progress_bar()
         for plugin in setup.plugins:
             importlib.import_module(plugin)
         if setup.threads is not None:
             torch.set_num_threads(setup.threads)
         torch.manual_seed(setup.seed)
+        mesh = self._meet(setup, meeting) if self._world > 1 else None
+        self._hosted = TrainRank(setup.build(mesh), self._rank)
+        return os.getpid()
+
+    def _meet(self, setup: RankSetup, meeting: tuple[str, int]) -> DeviceMesh:
         patience = timedelta(seconds=setup.meeting_s)
         if self._store is None:
             self._store = TCPStore(*meeting, self._world, False, patience, wait_for_workers=False)
@@ -81,7 +89,10 @@ class RankActor:
         device = found if setup.device == "auto" else setup.device
         backend = {"cpu": "gloo", "cuda": "nccl"}[device]
         dist.init_process_group(backend, store=self._store, timeout=patience, rank=self._rank, world_size=self._world)
-        self._hosted = TrainRank(setup.build(init_device_mesh(device, (self._world,))), self._rank)
+        return init_device_mesh(device, (self._world,))
+
+    def pid(self) -> int:
+        """Of this process: an answer shows that it lives."""
         return os.getpid()
 
     def call(self, method: str, packed: Packed) -> Packed:
@@ -94,6 +105,10 @@ class RankActor:
         bucket = self._there().next_bucket(max_bytes)
         cast = [(name, tensor.to(dtype) if tensor.is_floating_point() else tensor) for name, tensor in bucket]
         return put_bucket(bucket if dtype is None else cast)
+
+    def take_weights(self, refs: BucketRefs) -> None:
+        """``TrainRank.take_weights``, straight from Ray's shared memory."""
+        self._there().take_weights(RemoteWeights(refs))
 
     def _there(self) -> TrainRank:
         if self._hosted is None:
@@ -117,6 +132,7 @@ class RayRank:
 
     def __init__(self, remote: Remote, pid: int) -> None:
         self.remote, self.pid = remote, pid
+        self._pulse: Reply | None = None
 
     @property
     def name(self) -> str:
@@ -124,10 +140,18 @@ class RayRank:
         return f"{self.remote.name} (pid {self.pid})"
 
     def submit(self, method: str, *args: Any) -> _Unpacked | Reply:
-        """See ``RankHandle.submit``; ``put_bucket`` is a method of the actor itself."""
-        if method == PUT_BUCKET:
-            return self.remote.submit(PUT_BUCKET, *args, awaited="a bucket of the weights")
+        """See ``RankHandle.submit``; some are methods of the actor itself."""
+        if method in (PUT_BUCKET, TAKE_WEIGHTS):
+            return self.remote.submit(method, *args, awaited="buckets of weights")
         return _Unpacked(self.remote.submit("call", method, pack(args), awaited=f"the answer to {method}()"))
+
+    def check(self) -> None:
+        """See ``RankHandle.check``. One question is open at most; a rank at work answers it later."""
+        if self._pulse is None:
+            self._pulse = self.remote.submit("pid", awaited="a sign of life")
+        with suppress(TimeoutError):
+            self._pulse.result(0.0)
+            self._pulse = None
 
     def kill(self) -> None:
         """End the process."""

@@ -12,9 +12,9 @@ The loop itself runs in the process that calls this: on Ray's head node, or wher
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -42,6 +42,7 @@ class RayRuntime:
     """By device group."""
     owns_cluster: bool
     started: list[RayEngine | RayStore] = field(default_factory=list)
+    _makers: dict[str, Callable[[], RayEngine]] = field(default_factory=dict)
 
     @classmethod
     def start(cls, placements: Sequence[Placement]) -> RayRuntime:
@@ -58,9 +59,9 @@ class RayRuntime:
                 disconnect()
             raise
 
-    def ranks(self, role: str, setup: RankSetup) -> list[RayRank]:
-        """A train rank on each device of the role. They end with the runtime."""
-        return start_ranks(self._slots(role), setup, part=self._part(role))
+    def ranks(self, role: str, setup: RankSetup, *, several: int = 1) -> list[RayRank]:
+        """A train rank on each device of the role, which ``several`` such groups share. They end with the runtime."""
+        return start_ranks(self._slots(role), setup, part=self._part(role) / several)
 
     def engines(
         self, role: str, spec: EngineSpec, *, deadline_s: float, bucket_bytes: int, devices_each: int = 1
@@ -69,14 +70,18 @@ class RayRuntime:
         slots = self._slots(role)
         if len(slots) % devices_each:
             raise ContractError(f"{role}: {len(slots)} devices don't divide into engines of {devices_each}")
-        engines = [
-            RayEngine(
-                f"{role}-{i}", spec, slot, part=self._part(role), deadline_s=deadline_s, bucket_bytes=bucket_bytes
+        part, names = self._part(role), [f"{role}-{i}" for i in range(len(slots) // devices_each)]
+        for name, slot in zip(names, slots[::devices_each], strict=True):
+            self._makers[name] = partial(
+                RayEngine, name, spec, slot, part=part, deadline_s=deadline_s, bucket_bytes=bucket_bytes
             )
-            for i, slot in enumerate(slots[::devices_each])
-        ]
-        self.started += engines
-        return engines
+        return [self.restart(name) for name in names]
+
+    def restart(self, name: str) -> RayEngine:
+        """The engine ``name`` on its device, in place of one that has died."""
+        engine = self._makers[name]()
+        self.started.append(engine)
+        return engine
 
     def store(self, ledger: Ledger, lease_seconds: float, units: int) -> RayStore:
         """The data plane of the run."""

@@ -25,6 +25,7 @@ from tandem import (
 )
 from tandem.base.errors import ConfigError, ContractError, DataError, TandemError
 from tandem.config.load import load_words
+from tandem.config.model import CriticConfig, ModelConfig
 from tandem.config.schema import Config, SftConfig
 from tandem.models.tokenizer import load_tokenizer
 from tandem.observe.metrics import METRICS_FILE, read_rows
@@ -124,6 +125,54 @@ def test_the_loop_of_ones_own_is_the_built_in_one(task: Path, tmp_path: Path) ->
     metrics = made.actor.step(compute_grpo_loss(samples, batch.dense("rewards"), made))
     assert metrics["grad/norm"] == update["grad/norm"]
     assert equal(dict(made.actor.export()), run.weights)
+
+
+PPO = ("algorithm.adv_estimator={type: gae, lam: 0.95}", "critic.enable=true", "critic.optim.lr=3.0e-3")
+
+
+def test_a_critic_is_trained_by_the_loop_as_it_stands(task: Path) -> None:
+    config = load_words([str(task), *PPO, "data.train_batch_size=5"], Config)
+    made, manager = build_actor_rollout_ref(config.actor_rollout_ref), DigitRewardManager()
+    critic = build_critic(config.critic) if config.critic.enable else None
+    assert critic is not None
+    curve = []
+    for _ in range(16):
+        for batch in build_dataloader(config):
+            outputs = made.rollout(batch.prompts)
+            rewards = manager(outputs)
+            metrics = made.actor.step(compute_grpo_loss(outputs, rewards, made, critic=critic))
+            curve.append(float(rewards.mean()))
+    assert mean(curve[-5:]) >= mean(curve[:5]) + 0.15
+    assert critic.steps == critic.updates == made.actor.updates == 32
+    assert metrics["value/applied"] == metrics["optim/applied"] == 1
+
+
+def test_a_critic_may_be_driven_by_hand(task: Path, tmp_path: Path) -> None:
+    """Values before, its step where one likes: the same training as that of the built-in loop."""
+    words = [str(task), *PPO, "data.train_batch_size=4", "critic.warmup_steps=1"]
+    run = train(*words, f"trainer.output_dir={tmp_path}", "trainer.total_steps=2")
+    config = load_words(words, Config)
+    made, critic = build_actor_rollout_ref(config.actor_rollout_ref), build_critic(config.critic)
+    assert run.session.progress.trained is not None and run.session.composite.critic is not None
+    batch, _ = run.session.progress.trained
+    with pytest.raises(ContractError, match=r"critic=build_critic\(config\.critic\)"):
+        computed = ("values", "advantages", "returns", "token_rewards")
+        samples = batch.select(*(name for name in batch.columns if name not in computed))
+        compute_grpo_loss(samples, batch.dense("rewards"), made)
+    valued = critic.values(samples)
+    assert not valued.ragged("values").values.any()  # a new head
+    loss = compute_grpo_loss(valued, batch.dense("rewards"), made)
+    assert loss.critic is None
+    assert critic.step(loss.batch)["value/applied"] == 1
+    assert "loss/policy" not in made.actor.step(loss) and "loss/policy" in made.actor.step(loss)  # after the warm-up
+    assert critic.values(samples).ragged("values").values.any()
+
+
+def test_a_critic_of_a_section_made_by_hand(task: Path) -> None:
+    critic = build_critic(CriticConfig(enable=True, model=ModelConfig(path=str(task.parent / "model"))))
+    assert critic.steps == 0
+    with pytest.raises(ConfigError, match=r"critic\.model.*belongs to no config"):
+        build_critic(CriticConfig(enable=True))
 
 
 def test_what_cannot_work_is_refused_when_it_is_built(task: Path) -> None:

@@ -19,6 +19,7 @@ from tandem.config.schema import Config
 from tandem.topology.plan import Plan, compile_plan
 from tandem.topology.plan_batch import plan_batch
 from tandem.topology.plan_placement import device_groups, placements
+from tandem.topology.plan_reward import ScoringPlan
 from tandem.topology.plan_stages import SOURCE_COLUMNS, Stage
 
 Plans = Callable[..., Plan]
@@ -35,6 +36,16 @@ def names(plan: Plan) -> list[str]:
 
 
 # --- stages
+
+
+def test_a_plan_says_where_rewards_are_made(plan_of: Plans) -> None:
+    assert plan_of().scoring == ScoringPlan(("exact",), 1, ())
+    parts = "[{type: reward_model, path: m, device: 'cuda:3'}, {type: exact}]"
+    plan = plan_of(f"reward_manager={{type: weighted_sum, workers: 2, parts: {parts}}}")
+    assert plan.scoring == ScoringPlan(("weighted_sum", "reward_model", "exact"), 2, ("cuda:3",))
+    assert plan.problems == ()
+    threads = plan_of("reward_manager={type: reward_model, path: m}", "runtime.threads=true").scoring
+    assert threads == ScoringPlan(("reward_model",), 0, ("cpu",))
 
 
 def test_the_plainest_run_computes_nothing_that_nobody_reads(plan_of: Plans) -> None:
@@ -177,7 +188,7 @@ def test_one_device_a_role_is_local_and_more_is_ray(plan_of: Plans) -> None:
         (["actor_rollout_ref.rollout.name=vllm"], ["actor_rollout_ref.rollout.name"]),
         (["actor_rollout_ref.rollout.name=sglang"], ["actor_rollout_ref.rollout.name"]),
         (["actor_rollout_ref.actor.strategy=megatron"], ["actor_rollout_ref.actor.strategy"]),
-        (["execution.resource={actor: [1, 2]}"], ["runtime.name"]),
+        (["execution.resource={actor: [1, 2]}"], []),
         (["--critic.enable", "algorithm.adv_estimator=gae"], []),
     ],
 )

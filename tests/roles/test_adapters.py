@@ -12,7 +12,8 @@ from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tandem.models.loading import as_causal_lm, new_model
 from tandem.models.lora import get_lora_model
-from tandem.roles.actor import Actor, Batching
+from tandem.roles.actor import Actor
+from tandem.roles.batching import Batching
 from tandem.roles.loss import Loss
 from tandem.roles.train_group import TrainGroup
 from tandem.roles.train_rank import REF

@@ -1,0 +1,105 @@
+"""A reward model: a sequence classifier that reads prompt and answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from tandem.base.errors import DataError
+from tandem.base.lazy import LazyModule
+from tandem.reward.outcome import Sample
+from tandem.reward.registry import register_reward
+from tandem.reward.samples import samples_of
+
+if TYPE_CHECKING:
+    import torch
+    import transformers
+
+    from tandem.columns.proto import DataProto
+else:
+    torch = LazyModule("torch")
+    transformers = LazyModule("transformers")
+
+
+@register_reward("reward_model", packages=("torch", "transformers"))
+class RewardModel:
+    """The score of a sequence classifier (``AutoModelForSequenceClassification``) for prompt and answer.
+
+    ``path`` is a Hugging Face folder or a hub id; the model's own tokenizer reads the text. One output: the score is
+    its value. Several: the probability of the one with number ``label``. At most ``batch_size`` texts are read at a
+    time, on ``device``; of a longer text the last ``max_length`` tokens count, and the metric ``cut`` says so.
+
+    ``chat_template`` wraps prompt and answer as messages of user and assistant in the model's own template; otherwise
+    they are joined. ``question`` names the field of ``extra_info`` (see ``data.extra_keys``) to take for the prompt, a
+    text or a list of messages, where the prompt as the policy sees it has another template in it. Deterministic: no
+    dropout, no gradients.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        device: str = "cpu",
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        batch_size: int = 8,
+        max_length: int = 4096,
+        label: int | None = None,
+        chat_template: bool = False,
+        question: str | None = None,
+    ) -> None:
+        from tandem.models.tokenizer import load_tokenizer
+
+        self._tokenizer = load_tokenizer(path)
+        if chat_template and not self._tokenizer.chat_template:
+            raise DataError(f"the tokenizer of {path} has no chat template: write chat_template: false")
+        self._model: Any = transformers.AutoModelForSequenceClassification.from_pretrained(
+            path, dtype=getattr(torch, dtype)
+        )
+        outputs = int(self._model.config.num_labels)
+        if outputs > 1 and (label is None or not 0 <= label < outputs):
+            raise DataError(f"the reward model {path} has {outputs} outputs: write label: 0 to {outputs - 1}")
+        self._model.config.pad_token_id = self._tokenizer.pad_token_id  # the classifier looks at the last other token
+        self._model.to(device).eval()
+        self._label = label if outputs > 1 else None
+        self._batch_size, self._max_length = batch_size, max_length
+        self._chat, self._question = chat_template, question
+
+    def __call__(self, data: DataProto) -> list[dict[str, float]]:
+        """One score per sample, whatever it shares a batch with."""
+        rows = [self._encoded(sample) for sample in samples_of(data)]
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # so that little is padding
+        scores: list[dict[str, float]] = [{}] * len(rows)
+        for start in range(0, len(order), self._batch_size):
+            chosen = order[start : start + self._batch_size]
+            cut = [rows[i][-self._max_length :] for i in chosen]
+            for i, score in zip(chosen, self._forward(cut), strict=True):
+                scores[i] = {"score": score, "cut": float(len(rows[i]) > self._max_length)}
+        return scores
+
+    def _forward(self, rows: Sequence[list[int]]) -> list[float]:
+        longest = max(1, *map(len, rows)) if len(rows) > 1 else max(1, len(rows[0]))
+        ids = torch.full((len(rows), longest), self._tokenizer.pad_token_id)  # (B, T), padded on the right
+        mask = torch.zeros_like(ids)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = torch.tensor(row, dtype=ids.dtype)
+            mask[i, : len(row)] = 1
+        with torch.inference_mode():
+            device = self._model.device
+            logits = self._model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.float()  # (B, labels)
+        chosen = logits[:, 0] if self._label is None else logits.softmax(dim=-1)[:, self._label]
+        values: list[float] = chosen.tolist()
+        return values
+
+    def _encoded(self, sample: Sample) -> list[int]:
+        asked: Any = sample.prompt
+        if self._question is not None:
+            if self._question not in (sample.extra_info or {}):
+                raise DataError(f"extra_info has no {self._question!r}: name its column in data.extra_keys")
+            asked = sample.extra_info[self._question]  # type: ignore[index]
+        if self._chat:
+            messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
+            messages.append({"role": "assistant", "content": sample.response})
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        text = asked if isinstance(asked, str) else "\n".join(str(message["content"]) for message in asked)
+        return list(self._tokenizer.encode(text + sample.response))

@@ -1,0 +1,118 @@
+"""Training on Ray, real processes: the modes are the same run there as here, and a death is survived or told."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.columns.proto import DataProto
+from tandem.control.entry import LOOPS
+from tandem.topology.ray_ranks import RayRank
+from tandem.topology.session import Session
+from tandem.topology.streaming import StreamingSession
+from tests.e2e.conftest import task
+from tests.e2e.seven import Run, distance, equal, prepare
+
+__all__ = ["task"]
+
+pytestmark = pytest.mark.timeout(300)
+FIVE = (
+    "trainer.total_steps=5",
+    "trainer.exact=true",
+    "data.train_batch_size=8",
+    "actor_rollout_ref.rollout.n=4",
+    "algorithm.kl={in: loss, coef: 0.05}",
+    "algorithm.old_logprobs=recompute",
+)
+ONE, TWO = "resource: {actor: [1, 1], rollout: [1, 1]}", "resource: {actor: [1, 2], rollout: [1, 2]}"
+
+
+@dataclass
+class Watched:
+    """A finished run, the batches of its steps in canonical order, and its processes."""
+
+    run: Run
+    weights: dict[str, torch.Tensor]
+    steps: list[DataProto]
+    pids: list[int]
+
+    def samples(self) -> list[tuple[list[Any], ...]]:
+        """By step: who was asked, what came, what it was worth."""
+        return [
+            (
+                batch.non_tensor_batch["uid"],
+                batch.dense("sample_index").tolist(),
+                [row.tolist() for row in batch.ragged("responses")],
+                batch.dense("rewards").tolist(),
+                [row.tolist() for row in batch.ragged("advantages")],
+            )
+            for batch in self.steps
+        ]
+
+
+def watch(*words: str | Path) -> Watched:
+    session = prepare(*words)
+    steps: list[DataProto] = []
+    end_step = session.end_step
+
+    def watched(step: int, batch: DataProto, update: dict[str, float]) -> None:
+        order = sorted(
+            range(len(batch)), key=lambda i: (int(batch.dense("group_ids")[i]), int(batch.dense("sample_index")[i]))
+        )
+        steps.append(batch[torch.tensor(order)])
+        end_step(step, batch, update)
+
+    object.__setattr__(session, "end_step", watched)
+    run = Run(session, session.output_dir)
+    with session.running():
+        pids = processes(session)
+        LOOPS[session.plan.mode](session)
+        weights = run.weights
+    return Watched(run, weights, steps, pids)
+
+
+def processes(session: Session) -> list[int]:
+    """Of the ranks and engines."""
+    ranks = [handle.pid for handle in session.composite.actor.ranks._ranks if isinstance(handle, RayRank)]
+    streams = session.streams if isinstance(session, StreamingSession) else []
+    return [*ranks, *(stream.engine.pid for stream in streams)]  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def here(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """The synchronous run in one process."""
+    return watch(task, f"trainer.output_dir={tmp_path_factory.mktemp('here')}", *FIVE)
+
+
+SAME = {
+    "colocate": (f"{{mode: colocate, {ONE}}}", 2),
+    "hybrid": (f"{{mode: hybrid, max_staleness: 0, {ONE}}}", 2),
+    "fully async": (f"{{mode: fully_async, max_staleness: 0, num_iters_per_train_update: 4, {ONE}}}", 2),
+    "colocate, two and two": (f"{{mode: colocate, balance_data: true, {TWO}}}", 4),
+    "hybrid in 4 sub-batches, two and two": (
+        f"{{mode: hybrid, max_staleness: 0, num_iters_per_train_update: 4, balance_data: true, {TWO}}}",
+        4,
+    ),
+}
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("name", SAME)
+def test_without_staleness_every_mode_is_the_synchronous_run(
+    task: Path, here: Watched, tmp_path: Path, name: str
+) -> None:
+    execution, actors = SAME[name]
+    found = watch(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", "runtime.name=ray", *FIVE)
+    assert len({os.getpid(), *found.pids}) == actors + 1
+    assert found.samples() == here.samples()
+    if actors == 2:
+        assert equal(found.weights, here.weights)
+    else:
+        assert distance(found.weights, here.weights) < 1e-5
+    status = found.run.column("version")
+    assert status == [1.0, 2.0, 3.0, 4.0, 5.0]

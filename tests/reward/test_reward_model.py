@@ -1,0 +1,113 @@
+"""A tiny reward model in a folder: its scores, alone and in batches, here and in a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, LlamaConfig
+
+from tandem.base.deadline import Deadline
+from tandem.base.errors import DataError
+from tandem.columns.proto import DataProto
+from tandem.models.tokenizer import character_tokenizer
+from tandem.reward.pool import ScoringPool
+from tandem.reward.resolve import resolve
+from tandem.reward.reward_model import RewardModel
+
+TOKENIZER = character_tokenizer("\n0123456789+=<>", eos="\n", pad=None)
+CHAT = "{% for m in messages %}{{ '<' if m.role == 'user' else '>' }}{{ m.content }}{% endfor %}\n"
+
+
+def write_model(folder: Path, labels: int, chat: str | None = None) -> str:
+    config = LlamaConfig(
+        vocab_size=len(TOKENIZER),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_labels=labels,
+    )
+    torch.manual_seed(3)
+    model = AutoModelForSequenceClassification.from_config(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    tokenizer = character_tokenizer("\n0123456789+=<>", eos="\n", pad=None)
+    tokenizer.chat_template = chat
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("classifier"), 1, CHAT)
+
+
+def batch(*texts: str, prompts: list[str] | None = None, **columns: Any) -> DataProto:
+    rows = [torch.tensor(TOKENIZER.encode(text), dtype=torch.int64) for text in texts]
+    named = {"prompt_text": prompts or ["1+1="] * len(texts), **columns}
+    return DataProto({"responses": rows}, named, tokenizer=TOKENIZER)
+
+
+def scores(model: RewardModel, data: DataProto) -> list[float]:
+    return [row["score"] for row in model(data)]
+
+
+def test_scores_do_not_depend_on_the_company(folder: str) -> None:
+    texts = ["2", "22", "2222222222", "7", "", "1+1=2"]
+    together = scores(RewardModel(path=folder), batch(*texts))
+    alone = [scores(RewardModel(path=folder), batch(text))[0] for text in texts]
+    pairs = scores(RewardModel(path=folder, batch_size=2), batch(*texts))
+    assert together == pytest.approx(alone, abs=1e-5)
+    assert pairs == pytest.approx(alone, abs=1e-5)
+    assert len({round(score, 4) for score in alone}) == len(texts)
+    assert together == scores(RewardModel(path=folder), batch(*texts))
+
+
+def test_the_score_is_the_models_own(folder: str) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    with torch.inference_mode():
+        expected = float(model(torch.tensor([TOKENIZER.encode("1+1=2")])).logits)
+    assert scores(RewardModel(path=folder), batch("2")) == pytest.approx([expected], abs=1e-5)
+
+
+def test_a_chat_template_and_the_question_behind_the_prompt(folder: str) -> None:
+    model = RewardModel(path=folder, chat_template=True, question="asked")
+    infos = [{"asked": "1+1="}, {"asked": [{"role": "user", "content": "1+1="}]}]
+    first, second = scores(model, batch("2", "2", prompts=["<<1+1=>>"] * 2, extra_info=infos))
+    plain = RewardModel(path=folder)
+    (expected,) = scores(plain, batch("2\n", prompts=["<1+1=>"]))
+    assert [first, second] == pytest.approx([expected] * 2, abs=1e-5)
+    with pytest.raises(DataError, match=r"extra_info has no 'asked'.*data\.extra_keys"):
+        model(batch("2"))
+
+
+def test_long_texts_keep_their_end_and_are_counted(folder: str) -> None:
+    found = RewardModel(path=folder, max_length=3)(batch("222222", "2", prompts=["777", "7"]))
+    whole = RewardModel(path=folder)(batch("222", prompts=[""]))
+    assert [row["cut"] for row in found] == [1.0, 0.0]
+    assert found[0]["score"] == pytest.approx(whole[0]["score"], abs=1e-5)
+
+
+def test_several_outputs_need_a_label(tmp_path: Path) -> None:
+    path = write_model(tmp_path, 3)
+    for label in (None, 3):
+        with pytest.raises(DataError, match="has 3 outputs: write label: 0 to 2"):
+            RewardModel(path=path, label=label)
+    shares = [scores(RewardModel(path=path, label=i), batch("2"))[0] for i in range(3)]
+    assert sum(shares) == pytest.approx(1.0, abs=1e-5)
+    with pytest.raises(DataError, match="no chat template"):
+        RewardModel(path=path, label=0, chat_template=True)
+
+
+def test_in_a_process_of_its_own(folder: str) -> None:
+    data = batch("2", "7", "22")
+    expected = scores(RewardModel(path=folder), data)
+    with ScoringPool(resolve("reward_model", None, {"path": folder}), deadline_s=60.0, tokenizer=TOKENIZER) as pool:
+        found = pool.collect(pool.submit(data), Deadline(120))
+    assert list(found.rewards) == pytest.approx(expected, abs=1e-5)
+    assert found.report()["cut"] == 0.0
