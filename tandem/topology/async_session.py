@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from tandem.base.errors import DeadlineError
 from tandem.columns.proto import DataProto
 from tandem.dataflow.tickets import Lease
+from tandem.roles.advantages import Told
 from tandem.roles.batch_metrics import check_lag
 from tandem.roles.loss import without_samples
 from tandem.roles.serving import ServingRole
@@ -22,11 +23,15 @@ _JOIN_S = 2.0  # for a loop that is told to end; it is a daemon, and may wait fo
 
 @dataclass
 class Loops:
-    """The threads of the serving roles; ``error`` is what ended one of them, ``stopping`` ends all."""
+    """The threads of the serving roles; ``error`` is what ended one of them, ``stopping`` ends all.
+
+    ``told`` is of the partitions whose advantages are there, which may be ahead of the one that is trained.
+    """
 
     stopping: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
     threads: list[threading.Thread] = field(default_factory=list)
+    told: dict[int, Told] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,20 @@ class AsyncSession(StreamingSession):
     def give(self, role: ServingRole, lease: Lease, batch: DataProto) -> None:
         """Put the columns that ``role`` gives into the plane, and acknowledge the groups."""
         columns = batch.select(*role.gives, "group_ids", "sample_index")
+        if "advantages" in role.gives:
+            self.loops.told[lease.tickets[0].partition] = self.composite.advantages.told()
         self.plane.put(lease.tickets, columns, timeout=self.config.execution.deadline_s)
         self.plane.acknowledge(lease)
+
+    @property
+    def told(self) -> Told:
+        """See ``Session.told``."""
+        return self.loops.told.get(self.progress.step - 1) or super().told
+
+    def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
+        """See ``Session.end_step``; what was told of earlier partitions is forgotten."""
+        super().end_step(step, batch, update)
+        self.loops.told.pop(step - 1, None)
 
     def complete(self, partition: int) -> DataProto:
         """The partition in canonical order, with every column that the train call needs."""

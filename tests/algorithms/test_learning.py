@@ -62,11 +62,11 @@ def test_a_kl_in_the_loss_holds_the_policy_at_its_reference(kind: str) -> None:
 
 
 def test_an_adaptive_kl_in_the_reward_rises_where_the_policy_leaves_its_target() -> None:
-    kl = {"in": "reward", "type": "k1", "coef": 0.05, "controller": "adaptive", "target": 0.5, "horizon": 300}
+    kl = {"in": "reward", "type": "k1", "coef": 0.05, "controller": "adaptive", "target": 0.4, "horizon": 100}
     for seed in range(3):
         held = Bandit(AlgorithmConfig.model_validate({"kl": kl, "adv_estimator": "dr_grpo"}), seed)
         free = Bandit(AlgorithmConfig.model_validate({"adv_estimator": "dr_grpo"}), seed)
         assert held.run(30) > START + MARGIN
         free.run(30)
-        assert held.metrics["kl/coef"] > 2 * 0.05  # it had to rise
-        assert held.kl < 0.95 * free.kl
+        assert held.metrics["kl/coef"] > 4 * 0.05  # it had to rise
+        assert held.kl < 0.97 * free.kl
