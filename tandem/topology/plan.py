@@ -15,7 +15,7 @@ from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import Config
 from tandem.topology.checks_adapters import check_adapters, check_exported, check_pushed
 from tandem.topology.checks_algorithm import check_algorithm
-from tandem.topology.checks_correction import CORRECTION, cut_sampling, readers
+from tandem.topology.checks_correction import correction_notes
 from tandem.topology.checks_critic import check_critic, critic_notes, read_critic
 from tandem.topology.checks_data import check_data, count_rows
 from tandem.topology.checks_execution import check_execution
@@ -193,11 +193,8 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
     yield from notes_on_teacher(config)
     if learns_preferences(config):
         yield from preference_notes(config)
-    elif cut_sampling(config) is not None and not readers(config, entries):
-        yield (
-            f"samples are drawn with {cut_sampling(config)} and trained as if they came from the whole distribution, "
-            f"and no {CORRECTION} looks at the difference; top_p: 1.0 and top_k: -1 make none"
-        )
+    else:
+        yield from correction_notes(config, entries)
     yield from critic_notes(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

@@ -74,6 +74,19 @@ def test_every_loss_is_weighed_or_says_that_it_takes_no_weights(plan_of: Plans, 
     assert takes or "no tis_weights" in plan.problems[0].reason
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("execution.max_staleness=2",), True),
+        (("execution.max_staleness=1",), False),
+        (("execution.max_staleness=2", "algorithm.policy_loss.type=decoupled_ppo"), False),
+        (("execution.max_staleness=2", "algorithm.rollout_correction.weights=token"), False),
+    ],
+)
+def test_old_samples_that_nothing_accounts_for_are_noted(plan_of: Plans, words: tuple[str, ...], told: bool) -> None:
+    assert any("2 versions old" in note for note in plan_of("--hybrid", *words).notes) is told
+
+
 @pytest.mark.parametrize("cut", ["top_p=0.9", "top_k=20"])
 def test_b29_samples_of_a_narrower_distribution_without_a_correction_are_noted(plan_of: Plans, cut: str) -> None:
     word = f"actor_rollout_ref.rollout.{cut}"
