@@ -29,13 +29,13 @@ def correction_notes(config: Config, entries: Entries) -> Iterator[str]:
         return
     if (cut := cut_sampling(config)) is not None:
         yield (
-            f"samples are drawn with {cut} and trained as if they came from the whole distribution, and no {CORRECTION} "
-            "looks at the difference; top_p: 1.0 and top_k: -1 make none"
+            f"samples are drawn with {cut} and trained as if they came from the whole distribution, and no "
+            f"{CORRECTION} looks at the difference; top_p: 1.0 and top_k: -1 make none"
         )
     if execution.mode != "colocate" and execution.max_staleness > 1:
         yield (
-            f"samples may be {execution.max_staleness} versions old, and neither a {CORRECTION} nor a loss that knows the "
-            "policy that sampled looks at the difference; policy_loss: {type: decoupled_ppo} does"
+            f"samples may be {execution.max_staleness} versions old, and neither a {CORRECTION} nor a loss that knows "
+            "the policy that sampled looks at the difference; policy_loss: {type: decoupled_ppo} does"
         )
 
 
