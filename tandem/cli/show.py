@@ -41,7 +41,8 @@ def _show_train(console: Console, plan: Plan) -> None:
     console.print(f"mode {plan.mode}, runtime {plan.runtime}, {plan.devices} device{'s' * (plan.devices != 1)}{given}")
     rows = [(p.role, p.group, f"{p.nodes} x {p.devices_per_node}") for p in plan.placements]
     _table(console, "Roles", ("role", "devices of", "nodes x devices"), rows)
-    console.print(f"rewards: {_scoring(plan.scoring)}", markup=False)
+    if plan.scoring is not None:
+        console.print(f"rewards: {_scoring(plan.scoring)}", markup=False)
     tags = ", ".join(f"{tag} (adapters off, no copy)" if tag in plan.base_tags else tag for tag in plan.tags)
     old = f"; old log-probs: {plan.old_logprobs}" if plan.loop == plan.mode else ""
     console.print(f"tags of the actor: {tags}{old}")
@@ -90,6 +91,7 @@ def _batch_rows(plan: Plan) -> list[tuple[str, str, str]]:
 def _show_sft(console: Console, plan: SftPlan) -> None:
     rows = [
         ("examples", "unknown" if plan.rows is None else str(plan.rows), "per epoch"),
+        *((f"  {p.name}", "unknown" if p.rows is None else str(p.rows), f"{p.share:.0%} of the mix") for p in plan.mix),
         ("batch", str(plan.batch_examples), "examples per optimizer step"),
         ("optimizer steps", "as the data last" if plan.updates is None else str(plan.updates), "in all"),
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,12 +28,14 @@ class Loops:
     """The threads of the serving roles; ``error`` is what ended one of them, ``stopping`` ends all.
 
     ``told`` is of the partitions whose advantages are there, which may be ahead of the one that is trained.
+    ``seconds`` are those of their stages, by partition and name: a stage is one role's, hence one thread's.
     """
 
     stopping: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
     threads: list[threading.Thread] = field(default_factory=list)
     told: dict[int, Told] = field(default_factory=dict)
+    seconds: defaultdict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,21 @@ class AsyncSession(StreamingSession):
                 return
             batch = self.plane.get(lease.tickets, names)
             yield lease, without_samples(batch, ~batch.dense("reward_valid"))
+
+    @contextmanager
+    def scoring(self, partition: int, stage: str) -> Iterator[None]:
+        """Around a stage of a serving role: its time is the partition's, also where it works ahead of the actor."""
+        begun = time.perf_counter()
+        yield
+        ended = time.perf_counter()
+        self.loops.seconds[partition, stage] += ended - begun
+        self.log.span(stage, begun, ended, threading.current_thread().name)
+
+    def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
+        """See ``StreamingSession.end_step``; the times of the serving roles are gathered too."""
+        super().end_step(step, batch, update)
+        for partition, stage in [key for key in list(self.loops.seconds) if key[0] == step]:
+            self.progress.beside[f"time/{stage}"] = self.loops.seconds.pop((partition, stage))
 
     def give(self, role: ServingRole, lease: Lease, batch: DataProto) -> None:
         """Put the columns that ``role`` gives into the plane, and acknowledge the groups."""

@@ -83,6 +83,7 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rows(place / "train.jsonl", digits * 4)
     write_rows(place / "val.jsonl", [{**row, "prompt": f"{row['answer'][0]}->"} for row in digits])
     write_rows(place / "pairs.jsonl", [{"prompt": row["prompt"], "response": row["answer"]} for row in digits])
+    write_rows(place / "pairs_val.jsonl", [{"prompt": f"{row['answer']}>", "response": "7"} for row in digits])
     pairs = [{"prompt": f"{d}>", "chosen": str(d) * 3, "rejected": str(9 - d) * 3} for d in range(10)]
     write_rows(place / "preferences.jsonl", pairs * 4)
     write_rows(place / "preferences_val.jsonl", [{**row, "prompt": f"{row['prompt'][0]}->"} for row in pairs])

@@ -47,15 +47,9 @@ def begin(task: Path, folder: Path, *words: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_hear_the_keyboard,
     )
     BEGUN.append(process)
     return process
-
-
-def _hear_the_keyboard() -> None:
-    """A shell's background jobs, of which the tests may be one, ignore SIGINT, and so would their children."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
