@@ -111,6 +111,7 @@ class AsyncSession(StreamingSession):
         super().end_step(step, batch, update)
         for partition, stage in [key for key in list(self.loops.seconds) if key[0] == step]:
             self.progress.beside[f"time/{stage}"] = self.loops.seconds.pop((partition, stage))
+        self.loops.told.pop(step - 1, None)
 
     def give(self, role: ServingRole, lease: Lease, batch: DataProto) -> None:
         """Put the columns that ``role`` gives into the plane, and acknowledge the groups."""
@@ -124,11 +125,6 @@ class AsyncSession(StreamingSession):
     def told(self) -> Told:
         """See ``Session.told``."""
         return self.loops.told.get(self.progress.step - 1) or super().told
-
-    def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
-        """See ``Session.end_step``; what was told of earlier partitions is forgotten."""
-        super().end_step(step, batch, update)
-        self.loops.told.pop(step - 1, None)
 
     def complete(self, partition: int) -> DataProto:
         """The partition in canonical order, with every column that the train call needs."""

@@ -23,7 +23,8 @@ from tandem.topology.plan_sft import compile_sft_plan
 from tests.docs.snippets import Snippet, commands, read_snippets
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "examples/own_loop/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = [ROOT / f"examples/{name}/README.md" for name in ("distillation", "own_loop")]
+PAGES = [ROOT / "README.md", *EXAMPLES, *sorted((ROOT / "docs").glob("*.md"))]
 PLANNED = ("train", "sft")
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
