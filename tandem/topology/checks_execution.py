@@ -75,6 +75,9 @@ def _check_devices(config: Config, placed: tuple[Placement, ...]) -> Iterator[Pr
             reason = f"it doesn't divide the {devices[role]} devices of {role}"
             remedy = f"Write a divisor of {devices[role]}, or change execution.resource.{role}"
             yield Problem(f"{key}.tensor_model_parallel_size", width, reason, remedy)
+    if config.runtime.threads and choose_runtime(config, placed) == "ray":
+        reason = "on Ray every rank and every engine is a process of its own"
+        yield Problem("runtime.threads", True, reason, "Write false, or give each role one device and write local")
     wide = [f"{role} {count}" for role, count in devices.items() if count > 1]
     if wide and choose_runtime(config, placed) == "local":
         reason = f"the local runtime has one device a role, and the resource gives {', '.join(wide)}"

@@ -261,6 +261,7 @@ REFUSALS = [
         "divisor",
     ),
     (f"{ACTOR}.tensor_model_parallel_size=2", f"{ACTOR}.tensor_model_parallel_size", "1 devices of actor", "resource"),
+    ("runtime.name=ray runtime.threads=true", "runtime.threads", "a process of its own", "Write false"),
     ("runtime.name=local execution.resource={actor: [1, 2]}", "runtime.name", "one device a role", "ray"),
     (f"{HYBRID} execution.resource={{ref: [1, 2]}}", "execution.resource.ref", "a tag here", "Remove"),
     ("execution.resource={reference: [1, 1]}", "execution.resource.reference", "a tag here", "Remove"),
