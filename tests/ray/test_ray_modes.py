@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.base.errors import DiedError
+from tandem.base.errors import ConfigError, DiedError
 from tandem.columns.proto import DataProto
 from tandem.control.entry import LOOPS
 from tandem.observe.metrics import METRICS_FILE, read_rows
@@ -33,6 +33,7 @@ FIVE = (
     "algorithm.kl={in: loss, coef: 0.05}",
     "algorithm.old_logprobs=recompute",
 )
+RAY = ("runtime.name=ray", "runtime.threads=false")
 ONE, TWO = "resource: {actor: [1, 1], rollout: [1, 1]}", "resource: {actor: [1, 2], rollout: [1, 2]}"
 
 
@@ -111,7 +112,7 @@ def test_without_staleness_every_mode_is_the_synchronous_run(
     task: Path, here: Watched, tmp_path: Path, name: str
 ) -> None:
     execution, actors = SAME[name]
-    found = watch(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", "runtime.name=ray", *FIVE)
+    found = watch(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", *RAY, *FIVE)
     assert len({os.getpid(), *found.pids}) == actors + 1
     assert found.samples() == here.samples()
     if actors == 2:
@@ -123,6 +124,15 @@ def test_without_staleness_every_mode_is_the_synchronous_run(
 
 
 @pytest.mark.usefixtures("cluster")
+def test_too_few_devices_are_told_before_anything_starts(task: Path, tmp_path: Path) -> None:
+    execution = "{mode: hybrid, resource: {actor: [1, 90], rollout: [1, 10]}}"
+    with pytest.raises(
+        ConfigError, match=r"actor 1 x 90, rollout 1 x 10 need 100 CPU slots, the cluster has .* missing"
+    ):
+        prepare(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", *RAY)
+
+
+@pytest.mark.usefixtures("cluster")
 def test_b83_a_killed_engine_is_replaced_a_killed_rank_ends_the_run_and_a_resumed_one_loses_nothing(
     task: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,6 +141,7 @@ def test_b83_a_killed_engine_is_replaced_a_killed_rank_ends_the_run_and_a_resume
     reward.write_text("def mine(response, ground_truth):\n    return float(response[:1] == ground_truth[:1])\n")
     words = (
         task,
+        *RAY,
         f"trainer.output_dir={tmp_path / 'run'}",
         f"execution={{mode: hybrid, max_staleness: 2, num_iters_per_train_update: 2, balance_data: true, {TWO}}}",
         f"reward_manager={{type: mine, file: {reward}}}",
