@@ -193,6 +193,8 @@ def test_async_scorers_wait_together_and_fail_alone() -> None:
 def test_a_scorer_that_cannot_be_made_is_told_and_nothing_waits() -> None:
     with ScoringPool(resolve("unmakeable", FILE), workers=1) as pool:
         with pytest.raises(RewardError, match="the scorer can't be made: OSError: no such judge"):
+            pool.await_ready()
+        with pytest.raises(RewardError, match="the scorer can't be made: OSError: no such judge"):
             pool.collect(pool.submit(batch("a"), "g"), Deadline(60))
         with pytest.raises(RewardError, match="nothing can be scored"):
             pool.submit(batch("a"))
