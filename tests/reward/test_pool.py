@@ -200,6 +200,14 @@ def test_a_scorer_that_cannot_be_made_is_told_and_nothing_waits() -> None:
             pool.submit(batch("a"))
 
 
+def test_processes_that_are_not_ready_in_time_are_told() -> None:
+    with (
+        ScoringPool(resolve("obedient", FILE), start_s=0.01) as pool,
+        pytest.raises(RewardError, match=r"3 scoring processes .*; the last one didn't get ready in 0\.01 s"),
+    ):
+        pool.await_ready()
+
+
 def test_processes_that_never_start_are_told() -> None:
     with (
         ScoringPool(resolve("dying", FILE), workers=1) as pool,
