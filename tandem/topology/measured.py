@@ -25,7 +25,7 @@ ENOUGH = 3
 
 STEP, ROLLOUT, TRAIN = "time/step", "time/rollout", "time/train"
 
-WORK = {"reference": ("time/ref", "time/teacher"), "old": ("time/old",)}
+WORK = {"reference": ("time/ref", "time/teacher"), "old": ("time/old", "time/values")}
 """Part -> keys of ``metrics.jsonl`` that add up to it; seconds on the devices of its role."""
 
 CLOCK = {
@@ -181,7 +181,7 @@ def parts_of(rows: Sequence[Mapping[str, object]], setting: Setting) -> Parts:
     turns = publish + _mean(rows, (TURNS,))
     return Parts(
         rollout=_mean(rows, (ROLLOUT,)) * setting.rollout,
-        train=_mean(rows, (TRAIN,)) * actor,
+        train=_mean(rows, (TRAIN, "time/train_critic")) * actor,
         longest=_mean(rows, (LONGEST,)),
         turns=turns if together else 0.0,
         push=0.0 if together or setting.overlap else publish,
