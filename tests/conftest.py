@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Before anything imports torch: two OpenMP threads per process on a busy machine multiply every time.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -12,6 +13,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["COLUMNS"] = "120"
 
 from hypothesis import HealthCheck, settings
+
+# The background jobs of a shell ignore SIGINT, and so would every process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # `pytest --hypothesis-profile=explore` looks for new inputs; the default always tries the same ones.
 settings.register_profile(

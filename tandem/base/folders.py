@@ -1,13 +1,26 @@
-"""Folders that appear whole or not at all."""
+"""Folders that appear whole or not at all, and disks on which nothing more appears."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM_TEXTS = (*map(os.strerror, _NO_ROOM), "file write failed", "unexpected pos")  # the last two are PyTorch's
+
+
+def means_no_room(error: BaseException) -> bool:
+    """Whether ``error`` comes of a full disk, a quota or a limit of sizes: libraries have their own errors for it."""
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return True
+    if any(text in str(error) for text in _NO_ROOM_TEXTS):
+        return True
+    return error.__cause__ is not None and means_no_room(error.__cause__)
 
 
 @contextmanager

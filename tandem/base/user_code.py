@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import inspect
+import os
+import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Mapping
@@ -14,6 +18,20 @@ from typing import Any
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.base.registry import near, read_signature
+
+IMPORT_S = 60.0
+"""Deadline of the first import of a user's file, which may import torch and more."""
+
+_TRIED = 77
+_TRY = f"""
+import os, sys
+from tandem.base.user_code import import_file
+try:
+    import_file(sys.argv[1])
+except BaseException:
+    pass
+os._exit({_TRIED})
+"""
 
 
 def import_file(file: str) -> ModuleType:
@@ -35,6 +53,28 @@ def import_file(file: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def import_ends(file: str) -> str | None:
+    """Whether a Python file can be imported at all, tried in a process of its own: why not, else None.
+
+    An exception is no obstacle: it can be caught. What ends the process or never comes to an end is.
+    """
+    command = [sys.executable, "-P", "-c", _TRY, str(Path(file).resolve())]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path)}
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
+    try:
+        status = child.wait(IMPORT_S)
+    except subprocess.TimeoutExpired:
+        return f"importing it takes more than {IMPORT_S:g} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in the group
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    if status == _TRIED:
+        return None
+    ending = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+    return f"importing it ends the process {ending}"
 
 
 def import_problem(key: str, file: str, error: BaseException) -> Problem:

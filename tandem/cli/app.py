@@ -19,7 +19,8 @@ from typing import Annotated
 import typer
 
 from tandem import __version__
-from tandem.base.errors import TandemError
+from tandem.base.errors import DataError, TandemError
+from tandem.base.folders import means_no_room
 from tandem.cli.doctor import examine
 
 CTRL_C, TERMINATED = 130, 143
@@ -98,6 +99,16 @@ def reported() -> Iterator[None]:
     except Terminated:
         typer.echo("terminated", err=True)
         raise typer.Exit(TERMINATED) from None
+    except BaseException as error:  # torch's error of a checkpoint that can't be written is no Exception
+        if not means_no_room(error):
+            raise
+        place = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        typer.echo(
+            f"error: {place}no room is left to write to (a full disk, a quota, or a limit of file sizes). Free some, "
+            "or choose another trainer.output_dir; a run with checkpoints goes on with --resume",
+            err=True,
+        )
+        raise typer.Exit(1) from None
 
 
 def _print_version(wanted: bool) -> None:
@@ -172,7 +183,10 @@ def evaluate(
     words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its config.")] = None,
 ) -> None:
     """Score a model on the held-out prompts of its config."""
+    from tandem.cli.planning import check_evaluated
+
     with reported():
+        check_evaluated(source, words or [])
         from tandem.control.afterwards import run_eval
 
         code = run_eval(source, words or [])
@@ -194,6 +208,10 @@ def export(
 ) -> None:
     """Write a checkpoint as a Hugging Face folder that transformers loads, or as an adapter that PEFT loads."""
     with reported():
+        if not checkpoint.is_dir():
+            raise DataError(f"{checkpoint}: holds no model: there is no such folder. Name a checkpoint, or a run")
+        if out.exists():
+            raise DataError(f"{out} exists: choose another name, or remove it")
         from tandem.control.afterwards import run_export
 
         code = run_export(checkpoint, out, adapter)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from tandem.base.errors import ConfigError, Problem
-from tandem.config.load import InvalidConfigError, load_words
+from tandem.base.errors import ConfigError, DataError, Problem
+from tandem.config.load import InvalidConfigError, load_config, load_words
 from tandem.config.schema import Config, SftConfig
+from tandem.observe.metrics import CONFIG_FILE
 from tandem.topology.plan import Plan, compile_plan
 from tandem.topology.plan_sft import SftPlan, compile_sft_plan
 
@@ -51,6 +53,18 @@ def runnable_sft(words: Sequence[str]) -> SftConfig:
         raise ConfigError(_all_problems(error)) from None
     compile_sft_plan(config).require_runnable()
     return config
+
+
+def check_evaluated(source: Path, words: Sequence[str]) -> None:
+    """Refuse what ``tandem eval`` can't use, before anything heavy is imported."""
+    if not source.exists():
+        raise DataError(f"{source}: there is no such run or config; name a run's trainer.output_dir, or a YAML file")
+    if source.is_dir() and not (source / CONFIG_FILE).is_file():
+        raise DataError(f"{source} holds no {CONFIG_FILE}, which every run writes; name a run's trainer.output_dir")
+    try:
+        load_config(source / CONFIG_FILE if source.is_dir() else source, words)
+    except InvalidConfigError as error:
+        raise ConfigError(_all_problems(error)) from None
 
 
 def _compile(config: Config | SftConfig) -> Plan | SftPlan:

@@ -41,7 +41,8 @@ def _show_train(console: Console, plan: Plan) -> None:
     console.print(f"mode {plan.mode}, runtime {plan.runtime}, {plan.devices} device{'s' * (plan.devices != 1)}{given}")
     rows = [(p.role, p.group, f"{p.nodes} x {p.devices_per_node}") for p in plan.placements]
     _table(console, "Roles", ("role", "devices of", "nodes x devices"), rows)
-    console.print(f"rewards: {_scoring(plan.scoring)}", markup=False)
+    if plan.scoring is not None:
+        console.print(f"rewards: {_scoring(plan.scoring)}", markup=False)
     tags = ", ".join(f"{tag} (adapters off, no copy)" if tag in plan.base_tags else tag for tag in plan.tags)
     old = f"; old log-probs: {plan.old_logprobs}" if plan.loop == plan.mode else ""
     console.print(f"tags of the actor: {tags}{old}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr
 
-from tandem.config.node import Node, Whole
+from tandem.config.node import File, MaybeFile, Node, Whole
 
 if TYPE_CHECKING:
     from tandem.config.schema import Config
@@ -21,9 +21,9 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class ModelConfig(Node):
     """The model that is trained."""
 
-    path: str
+    path: File
     """A local Hugging Face folder or a hub id."""
-    tokenizer_path: str | None = None
+    tokenizer_path: MaybeFile = None
     """Folder of the tokenizer; default: the model's."""
 
     @property
@@ -37,7 +37,7 @@ class ModelConfig(Node):
     """Run code that the model's folder ships."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward: less memory, more time."""
-    adapter_path: str | None = None
+    adapter_path: MaybeFile = None
     """Folder of a PEFT LoRA adapter that the run starts from and goes on training; rank and targets are its own."""
     lora_rank: NonNegativeInt = 0
     """Rank of LoRA adapters; 0 trains all weights."""
@@ -145,7 +145,7 @@ class RefConfig(Node):
 class TeacherConfig(Node):
     """Whom the actor learns from by distillation: one model for all samples, or one for each data source."""
 
-    path: str | None = None
+    path: MaybeFile = None
     """A local Hugging Face folder or a hub id: the teacher of every sample that ``by_source`` has none for."""
     by_source: dict[str, str] = {}
     """Data source -> folder or hub id of its teacher."""

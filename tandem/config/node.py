@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 
 class Node(BaseModel):
@@ -61,3 +62,18 @@ def _as_list(value: Any) -> Any:
 
 Names = Annotated[list[str], BeforeValidator(_as_list)]
 """A list of texts; a single one may be written without brackets."""
+
+
+def _expanded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [os.path.expanduser(text) for text in value]
+    return value if value is None else os.path.expanduser(value)
+
+
+AT_HOME = AfterValidator(_expanded)
+"""On paths: a leading ``~`` is the user's home, for whoever reads the config and not for the shell alone."""
+
+Files = Annotated[Names, AT_HOME]
+"""Paths; a single one may be written without brackets."""
+File = Annotated[str, AT_HOME]
+MaybeFile = Annotated[str | None, AT_HOME]

@@ -15,7 +15,7 @@ from tandem.config.model import (
     ModelConfig,
     OptimConfig,
 )
-from tandem.config.node import Names, Node, TypedNode, Whole
+from tandem.config.node import File, Files, MaybeFile, Names, Node, TypedNode, Whole
 
 
 class KlConfig(Node):
@@ -110,7 +110,7 @@ class RewardConfig(TypedNode):
     """The scorer: ``type``, its parameters, and where it runs."""
 
     type: str = "exact"
-    file: str | None = None
+    file: MaybeFile = None
     """A .py file that defines the scorer named by ``type``."""
     workers: PositiveInt = 1
     """Scoring processes."""
@@ -130,16 +130,16 @@ class RewardConfig(TypedNode):
 class SourceConfig(TypedNode):
     """A data source of the user's: class ``type`` in ``file``, with its constructor's parameters."""
 
-    file: str
+    file: File
     """A .py file that defines a subclass of BaseDataSource."""
 
 
 class DataConfig(Node):
     """Prompts, or preferences where the policy loss learns from them."""
 
-    train_files: Names = []
+    train_files: Files = []
     """Parquet or jsonl files."""
-    val_files: Names = []
+    val_files: Files = []
     """Held-out prompts for the evaluation."""
     reasoning_gym: dict[str, Any] | None = None
     """A procedural task instead of files: {dataset: NAME, size: N, seed: S, ...}."""
@@ -218,7 +218,7 @@ class TrainerConfig(Node):
     """Everything random derives from it."""
     exact: bool = False
     """Bit-equal samples and weights whatever the batch composition (slower)."""
-    output_dir: str = "runs/default"
+    output_dir: File = "runs/default"
     """Everything the run writes."""
     save_interval: NonNegativeInt = 0
     """Steps between checkpoints and exports; 0: only at the end."""
@@ -226,7 +226,7 @@ class TrainerConfig(Node):
     """What a LoRA run leaves: the model with its adapters merged, or a PEFT adapter folder."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept."""
-    resume: str | None = None
+    resume: MaybeFile = None
     """``auto``: the newest whole checkpoint of output_dir, or start; or a checkpoint folder."""
     logger: Names = ["console"]
     """Trackers beside metrics.jsonl."""
@@ -279,7 +279,7 @@ class NewModelConfig(Node):
 class SftModelConfig(ModelConfig):
     """The model that is tuned, loaded or made."""
 
-    path: str = ""
+    path: File = ""
     """A local Hugging Face folder or a hub id; empty with ``new``."""
     new: NewModelConfig | None = None
     """Make a model instead of loading one."""
@@ -288,9 +288,9 @@ class SftModelConfig(ModelConfig):
 class SftDataConfig(Node):
     """Examples: conversations, or prompt and response."""
 
-    train_files: Names = []
+    train_files: Files = []
     """Parquet or jsonl files."""
-    val_files: Names = []
+    val_files: Files = []
     """Held-out rows."""
     source: SourceConfig | None = None
     """Rows from Python instead of files: {file: FILE.py, type: CLASS, ...parameters}."""

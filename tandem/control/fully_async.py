@@ -40,6 +40,6 @@ def serve(role: ServingRole, session: AsyncSession) -> None:
         role.begin(k)
         for lease, batch in session.lend(role, k):
             for stage in role.stages:
-                with session.log.timed(stage.name):
+                with session.scoring(k, stage.name):
                     batch = stage(batch)
             session.give(role, lease, batch)

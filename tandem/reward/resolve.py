@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -13,7 +14,7 @@ from typing import Any
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.base.registry import near
-from tandem.base.user_code import import_file, import_problem
+from tandem.base.user_code import import_ends, import_file, import_problem
 from tandem.reward import built_in as _built_in  # noqa: F401  (registers them)
 from tandem.reward.combined import Combined, joint_style
 from tandem.reward.parts import read_parts
@@ -127,9 +128,12 @@ def _locate(type_: str, file: str | None, plugins: Sequence[str]) -> tuple[Modul
 
 
 def _locate_in_file(type_: str, file: str) -> tuple[ModuleType, str]:
-    signature = describe(type_, file)
+    signature, is_there = describe(type_, file), Path(file).is_file()
+    if is_there and (reason := _import_ends(str(Path(file).resolve()), Path(file).stat().st_mtime_ns)) is not None:
+        remedy = "Mend the file; what takes long belongs into a class's constructor"
+        raise ConfigError([Problem("reward_manager.file", file, reason, remedy)])
     try:
-        module = import_file(file) if Path(file).is_file() else None
+        module = import_file(file) if is_there else None
     except (Exception, SystemExit) as error:
         raise ConfigError([import_problem("reward_manager.file", file, error)]) from error
     if module is not None:
@@ -141,6 +145,12 @@ def _locate_in_file(type_: str, file: str) -> tuple[ModuleType, str]:
     reason = signature if isinstance(signature, str) else f"running {file} defines no such function or class"
     at, value = ("reward_manager.type", type_) if module is not None else ("reward_manager.file", file)
     raise ConfigError([Problem(at, value, reason, "Write the name of a scorer and the file that defines it")])
+
+
+@functools.cache
+def _import_ends(file: str, modified_ns: int) -> str | None:
+    """Asked once for a file: it costs a process."""
+    return import_ends(file)
 
 
 def _packages(type_: str) -> tuple[str, ...]:

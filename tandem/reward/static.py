@@ -64,7 +64,8 @@ def _describe_file(type_: str, path: Path) -> Signature | str:
             return _signature(node, bound)
     public = [name for name in bound if not name.startswith("_")]
     names = " or ".join(candidate_names(type_))
-    return f"{path} defines no {names}: {near(type_, public)}"
+    hint = near(type_, public) if public else "it defines nothing at all"
+    return f"{path} defines no {names}: {hint}"
 
 
 def _bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:

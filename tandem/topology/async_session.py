@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,11 +24,15 @@ _JOIN_S = 2.0  # for a loop that is told to end; it is a daemon, and may wait fo
 
 @dataclass
 class Loops:
-    """The threads of the serving roles; ``error`` is what ended one of them, ``stopping`` ends all."""
+    """The threads of the serving roles; ``error`` is what ended one of them, ``stopping`` ends all.
+
+    ``seconds`` are those of their stages, by partition and name: a stage is one role's, hence one thread's.
+    """
 
     stopping: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
     threads: list[threading.Thread] = field(default_factory=list)
+    seconds: defaultdict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,21 @@ class AsyncSession(StreamingSession):
                 return
             batch = self.plane.get(lease.tickets, names)
             yield lease, without_samples(batch, ~batch.dense("reward_valid"))
+
+    @contextmanager
+    def scoring(self, partition: int, stage: str) -> Iterator[None]:
+        """Around a stage of a serving role: its time is the partition's, also where it works ahead of the actor."""
+        begun = time.perf_counter()
+        yield
+        ended = time.perf_counter()
+        self.loops.seconds[partition, stage] += ended - begun
+        self.log.span(stage, begun, ended, threading.current_thread().name)
+
+    def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
+        """See ``StreamingSession.end_step``; the times of the serving roles are gathered too."""
+        super().end_step(step, batch, update)
+        for partition, stage in [key for key in list(self.loops.seconds) if key[0] == step]:
+            self.progress.beside[f"time/{stage}"] = self.loops.seconds.pop((partition, stage))
 
     def give(self, role: ServingRole, lease: Lease, batch: DataProto) -> None:
         """Put the columns that ``role`` gives into the plane, and acknowledge the groups."""

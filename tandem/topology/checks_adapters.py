@@ -50,16 +50,16 @@ def check_adapters(key: str, model: ModelConfig, facts: ModelFacts | None) -> It
         yield from _check_targets(f"{key}.lora_target_modules", model, facts)
 
 
-def check_pushed(config: Config) -> Iterator[Problem]:
-    """Whether the engine can be sent what ``weight_sync.lora`` says."""
+def check_pushed(config: Config, shares: bool) -> Iterator[Problem]:
+    """Whether the engine can be sent what ``weight_sync.lora`` says; ``shares``: it is sent nothing."""
     chosen, engine = config.execution.weight_sync.lora, config.actor_rollout_ref.rollout.name
-    adapted, streams = config.actor_rollout_ref.model.trains_adapters, config.execution.mode != "colocate"
+    adapted = config.actor_rollout_ref.model.trains_adapters
     if chosen == "adapter" and not adapted:
         reason = "all weights are trained, there is no adapter to send"
         yield Problem(SYNC, chosen, reason, "Leave it out, or write actor_rollout_ref.model.lora_rank: 16")
     elif chosen == "adapter" and engine in engines and not takes_adapters(engine):
         yield Problem(SYNC, chosen, f"the engine {engine} takes whole weights only", "Write merged")
-    elif adapted and streams and config.trainer.exact and pushed_part(config) == "merged":
+    elif adapted and not shares and config.trainer.exact and pushed_part(config) == "merged":
         reason = "merged weights round otherwise than adapters beside them, and trainer.exact promises equal bits"
         yield Problem(SYNC, chosen, reason, "Write adapter, or trainer.exact: false")
 

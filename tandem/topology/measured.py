@@ -24,6 +24,7 @@ ENOUGH = 3
 """Steps after them that make a mean."""
 
 STEP, ROLLOUT, TRAIN = "time/step", "time/rollout", "time/train"
+TRAINING = (TRAIN, "time/train_critic")
 
 WORK = {"reference": ("time/ref", "time/teacher"), "old": ("time/old", "time/values")}
 """Part -> keys of ``metrics.jsonl`` that add up to it; seconds on the devices of its role."""
@@ -34,6 +35,7 @@ CLOCK = {
     "broadcast": ("time/push_transfer",),
     "swap": ("time/push_apply",),
 }
+VALUES = "time/values"  # the critic's: in turn with the actor's forwards, but in fully async beside them
 PUBLISH, TURNS, PUSH = "time/publish", "time/turns", "time/push_"
 LONGEST = "rollout/longest_s"
 
@@ -176,12 +178,13 @@ def parts_of(rows: Sequence[Mapping[str, object]], setting: Setting) -> Parts:
     actor = setting.rollout if together else setting.actor
     forward = {"reference": setting.reference, "old": setting.actor_fwd} if apart else dict.fromkeys(WORK, actor)
     work = {part: _mean(rows, keys) * forward[part] for part, keys in WORK.items()}
+    work["old"] += 0.0 if apart else _mean(rows, (VALUES,)) * actor
     clock = {part: _mean(rows, keys) for part, keys in CLOCK.items()}
     publish = _mean(rows, (PUBLISH,))
     turns = publish + _mean(rows, (TURNS,))
     return Parts(
         rollout=_mean(rows, (ROLLOUT,)) * setting.rollout,
-        train=_mean(rows, (TRAIN, "time/train_critic")) * actor,
+        train=_mean(rows, TRAINING) * actor,
         longest=_mean(rows, (LONGEST,)),
         turns=turns if together else 0.0,
         push=0.0 if together or setting.overlap else publish,

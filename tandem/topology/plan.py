@@ -59,7 +59,7 @@ class Plan:
     are no copies but the base model, its adapters switched off. ``pushed`` is what new weights for the rollout engine
     are: nothing where it generates with the actor's own. ``later`` names what can be planned and not be run yet.
     ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown. ``batch.steps``
-    counts the rows of the files before any is dropped.
+    counts the rows of the files before any is dropped. ``scoring`` is None where no reward is made.
     """
 
     mode: str
@@ -69,7 +69,7 @@ class Plan:
     tags: tuple[str, ...]
     base_tags: tuple[str, ...]
     teachers: tuple[Teacher, ...]
-    scoring: ScoringPlan
+    scoring: ScoringPlan | None
     old_logprobs: OldLogprobs
     pushed: Literal["nothing", "merged", "adapter"]
     source_columns: tuple[str, ...]
@@ -118,13 +118,16 @@ def compile_plan(config: Config) -> Plan:
     critic_facts, critic_problems = read_critic(config, facts)
     rows = count_rows(config.data.train_files) if config.data.train_files else None
     batch = plan_batch(config, _train_ranks(config, placed), rows)
+    stages = plan_stages(config, entries)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
+    shares = _shares_weights(config, runtime)
     problems = [
         *plugin_problems,
         *unknown_names(config),
         *model_problems,
         *critic_problems,
         *_contradictions(config, entries, placed, facts),
+        *check_pushed(config, shares),
         *check_critic(config, batch, critic_facts),
         *check_length(config, batch, rows),
         *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all),
@@ -137,18 +140,18 @@ def compile_plan(config: Config) -> Plan:
         tags=tags,
         base_tags=base_tags,
         teachers=teachers(config),
-        scoring=plan_scoring(config),
+        scoring=plan_scoring(config) if any(stage.role == "reward" for stage in stages) else None,
         old_logprobs=old_logprobs_from(config),
-        pushed="nothing" if _shares_weights(config) else pushed_part(config),
+        pushed="nothing" if shares else pushed_part(config),
         source_columns=source_columns(entries),
-        stages=plan_stages(config, entries),
+        stages=stages,
         batch=batch,
         memory=plan_memory(
             config,
             facts,
             placed,
             copies=len(tags) - len(base_tags) - 1,
-            shares=_shares_weights(config),
+            shares=shares,
             critic=critic_facts,
         ),
         later=what_comes_later(config, runtime),
@@ -170,7 +173,6 @@ def _contradictions(
         yield from check_data(config)
     yield from check_context(config, facts)
     yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
-    yield from check_pushed(config)
     yield from check_exported(config.trainer, config.actor_rollout_ref.model)
     yield from check_exact(config)
     yield from check_evaluation(config)
@@ -183,9 +185,10 @@ def _train_ranks(config: Config, placed: tuple[Placement, ...]) -> int:
     return max(1, devices // config.actor_rollout_ref.actor.tensor_model_parallel_size)
 
 
-def _shares_weights(config: Config) -> bool:
-    """Whether the rollout engine generates with the actor's own parameters."""
-    return config.execution.mode == "colocate" and config.actor_rollout_ref.rollout.name == "hf"
+def _shares_weights(config: Config, runtime: str) -> bool:
+    """Whether the rollout engine generates with the actor's own parameters: in one process with it."""
+    one_process = config.execution.mode == "colocate" and runtime == "local"
+    return one_process and config.actor_rollout_ref.rollout.name == "hf"
 
 
 def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterator[str]:

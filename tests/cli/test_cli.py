@@ -149,6 +149,8 @@ def test_train_needs_no_file(place: Path, entry: list[Any]) -> None:
 
 
 def test_sft_eval_and_export_hand_over(place: Path, entry: list[Any]) -> None:
+    (place / "runs" / "first" / "step-3").mkdir(parents=True)
+    (place / "runs" / "first" / "config.yaml").write_text((place / "run.yaml").read_text())
     assert tandem("sft", "sft.yaml", "--seed", "3").exit_code == 0
     assert tandem("eval", "runs/first", "evaluation.n=4").exit_code == 0
     assert tandem("export", "runs/first/step-3", "out").exit_code == 0
@@ -240,3 +242,21 @@ def test_the_command_finds_plugins_in_the_folder_where_the_user_stands(place: Pa
     )
     result = command(place, "plan", "run.yaml", "plugins=[lab_of_mine]", "--reward", "mine")
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["eval", "nowhere"], "there is no such run"),
+        (["eval", "."], "holds no config.yaml"),
+        (["export", "nowhere", "out"], "holds no model"),
+        (["export", ".", "."], "exists: choose another name"),
+    ],
+)
+def test_arguments_are_checked_before_anything_heavy_is_imported(words: list[str], told: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.argv = {['tandem', *words]!r}\nfrom tandem.cli.app import main\n"
+    code += "try:\n    main()\nexcept SystemExit as end:\n    sys.exit(9 if 'torch' in sys.modules else end.code)\n"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, told in result.stderr) == (2, True), result.stderr

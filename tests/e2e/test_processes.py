@@ -47,15 +47,9 @@ def begin(task: Path, folder: Path, *words: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_hear_the_keyboard,
     )
     BEGUN.append(process)
     return process
-
-
-def _hear_the_keyboard() -> None:
-    """A shell's background jobs, of which the tests may be one, ignore SIGINT, and so would their children."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
@@ -171,3 +165,19 @@ def test_b93_a_misspelt_key_is_an_error_with_the_nearest_name(task: Path, tmp_pa
     assert result.returncode == 2
     assert told in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("limit", "what"), [(300_000, "a model"), (700_000, "a checkpoint's tensors"), (3_000, "the first file of the run")]
+)
+def test_a_disk_without_room_is_told_and_no_success(task: Path, tmp_path: Path, limit: int, what: str) -> None:
+    """A limit of file sizes stands for a full disk: the libraries that write have errors of their own for both."""
+    words = [str(task), f"trainer.output_dir={tmp_path / 'run'}", *SMALL, "trainer.save_interval=2"]
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
+    command = [sys.executable, "-c", f"{code}; from tandem.cli.app import main; main()", "train", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert result.returncode == 1, what
+    assert "no room is left to write to" in result.stderr and "Traceback" not in result.stderr, result.stderr
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert not [folder for folder in checkpoints.glob("step_*") if (folder / "state.json").exists()]

@@ -72,6 +72,12 @@ def advice(folder: Path, *words: str) -> Advice:
     return advise(config(*words), read_measured(folder))
 
 
+def test_a_critic_is_a_part_of_the_forwards_and_of_training(run: Run) -> None:
+    measured = read_measured(run(HALF, rollout=2.0, old=0.5, values=0.25, train_critic=0.5, train=1.0, step=3.0))
+    assert (measured.parts.old, measured.parts.train) == (0.75 * 4, 1.5 * 4)
+    assert measured.limit.seconds == pytest.approx(0.75 + 1.5)
+
+
 def test_the_split_follows_the_work(run: Run) -> None:
     """48 device-seconds of rollout and 16 of the actor on 8 devices: 6 + 2 keeps both busy all the time."""
     folder = run(HALF, rollout=12.0, ref=1.0, train=3.0, publish=0.1, step=12.4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.base.errors import DiedError
 from tandem.columns.proto import DataProto
 from tandem.control.entry import LOOPS
+from tandem.observe.metrics import METRICS_FILE, read_rows
+from tandem.roles.train_group import RankError
 from tandem.topology.ray_ranks import RayRank
 from tandem.topology.session import Session
 from tandem.topology.streaming import StreamingSession
@@ -116,3 +120,56 @@ def test_without_staleness_every_mode_is_the_synchronous_run(
         assert distance(found.weights, here.weights) < 1e-5
     status = found.run.column("version")
     assert status == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_b83_a_killed_engine_is_replaced_a_killed_rank_ends_the_run_and_a_resumed_one_loses_nothing(
+    task: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two ranks and two engines, staleness 2, a reward of the user's own in a file."""
+    reward = tmp_path / "mine.py"
+    reward.write_text("def mine(response, ground_truth):\n    return float(response[:1] == ground_truth[:1])\n")
+    words = (
+        task,
+        f"trainer.output_dir={tmp_path / 'run'}",
+        f"execution={{mode: hybrid, max_staleness: 2, num_iters_per_train_update: 2, balance_data: true, {TWO}}}",
+        f"reward_manager={{type: mine, file: {reward}}}",
+        "algorithm.kl={in: loss, coef: 0.05}",
+        "trainer.total_epochs=4",
+        "trainer.total_steps=null",
+        "trainer.save_interval=1",
+        "trainer.keep_checkpoints=9",
+        "trainer.rollouts_per_step=99",
+        "data.train_batch_size=4",
+    )
+    session = prepare(*words)
+    assert isinstance(session, StreamingSession)
+    before = processes(session)
+    assert len({os.getpid(), *before}) == 5
+
+    def end_step(step: int, batch: DataProto, update: dict[str, float]) -> None:
+        type(session).end_step(session, step, batch, update)
+        if step == 1:
+            os.kill(before[3], signal.SIGKILL)
+        if step == 4:
+            os.kill(before[1], signal.SIGKILL)
+
+    object.__setattr__(session, "end_step", end_step)
+    with pytest.raises((DiedError, RankError), match="rank 1 of the actor"), session.running():
+        LOOPS["hybrid"](session)
+    assert "it is started again (1)" in caplog.text
+    assert len(read_rows(session.output_dir / METRICS_FILE)) >= 4
+
+    again = prepare(*words, "trainer.resume=auto")
+    with again.running():
+        LOOPS["hybrid"](again)
+        accounts = again.plane.status().accounts
+    resumed = Run(again, again.output_dir)
+    assert [row["step"] for row in resumed.rows] == list(range(1, 11))
+    assert max(resumed.column("lag/max")) <= 2
+    assert min(resumed.column("balance/max_over_mean")) >= 1
+    accounts.check()
+    assert accounts.queued == 0
+    seen = [prompt for step in resumed.prompts for prompt in step]
+    assert sorted(seen) == sorted(f"{d}>" for d in range(10) for _ in range(4))
+    assert {row["reward/mean"] for row in resumed.rows} <= {i / 32 for i in range(33)}

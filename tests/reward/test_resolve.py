@@ -7,11 +7,13 @@ import textwrap
 
 import pytest
 
+from tandem.base import user_code
 from tandem.base.errors import ConfigError
 from tandem.reward.outcome import Sample
 from tandem.reward.resolve import bind, problems, resolve
 from tandem.reward.scoring import run_now
 from tandem.reward.static import describe
+from tests.reward.test_pool import alive
 
 
 @pytest.fixture
@@ -94,12 +96,34 @@ def test_a_file_may_import_its_neighbours(write) -> None:
             r"line 2: ModuleNotFoundError: No module named 'no_such_module_here'",
         ),
         ("bonus", "def bonus(answer, *, x=1): return 1", r"no sample has 'answer'"),
+        ("bonus", "", r"defines no bonus or Bonus or BonusManager: it defines nothing at all"),
+        ("bonus", "# to do\n", r"it defines nothing at all"),
+        ("bonus", "import os\nos._exit(0)", r"reward_manager\.file = .*importing it ends the process with status 0"),
+        ("bonus", "import os\nos._exit(3)\ndef bonus(response): return 1", r"ends the process with status 3"),
+        ("bonus", "import os, signal\nos.kill(os.getpid(), 11)", r"ends the process by SIGSEGV"),
+        ("bonus", "raise SystemExit(0)\ndef bonus(response): return 1", r"line 1: SystemExit"),
         ("bonus", "class Bonus: pass", r"class Bonus .*has no __call__\(self, data\)"),
     ],
 )
 def test_what_cannot_be_resolved_says_why_and_what_to_write(write, type_, source, message) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(type_, None if source is None else write(source))
+
+
+def test_a_file_that_hangs_at_import_is_told_and_leaves_no_process(write, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(user_code, "IMPORT_S", 1.5)
+    note = tmp_path / "pid"
+    file = write(
+        f"""
+        import os, time
+        open({str(note)!r}, "w").write(str(os.getpid()))
+        def bonus(response): return 1
+        while True: time.sleep(1)
+        """
+    )
+    with pytest.raises(ConfigError, match=r"importing it takes more than 1\.5 s.*constructor"):
+        resolve("bonus", file)
+    assert not note.exists() or not alive(int(note.read_text()))
 
 
 def test_a_missing_file_is_named(tmp_path) -> None:
