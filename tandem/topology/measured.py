@@ -26,7 +26,7 @@ ENOUGH = 3
 STEP, ROLLOUT, TRAIN = "time/step", "time/rollout", "time/train"
 TRAINING = (TRAIN, "time/train_critic")
 
-WORK = {"reference": ("time/ref", "time/teacher"), "old": ("time/old", "time/values")}
+WORK = {"reference": ("time/ref", "time/teacher"), "old": ("time/old",)}
 """Part -> keys of ``metrics.jsonl`` that add up to it; seconds on the devices of its role."""
 
 CLOCK = {

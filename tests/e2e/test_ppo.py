@@ -103,6 +103,9 @@ def test_the_actor_rests_while_the_critic_warms_up(whole: Run) -> None:
 def test_executed_stages_are_the_planned_ones(whole: Run) -> None:
     names = [stage.name for stage in whole.session.plan.stages]
     assert whole.session.progress.executed == names
+    for row in whole.rows:  # nothing of the critic is left out of the best possible step
+        parts = ("time/rollout", "time/values", "time/train_critic", "time/train")
+        assert row["limit/step_s"] >= sum(row[part] for part in parts) - 1e-6
     assert names == [
         "rollout", "reward", "ref", "old", "values", "advantages", "train_critic", "train", "publish",
     ]  # fmt: skip
