@@ -91,6 +91,7 @@ def _batch_rows(plan: Plan) -> list[tuple[str, str, str]]:
 def _show_sft(console: Console, plan: SftPlan) -> None:
     rows = [
         ("examples", "unknown" if plan.rows is None else str(plan.rows), "per epoch"),
+        *((f"  {p.name}", "unknown" if p.rows is None else str(p.rows), f"{p.share:.0%} of the mix") for p in plan.mix),
         ("batch", str(plan.batch_examples), "examples per optimizer step"),
         ("optimizer steps", "as the data last" if plan.updates is None else str(plan.updates), "in all"),
     ]

@@ -285,11 +285,29 @@ class SftModelConfig(ModelConfig):
     """Make a model instead of loading one."""
 
 
+class MixPartConfig(Node):
+    """One data set of a mix. Columns left out are those of ``data``; naming some decides what its rows are."""
+
+    files: Files
+    """Parquet or jsonl files."""
+    weight: PositiveFloat = 1.0
+    """Its share of the examples is its weight over the sum of all."""
+    name: str | None = None
+    """What metrics call it; default: its first file's name without the ending."""
+    messages_key: str | None = None
+    prompt_key: str | None = None
+    response_key: str | None = None
+    tools_key: str | None = None
+    chat: bool | None = None
+
+
 class SftDataConfig(Node):
     """Examples: conversations, or prompt and response."""
 
     train_files: Files = []
     """Parquet or jsonl files."""
+    mix: list[MixPartConfig] = []
+    """Several data sets by weight, instead of train_files: [{files: [...], weight: 0.7}, ...]."""
     val_files: Files = []
     """Held-out rows."""
     source: SourceConfig | None = None
@@ -298,6 +316,8 @@ class SftDataConfig(Node):
     """Column of chat messages; else prompt_key and response_key are used."""
     prompt_key: str = "prompt"
     response_key: str = "response"
+    tools_key: str | None = None
+    """Column of tool definitions for the chat template: a list of mappings, or JSON text; null in a row: no tools."""
     chat: bool = False
     """Wrap prompt and response in the tokenizer's chat template."""
     add_eos: bool = True
@@ -315,7 +335,7 @@ class SftDataConfig(Node):
 
 
 class SftEvaluationConfig(Node):
-    """Greedy answers to held-out prompts (prompt and response rows)."""
+    """The loss on held-out rows, and greedy answers to their prompts (prompt and response rows)."""
 
     interval: NonNegativeInt = 0
     """Every so many updates; 0 is off."""

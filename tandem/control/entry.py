@@ -66,6 +66,10 @@ def run_sft(config: SftConfig) -> int:
     session = build_sft_session(config)
     _tell_counts(session.source.counts)
     _keep_config(config, Path(config.trainer.output_dir))
+    if session.nothing_left is not None:
+        print(f"nothing is left to do: {session.nothing_left}")
+    elif session.first:
+        print(f"resumed after step {session.first}; {session.last - session.first} steps left")
     with session.running():
         tune(session)
     require_updates(session.engine.updates, session.last)

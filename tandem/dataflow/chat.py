@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tandem.base.errors import DataError
 from tandem.models.tokenizer import decode_text, encode_text, leading_ids
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
+Tools = Sequence[dict[str, Any]]
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -54,12 +56,24 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-    """The text that the chat template makes of ``messages``. Raises ``DataError`` where the template refuses them."""
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool,
+    tools: Tools | None = None,
+) -> str:
+    """The text that the chat template makes of ``messages``. Raises ``DataError`` where the template refuses them.
+
+    ``tools`` are definitions of the tools that the assistant may call, in the form that the template expects.
+    """
     require_chat_template(tokenizer)
     try:
         text = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            list(messages),
+            tools=None if tools is None else list(tools),
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
         )
     except Exception as error:  # a template is foreign code: it raises what it likes
         roles = ", ".join(m["role"] for m in messages) or "none"
@@ -76,7 +90,11 @@ def encode_chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Me
 
 
 def encode_conversation(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], *, given: int = 0
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    given: int = 0,
+    tools: Tools | None = None,
 ) -> tuple[list[int], list[int]]:
     """Ids of the whole conversation and a mask of equal length: 1 on assistant text and the end of its turn, else 0.
 
@@ -85,17 +103,18 @@ def encode_conversation(
     conversation as a beginning of its text.
     """
     turns = checked_messages(messages)
-    text = render_chat(tokenizer, turns, add_generation_prompt=False)
+    render = partial(render_chat, tokenizer, tools=tools)
+    text = render(turns, add_generation_prompt=False)
     ids = encode_text(tokenizer, text)
     mask = [0] * len(ids)
     for i, turn in enumerate(turns):
         if i < given or turn["role"] != "assistant":
             continue
         try:
-            start, stop = _span(tokenizer, turns, i, text, ids)
+            start, stop = _span(tokenizer, render, turns, i, text, ids)
         except _Unstable as unstable:
             if GENERATION_MARK.search(tokenizer.get_chat_template()):
-                return _by_generation_marks(tokenizer, turns, ids)
+                return _by_generation_marks(tokenizer, turns, ids, tools)
             raise DataError(
                 f"no loss mask for message {i + 1}: {unstable}. Use a chat template whose earlier turns don't "
                 "depend on later ones, or mark the assistant's text in it with {% generation %} … {% endgeneration %}"
@@ -133,19 +152,26 @@ def encode_pair(
     return head + tail, [0] * len(head) + [1] * len(tail)
 
 
+class Render(Protocol):
+    """Makes text of messages."""
+
+    def __call__(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """See ``render_chat``."""
+
+
 class _Unstable(Exception):
     """A beginning of the conversation is not a beginning of the whole."""
 
 
 def _span(
-    tokenizer: PreTrainedTokenizerBase, turns: list[Message], i: int, text: str, ids: list[int]
+    tokenizer: PreTrainedTokenizerBase, render: Render, turns: list[Message], i: int, text: str, ids: list[int]
 ) -> tuple[int, int]:
     """First token of what the assistant writes in turn ``i``, and the first token after the turn."""
-    opened = _opened(tokenizer, turns, i)
-    closed = render_chat(tokenizer, turns[: i + 1], add_generation_prompt=False)
+    opened = _opened(render, turns, i)
+    closed = render(turns[: i + 1], add_generation_prompt=False)
     start, stop = _boundary(tokenizer, opened, text, ids), _boundary(tokenizer, closed, text, ids)
     content = turns[i].get("content", "")
-    sure = i > 0 and opened != render_chat(tokenizer, turns[:i], add_generation_prompt=False)
+    sure = i > 0 and opened != render(turns[:i], add_generation_prompt=False)
     if not sure and isinstance(content, str):
         # No generation prompt seen: right only if the turn has no header that would then be learned as if written.
         written = closed[len(opened) :].lstrip()
@@ -154,13 +180,13 @@ def _span(
     return start, stop
 
 
-def _opened(tokenizer: PreTrainedTokenizerBase, turns: list[Message], i: int) -> str:
+def _opened(render: Render, turns: list[Message], i: int) -> str:
     """The text up to where the assistant begins to write turn ``i``."""
     if i > 0:
-        return render_chat(tokenizer, turns[:i], add_generation_prompt=True)
+        return render(turns[:i], add_generation_prompt=True)
     # Nothing can be rendered before the first turn: its header is what the generation prompt adds after it.
-    first = render_chat(tokenizer, turns[:1], add_generation_prompt=False)
-    header = render_chat(tokenizer, turns[:1], add_generation_prompt=True).removeprefix(first)
+    first = render(turns[:1], add_generation_prompt=False)
+    header = render(turns[:1], add_generation_prompt=True).removeprefix(first)
     if not header:
         return ""
     before, found, _ = first.partition(header)
@@ -183,10 +209,14 @@ def _boundary(tokenizer: PreTrainedTokenizerBase, beginning: str, text: str, ids
 
 
 def _by_generation_marks(
-    tokenizer: PreTrainedTokenizerBase, turns: list[Message], ids: list[int]
+    tokenizer: PreTrainedTokenizerBase, turns: list[Message], ids: list[int], tools: Tools | None
 ) -> tuple[list[int], list[int]]:
     encoded: Any = tokenizer.apply_chat_template(
-        turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        turns,
+        tools=None if tools is None else list(tools),
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
     )
     if list(encoded["input_ids"]) != ids:
         raise DataError("the chat template's {% generation %} marks change the tokens of the conversation")

@@ -83,17 +83,7 @@ class Draws(Generic[T]):
 
         Raises ``DataError`` when nothing bounds it, or when there is not even one batch.
         """
-        if self.epochs is None:
-            if steps is None:
-                raise DataError("neither a number of steps nor of epochs: set one of them")
-            return steps
-        whole = self.epochs * len(self.items) // batch_size
-        if whole == 0:
-            raise DataError(
-                f"{len(self.items)} usable rows × {self.epochs} epochs give no batch of {batch_size}: "
-                "lower the batch size, raise the epochs, or add rows"
-            )
-        return whole if steps is None else min(steps, whole)
+        return whole_batches(len(self.items), self.epochs, batch_size, steps)
 
     def refill(self, partition: int, ticket: int, attempt: int) -> T:
         """The item that replaces a dropped or failed one: depends on the arguments and the seed, moves nothing."""
@@ -107,6 +97,8 @@ class Draws(Generic[T]):
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on where ``state`` was taken. Raises ``DataError`` if the data or their order are not the same."""
+        if "parts" in state:
+            raise DataError("the training data are not those of the saved run (a mix): resume with the same data.mix")
         changed = {key: (state[key], value) for key, value in self._identity().items() if state[key] != value}
         if changed:
             told = "; ".join(f"{key} was {then!r}, is {now!r}" for key, (then, now) in changed.items())
@@ -134,6 +126,24 @@ class Draws(Generic[T]):
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, _permutation(derive_seed(self.seed, "shuffle", epoch), len(self.items)))
         return int(self._order[1][position])
+
+
+def whole_batches(items: int, epochs: int | None, batch_size: int, steps: int | None) -> int:
+    """min(``steps``, ``epochs`` × ``items`` // ``batch_size``), either of which may be None: no bound.
+
+    Raises ``DataError`` when nothing bounds it, or when there is not even one batch.
+    """
+    if epochs is None:
+        if steps is None:
+            raise DataError("neither a number of steps nor of epochs: set one of them")
+        return steps
+    whole = epochs * items // batch_size
+    if whole == 0:
+        raise DataError(
+            f"{items} usable rows × {epochs} epochs give no batch of {batch_size}: "
+            "lower the batch size, raise the epochs, or add rows"
+        )
+    return whole if steps is None else min(steps, whole)
 
 
 def _permutation(seed: int, size: int) -> npt.NDArray[np.int64]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.base.errors import DataError
-from tandem.dataflow.catalog import Catalog, OnBadRow, RowCounts, RowSkipped
-from tandem.dataflow.chat import checked_messages, encode_conversation, encode_pair, require_chat_template
-from tandem.dataflow.draws import Draws
+from tandem.dataflow.catalog import Catalog, OnBadRow, RowSkipped
+from tandem.dataflow.chat import Tools, checked_messages, encode_conversation, encode_pair, require_chat_template
 from tandem.dataflow.length import Overlong, cut
+from tandem.dataflow.mixture import Counted
 from tandem.dataflow.rows import Row, RowError, Table
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ class Example:
 class ExampleColumns:
     """Which columns make an example: ``messages_key`` (a conversation), else ``prompt_key`` and ``response_key``.
 
-    A pair is plain text with the tokenizer's end token after the response if ``add_eos``; with ``chat`` it is a
-    conversation of a user's and an assistant's message.
+    ``tools_key`` holds definitions of tools for the chat template, as a list of mappings or as JSON text. A pair is
+    plain text with the tokenizer's end token after the response if ``add_eos``; with ``chat`` it is a conversation of a
+    user's and an assistant's message.
     """
 
     messages_key: str | None = None
@@ -44,6 +46,7 @@ class ExampleColumns:
     response_key: str = "response"
     chat: bool = False
     add_eos: bool = True
+    tools_key: str | None = None
 
 
 def fit_example(
@@ -65,14 +68,12 @@ def fit_example(
     return Example(array("i", kept), array("b", learned), uid, overlong)
 
 
-class ConversationSource(Draws[Example]):
+class ConversationSource(Counted[Example]):
     """A resumable stream of examples from ``tables``; ``counts`` says what became of their rows.
 
     A row in which no token would be learned (no assistant turn, or cut off) is a bad row. Otherwise as
     ``PromptSource``.
     """
-
-    counts: RowCounts
 
     def __init__(
         self,
@@ -111,17 +112,33 @@ def encode_example(
 ) -> tuple[list[int], list[int]]:
     """Ids and mask of ``row``, nothing cut. Raises ``RowError``."""
     try:
+        tools = None if columns.tools_key is None else _tools(row, columns.tools_key)
         if columns.messages_key is not None:
-            return encode_conversation(tokenizer, checked_messages(row[columns.messages_key]))
+            return encode_conversation(tokenizer, checked_messages(row[columns.messages_key]), tools=tools)
         prompt, response = _text(row, columns.prompt_key), _text(row, columns.response_key)
         if columns.chat:
             turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
-            return encode_conversation(tokenizer, turns)
+            return encode_conversation(tokenizer, turns, tools=tools)
         return encode_pair(tokenizer, prompt, response, add_eos=columns.add_eos)
     except RowError:
         raise
     except DataError as error:
         raise row.bad("not encodable", str(error)) from error
+
+
+def _tools(row: Row, key: str) -> Tools | None:
+    """The tool definitions of a row; none where the column is null."""
+    value = row.find(key)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise row.bad("no tools", f"column {key!r} is text, but no JSON: {error}") from error
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
+        raise row.bad("no tools", f"column {key!r} is {str(value)[:60]!r}: write a list of tool definitions")
+    return value
 
 
 def _text(row: Row, key: str) -> str:

@@ -13,9 +13,11 @@ from typing import Any
 from tandem.base.errors import DataError, Problem
 from tandem.base.registry import near
 from tandem.config.schema import Config, DataConfig, SftConfig, SourceConfig
+from tandem.dataflow.examples import ExampleColumns
 from tandem.dataflow.files import open_tables
 from tandem.dataflow.rows import Row, RowError
 from tandem.dataflow.tasks import TaskTable
+from tandem.topology.plan_mix import example_columns, mix_names
 
 Columns = Sequence[tuple[str, str]]
 """(config key, column that it names)."""
@@ -60,15 +62,32 @@ def check_given(data: DataConfig) -> Iterator[Problem]:
 def check_sft_data(config: SftConfig) -> Iterator[Problem]:
     """Training and held-out examples."""
     data = config.data
-    yield from _check_one_way({"train_files": bool(data.train_files), "source": data.source is not None})
+    ways = {"train_files": bool(data.train_files), "source": data.source is not None, "mix": bool(data.mix)}
+    yield from _check_one_way(ways)
     if data.source is not None:
         yield from _check_source(data.source)
-    keys = [("data.prompt_key", data.prompt_key), ("data.response_key", data.response_key)]
-    if data.messages_key is not None:
-        keys = [("data.messages_key", data.messages_key)]
+    keys = _example_keys("data", example_columns(data))
     yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row)
     yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row)
-    yield from check_overlap(data.train_files, data.val_files)
+    yield from check_overlap([*data.train_files, *(file for part in data.mix for file in part.files)], data.val_files)
+    names = mix_names(data)
+    for index, part in enumerate(data.mix):
+        at = f"data.mix[{index}]"
+        keys = _example_keys(at, example_columns(data, part))
+        yield from check_files(f"{at}.files", part.files, keys, data.on_bad_row)
+        if not part.files:
+            yield Problem(f"{at}.files", [], "there is no data in this part", "Write its files")
+        elif names[index] in names[:index]:
+            reason = "another part of the mix is called so, and metrics would add them up"
+            yield Problem(f"{at}.name", names[index], reason, "Write another name")
+
+
+def _example_keys(at: str, columns: ExampleColumns) -> list[tuple[str, str]]:
+    """(config key, column that the files must have) of an SFT data set whose keys stand at ``at``."""
+    tools = [] if columns.tools_key is None else [(f"{at}.tools_key", columns.tools_key)]
+    if columns.messages_key is not None:
+        return [(f"{at}.messages_key", columns.messages_key), *tools]
+    return [(f"{at}.prompt_key", columns.prompt_key), (f"{at}.response_key", columns.response_key), *tools]
 
 
 def count_rows(files: Sequence[str]) -> int | None:

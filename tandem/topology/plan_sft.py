@@ -12,14 +12,19 @@ from tandem.topology.checks_adapters import check_adapters, check_exported
 from tandem.topology.checks_data import check_sft_data, count_rows
 from tandem.topology.checks_model import read_checked
 from tandem.topology.checks_trainer import check_schedule, check_trainer
+from tandem.topology.plan_mix import MixShare, mix_names
 from tandem.topology.plan_model import ModelFacts
 
 
 @dataclass(frozen=True)
 class SftPlan:
-    """``rows`` are the examples of one epoch and ``updates`` the optimizer steps; None where they can't be counted."""
+    """``rows`` are the examples of one epoch and ``updates`` the optimizer steps; None where they can't be counted.
+
+    ``mix`` is empty where the examples come from one data set.
+    """
 
     rows: int | None
+    mix: tuple[MixShare, ...]
     batch_examples: int
     updates: int | None
     problems: tuple[Problem, ...]
@@ -36,7 +41,8 @@ class SftPlan:
 
 def compile_sft_plan(config: SftConfig) -> SftPlan:
     """The plan of an SFT run. Pure and deterministic."""
-    rows = count_rows(config.data.train_files) if config.data.train_files else None
+    mix = _shares(config)
+    rows = count_rows(config.data.train_files) if config.data.train_files else _all_rows(mix)
     facts, problems = (None, []) if config.model.new is not None else read_checked("model", config.model)
     updates = _updates(config, rows)
     found = [*problems, *_contradictions(config, facts)]
@@ -47,7 +53,22 @@ def compile_sft_plan(config: SftConfig) -> SftPlan:
         found.append(Problem("data.train_batch_size", config.data.train_batch_size, reason, f"Write at most {rows}"))
     elif rows != 0:
         found += check_schedule("optim", config.optim, updates)
-    return SftPlan(rows, config.data.train_batch_size, updates, tuple(found))
+    return SftPlan(rows, mix, config.data.train_batch_size, updates, tuple(found))
+
+
+def _shares(config: SftConfig) -> tuple[MixShare, ...]:
+    parts, names = config.data.mix, mix_names(config.data)
+    whole = sum(part.weight for part in parts)
+    return tuple(
+        MixShare(name, part.weight / whole, count_rows(part.files) if part.files else 0)
+        for name, part in zip(names, parts, strict=True)
+    )
+
+
+def _all_rows(mix: tuple[MixShare, ...]) -> int | None:
+    """Rows of all parts together; None where there are none, or one part's can't be counted."""
+    rows = [part.rows for part in mix if part.rows is not None]
+    return sum(rows) if mix and len(rows) == len(mix) else None
 
 
 def _updates(config: SftConfig, rows: int | None) -> int | None:
@@ -93,9 +114,12 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
     if config.evaluation.interval > 0 and not data.val_files and data.source is None:
         reason = "there are no held-out rows to evaluate on"
         yield Problem("evaluation.interval", config.evaluation.interval, reason, "Write data.val_files, or 0")
-    if config.evaluation.stop_at_accuracy is not None and config.evaluation.interval == 0:
-        value = config.evaluation.stop_at_accuracy
-        yield Problem("evaluation.stop_at_accuracy", value, "nothing is evaluated", "Write evaluation.interval: 50")
+    goal = config.evaluation.stop_at_accuracy
+    if goal is not None and config.evaluation.interval == 0:
+        yield Problem("evaluation.stop_at_accuracy", goal, "nothing is evaluated", "Write evaluation.interval: 50")
+    elif goal is not None and data.messages_key is not None:
+        reason = "held-out conversations have a loss and no accuracy: only a prompt with its response is answered"
+        yield Problem("evaluation.stop_at_accuracy", goal, reason, "Leave it out")
 
 
 def refuse_ignored(config: SftConfig) -> None:

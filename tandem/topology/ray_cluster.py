@@ -52,7 +52,7 @@ def _connect(ray: Any) -> bool:
         return False
     slots = SLOTS_PER_CORE * len(os.sched_getaffinity(0))
     with _our_modules():
-        ray.init(include_dashboard=False, resources={SLOT: slots}, logging_level=logging.WARNING)
+        ray.init("local", include_dashboard=False, resources={SLOT: slots}, logging_level=logging.WARNING)
     return True
 
 

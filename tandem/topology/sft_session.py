@@ -15,8 +15,9 @@ from tandem.columns.proto import DataProto
 from tandem.config.schema import SftConfig, SftModelConfig
 from tandem.dataflow.base_source import BaseDataSource, as_rows
 from tandem.dataflow.chat import encode_chat_prompt
-from tandem.dataflow.examples import ConversationSource
+from tandem.dataflow.examples import Example
 from tandem.dataflow.files import open_tables
+from tandem.dataflow.mixture import Mixture, Stream
 from tandem.dataflow.rows import Row, Table
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, new_model
@@ -30,7 +31,7 @@ from tandem.rollout.hf import HfEngine
 from tandem.topology.composite import load_trainable, model_tokenizer, run_device
 from tandem.topology.exports import Exporter
 from tandem.topology.session import CHECKPOINTS, FINAL_FOLDER
-from tandem.topology.sources import example_source, rows_of, user_source
+from tandem.topology.sources import example_source, held_out_examples, rows_of, user_source
 from tandem.train import checkpoint
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import SftObjective
@@ -43,21 +44,38 @@ Pair = tuple[list[int], str]
 
 @dataclass
 class SftSession:
-    """What the SFT loop needs. ``held_out``: (prompt ids, response) pairs; ``first`` and ``last`` bound the steps."""
+    """What the SFT loop needs.
+
+    ``held_out``: the examples of the held-out loss; ``questions``: (prompt ids, response) pairs to answer, none where
+    rows are conversations. ``first`` and ``last`` bound the steps; ``reached`` is the accuracy that ended the run.
+    """
 
     config: SftConfig
     model: CausalLM
     tokenizer: PreTrainedTokenizerBase
     engine: FsdpEngine
-    source: ConversationSource
-    held_out: Sequence[Pair]
+    source: Stream[Example]
+    held_out: Sequence[Example]
+    questions: Sequence[Pair]
     log: RunLog
     first: int
     last: int
+    reached: float | None = None
 
     def steps(self) -> Iterator[int]:
         """The steps that are left, from 1."""
-        yield from range(self.first + 1, self.last + 1)
+        yield from range(self.first + 1, self.last + 1) if self.nothing_left is None else ()
+
+    @property
+    def nothing_left(self) -> str | None:
+        """Why a resumed run has nothing to do; None where it has."""
+        goal = self.config.evaluation.stop_at_accuracy
+        if goal is not None and self.reached is not None and self.reached >= goal:
+            told = f"the accuracy of {goal:g} that was asked for was reached at step {self.first} ({self.reached:g})"
+            return f"{told}; raise evaluation.stop_at_accuracy, or leave it out, to go on"
+        if self.first >= self.last:
+            return f"all {self.last} steps are done; raise trainer.total_steps or trainer.total_epochs to go on"
+        return None
 
     def draw(self) -> DataProto:
         """The next batch of examples."""
@@ -75,41 +93,62 @@ class SftSession:
             "optim/lr": result.lr,
             "optim/skipped_steps": float(result.skipped),
             "updates": float(result.updates),
+            **{f"data/{name}": float(count) for name, count in self._drawn().items()},
         }
+
+    def _drawn(self) -> dict[str, int]:
+        """Examples drawn so far from each part of a mix."""
+        return self.source.drawn if isinstance(self.source, Mixture) else {}
 
     def record(self, step: int, update: dict[str, float]) -> bool:
         """Evaluate where due, log the step, save where due. Says whether the wanted accuracy is reached."""
         evaluation, save = self.config.evaluation, self.config.trainer.save_interval
-        reached = False
+        goal, self.reached = evaluation.stop_at_accuracy, None
         if evaluation.interval and (step % evaluation.interval == 0 or step == self.last):
-            update = update | {"eval/accuracy": self.accuracy()}
-            self.log.summarize(accuracy=update["eval/accuracy"])
-            goal = evaluation.stop_at_accuracy
-            reached = goal is not None and update["eval/accuracy"] >= goal
+            update = update | self.evaluate()
+            if goal is not None and update["eval/accuracy"] >= goal:
+                self.reached = update["eval/accuracy"]
         self.log.log(step, update)
+        reached = self.reached is not None
         if save and (step % save == 0 or step == self.last or reached):
             root = Path(self.config.trainer.output_dir) / CHECKPOINTS
             checkpoint.save(
                 root,
                 step,
                 tensors={"model": self.engine.state_dict()},
-                facts={"data": self.source.state_dict()},
+                facts={"data": self.source.state_dict(), "reached": self.reached},
                 keep=self.config.trainer.keep_checkpoints,
                 parts=self.exporter.write_parts(root),
             )
         return reached
 
-    def accuracy(self) -> float:
-        """The fraction of held-out prompts that the model answers exactly."""
-        engine = HfEngine(self.model, shares_weights=True)
+    def evaluate(self) -> dict[str, float]:
+        """``eval/loss`` (per learned token) of the held-out rows, and ``eval/accuracy`` where they are questions."""
         with self.log.timed("evaluation"):
-            return greedy_accuracy(
-                engine,
-                self.held_out,
-                self.tokenizer,
-                max_new_tokens=self.config.evaluation.max_new_tokens,
-                stop_token_ids=end_tokens(self.model.model, self.tokenizer),
-            )
+            metrics = {"eval/loss": self._held_out_loss()}
+            if self.questions:
+                metrics["eval/accuracy"] = self._accuracy()
+                self.log.summarize(accuracy=metrics["eval/accuracy"])
+        return metrics
+
+    def _held_out_loss(self) -> float:
+        size, objective = self.config.data.train_batch_size, SftObjective()
+        total = tokens = 0.0
+        for start in range(0, len(self.held_out), size):
+            batch = as_samples(self.held_out[start : start + size])
+            total -= float(self.engine.forward(batch, ["logprobs"])["logprobs"].values.double().sum())
+            tokens += objective.denominator(batch)
+        return total / tokens
+
+    def _accuracy(self) -> float:
+        """The fraction of held-out prompts that the model answers exactly."""
+        return greedy_accuracy(
+            HfEngine(self.model, shares_weights=True),
+            self.questions,
+            self.tokenizer,
+            max_new_tokens=self.config.evaluation.max_new_tokens,
+            stop_token_ids=end_tokens(self.model.model, self.tokenizer),
+        )
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -134,7 +173,10 @@ def build_sft_session(config: SftConfig) -> SftSession:
     tokenizer = model_tokenizer(config.model) if new is None else character_tokenizer(new.alphabet, eos=new.alphabet[0])
     own = None if config.data.source is None else user_source(config.data.source)
     source = example_source(config, tokenizer, own)
-    held_out = _held_out(config, tokenizer, own) if config.evaluation.interval else []
+    held_out = _held_out_tables(config, own) if config.evaluation.interval else []
+    examples = held_out_examples(config, tokenizer, held_out) if held_out else []
+    asked = config.data.messages_key is None
+    questions = [_pair(row, config, tokenizer) for row in _rows(held_out)] if asked else []
     steps = source.total_steps(config.data.train_batch_size, config.trainer.total_steps)
     model = load_trainable(config.model, tokenizer, config.trainer.seed) if new is None else _new(config, tokenizer)
     engine = FsdpEngine(
@@ -146,30 +188,31 @@ def build_sft_session(config: SftConfig) -> SftSession:
         gradient_checkpointing=config.model.gradient_checkpointing,
         device=run_device(config.runtime),
     )
-    first = _resume(config, engine, source, steps)
+    first, reached = _resume(config, engine, source, steps)
     output_dir = Path(config.trainer.output_dir)
     checkpoint.set_aside(output_dir / CHECKPOINTS, first)
     info = RunInfo(output_dir, steps, first if first else None, config.model_dump(mode="json"))
     log = RunLog(info, config.trainer.logger, trace=config.trainer.trace)
-    return SftSession(config, model, tokenizer, engine, source, held_out, log, first, steps)
+    return SftSession(config, model, tokenizer, engine, source, examples, questions, log, first, steps, reached)
 
 
-def _resume(config: SftConfig, engine: FsdpEngine, source: ConversationSource, last: int) -> int:
-    """Continue from the checkpoint that ``trainer.resume`` names; the steps already done."""
+def _resume(config: SftConfig, engine: FsdpEngine, source: Stream[Example], last: int) -> tuple[int, float | None]:
+    """Continue from the checkpoint that ``trainer.resume`` names; the steps done, and the accuracy that ended them."""
     resume, root = config.trainer.resume, Path(config.trainer.output_dir) / CHECKPOINTS
     if resume is None:
-        return 0
+        return 0, None
     saved = checkpoint.latest(root) if resume == "auto" else checkpoint.open_checkpoint(Path(resume))
     if saved is None:
-        return 0
+        return 0, None
     if saved.step > last:
         reason = f"the checkpoint is of step {saved.step}, the run ends at step {last}"
         raise ConfigError([Problem("trainer.resume", str(saved.path), reason, "Raise trainer.total_steps")])
-    source.load_state_dict(saved.read()["data"])
+    facts = saved.read()
+    source.load_state_dict(facts["data"])
     tensors = {"model": engine.state_dict()}
     saved.load_tensors(tensors)
     engine.load_state_dict(tensors["model"])
-    return saved.step
+    return saved.step, facts["reached"]
 
 
 def _new(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
@@ -216,22 +259,25 @@ def _pair(row: Row, config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Pa
         raise row.bad("not encodable", str(error)) from error
 
 
-def _held_out(config: SftConfig, tokenizer: PreTrainedTokenizerBase, own: BaseDataSource | None) -> list[Pair]:
-    """Held-out rows as pairs, asked as in training. Raises ``DataError`` with the row for one that can't be one."""
+def _held_out_tables(config: SftConfig, own: BaseDataSource | None) -> Sequence[Table]:
+    """The held-out rows. Raises ``DataError`` where an evaluation is asked for and there are none."""
     data = config.data
     tables: list[Table] = open_tables(data.val_files) if data.val_files else []
     if data.source is not None and own is not None:
         rows = rows_of(own.get_val_dataset, data.source.type)
         name = f"{data.source.type}.get_val_dataset()"
         tables += [as_rows(rows, name=name, split="validation")] if rows is not None else []
-    pairs: list[Pair] = []
+    if not tables:
+        raise DataError(
+            "evaluation.interval is set, but there are no held-out rows: name data.val_files, or set it to 0"
+        )
+    return tables
+
+
+def _rows(tables: Sequence[Table]) -> Iterator[Row]:
+    """All rows. Raises the error of the first that can't be read."""
     for table in tables:
         for row in table.scan():
             if not isinstance(row, Row):
                 raise row
-            pairs.append(_pair(row, config, tokenizer))
-    if not pairs:
-        raise DataError(
-            "evaluation.interval is set, but there are no held-out rows: name data.val_files, or set it to 0"
-        )
-    return pairs
+            yield row

@@ -10,12 +10,13 @@ from tandem.base.errors import DataError
 from tandem.base.procedural import RECIPE
 from tandem.base.seeding import derive_seed
 from tandem.base.user_code import load_class
-from tandem.config.schema import Config, DataConfig, SftConfig, SourceConfig
+from tandem.config.schema import Config, DataConfig, SftConfig, SftDataConfig, SourceConfig
 from tandem.dataflow.base_source import BaseDataSource, as_rows
 from tandem.dataflow.catalog import OnBadRow
-from tandem.dataflow.examples import ConversationSource, ExampleColumns
+from tandem.dataflow.examples import ConversationSource, Example, ExampleColumns
 from tandem.dataflow.files import open_tables
 from tandem.dataflow.length import Overlong
+from tandem.dataflow.mixture import Mixture, Part, Stream
 from tandem.dataflow.preferences import Lengths, Preference, PreferenceColumns, PreferenceSource
 from tandem.dataflow.rows import Table
 from tandem.dataflow.source import Prompt, PromptColumns, PromptSource
@@ -23,6 +24,7 @@ from tandem.dataflow.tasks import TaskTable
 from tandem.models.tokenizer import load_tokenizer
 from tandem.reward.scoring import describe_error
 from tandem.topology.plan_batch import epochs
+from tandem.topology.plan_mix import example_columns, mix_names
 from tandem.topology.plan_teacher import taught_sources
 
 if TYPE_CHECKING:
@@ -227,23 +229,54 @@ def _lengths(data: DataConfig) -> Lengths:
 
 def example_source(
     config: SftConfig, tokenizer: PreTrainedTokenizerBase, own: BaseDataSource | None
-) -> ConversationSource:
+) -> Stream[Example]:
     """The stream of SFT examples; ``own`` is the user's source, if the config names one."""
     data, trainer = config.data, config.trainer
-    if data.source is not None and own is not None:
-        rows = rows_of(own.get_train_dataset, data.source.type)
-        tables: Sequence[Table] = [as_rows(rows, name=f"{data.source.type}.get_train_dataset()")]
-    else:
-        tables = open_tables(data.train_files)
-    passes = trainer.total_epochs
+    passes = 1 if trainer.total_epochs is None and trainer.total_steps is None else trainer.total_epochs
+    if data.mix:
+        names = mix_names(data)
+        parts = []
+        for name, part in zip(names, data.mix, strict=True):
+            tables, seed = open_tables(part.files), derive_seed(trainer.seed, "data", name)
+            draws = _examples(data, tokenizer, tables, example_columns(data, part), seed=seed)
+            parts.append(Part(name, part.weight, draws))
+        return Mixture(parts, epochs=passes)
+    seed, columns = derive_seed(trainer.seed, "data"), example_columns(data)
+    return _examples(data, tokenizer, example_tables(config, own), columns, seed=seed, epochs=passes)
+
+
+def held_out_examples(
+    config: SftConfig, tokenizer: PreTrainedTokenizerBase, tables: Sequence[Table]
+) -> Sequence[Example]:
+    """The rows of ``tables`` as examples, in order."""
+    return _examples(config.data, tokenizer, tables, example_columns(config.data)).items
+
+
+def example_tables(config: SftConfig, own: BaseDataSource | None) -> Sequence[Table]:
+    """The tables to tune on, unless they are a mix."""
+    data = config.data
+    if data.source is None or own is None:
+        return open_tables(data.train_files)
+    return [as_rows(rows_of(own.get_train_dataset, data.source.type), name=f"{data.source.type}.get_train_dataset()")]
+
+
+def _examples(
+    data: SftDataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    tables: Sequence[Table],
+    columns: ExampleColumns,
+    *,
+    seed: int = 0,
+    epochs: int | None = None,
+) -> ConversationSource:
     return ConversationSource(
         tables,
         tokenizer=tokenizer,
-        columns=ExampleColumns(data.messages_key, data.prompt_key, data.response_key, data.chat, data.add_eos),
+        columns=columns,
         max_length=data.max_length,
         on_overlong=Overlong(data.on_overlong),
         on_bad_row=OnBadRow(data.on_bad_row),
-        seed=derive_seed(trainer.seed, "data"),
+        seed=seed,
         shuffle=data.shuffle,
-        epochs=1 if passes is None and trainer.total_steps is None else passes,
+        epochs=epochs,
     )

@@ -48,7 +48,7 @@ def test_a_held_out_question_goes_through_the_chat_template_too(
 
     monkeypatch.setattr(sft_session, "model_tokenizer", with_template)
     made = session(task, tmp_path, [{"prompt": "9>", "response": "9999"}], chat=True)
-    ((ids, response),) = made.held_out
+    ((ids, response),) = made.questions
     assert made.tokenizer.decode(ids) == "09>\n1"
     assert response == "9999"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -39,9 +40,21 @@ def test_an_sft_plan_counts_updates(sft_plan_of: Callable[..., SftPlan]) -> None
         (["trainer.logger=[wandbb]"], "trainer.logger[0]"),
         (["trainer.resume=absent"], "trainer.resume"),
         (["data.train_batch_size=64"], "data.train_batch_size"),
+        (["data.mix=[{files: train.jsonl}]"], "data.mix"),
+        (["data.train_files=[]", "data.mix=[{files: absent.jsonl}]"], "data.mix[0].files[0]"),
+        (["data.train_files=[]", "data.mix=[{files: train.jsonl, response_key: anser}]"], "data.mix[0].response_key"),
+        (["data.train_files=[]", "data.mix=[{files: train.jsonl, messages_key: talk}]"], "data.mix[0].messages_key"),
+        (["data.train_files=[]", "data.mix=[{files: train.jsonl}, {files: train.jsonl}]"], "data.mix[1].name"),
+        (["data.train_files=[]", "data.mix=[{files: []}]"], "data.mix[0].files"),
+        (
+            ["data.train_files=[]", "data.mix=[{files: train.jsonl}]", "data.val_files=[train.jsonl]"],
+            "data.val_files[0]",
+        ),
+        (["data.tools_key=tools"], "data.tools_key"),
     ],
 )
-def test_sft_refusals(sft_plan_of: Callable[..., SftPlan], words: list[str], key: str) -> None:
+def test_sft_refusals(place: Path, sft_plan_of: Callable[..., SftPlan], words: list[str], key: str) -> None:
+    (place / "a.jsonl").write_text((place / "train.jsonl").read_text())
     plan = sft_plan_of(*words)
     assert [problem.key for problem in plan.problems] == [key]
     assert plan.problems[0].remedy
