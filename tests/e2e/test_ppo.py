@@ -86,7 +86,8 @@ def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_without_staleness_every_mode_is_the_synchronous_run(task: Path, whole: Run, tmp_path: Path, mode: str) -> None:
     run = train(task, f"trainer.output_dir={tmp_path}", *SMALL, f"execution={SYNCHRONOUS[mode]}")
     assert run.prompts == whole.prompts
-    assert lines(run) == lines(whole)
+    for one, other in zip(lines(run), lines(whole), strict=True):  # a mean may have been summed in another order
+        assert one == pytest.approx(other, rel=1e-6)
     assert equal(run.weights, whole.weights)
     assert equal(critic_weights(run), critic_weights(whole))
 
