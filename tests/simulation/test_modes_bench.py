@@ -30,7 +30,7 @@ def written(folder: Path, mode: str, **times: float) -> Path:
 
 
 def test_a_run_is_read_as_its_parts_its_limit_and_its_rewards(tmp_path: Path) -> None:
-    run = written(tmp_path / "run", "hybrid", rollout=2.0, train=1.5, publish=0.1, step=2.2, wait=0.5)
+    run = written(tmp_path / "run", "hybrid", rollout=2.1, train=1.5, publish=0.1, step=2.2, wait=0.5)
     row = modes.reading(run)
     assert row["limit"] == pytest.approx(2.1)
     assert row["fraction"] == pytest.approx(2.1 / 2.2)
