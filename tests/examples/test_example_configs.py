@@ -65,7 +65,8 @@ def test_the_models_that_examples_name_are_what_their_first_commands_make() -> N
     made = {load_words([smollm2(name)], Config).actor_rollout_ref.model.path for name in SMOLLM2}
     assert made == {"models/smollm2-135m"}
     warmed_up = load_words(["examples/quickstart/sft.yaml"]).trainer.output_dir + "/final"
-    started = {load_words([quickstart(name)], Config).actor_rollout_ref.model.path for name in QUICKSTART}
+    configs = [*map(quickstart, QUICKSTART), "examples/lora/grpo.yaml"]
+    started = {load_words([config], Config).actor_rollout_ref.model.path for config in configs}
     assert started == {warmed_up}
 
 
@@ -119,6 +120,9 @@ def test_the_quickstart_runs_shortened(tmp_path: Path, run: Run) -> None:
     rows = run("train", config := quickstart("grpo"), "grpo", *small, *words, varied(config))
     assert len(values(rows, "reward/mean")) == len(values(rows, "eval/reward")) == 2
     assert max(values(rows, "updates")) == 2
+    rows = run("train", config := "examples/lora/grpo.yaml", "lora", *small, *words, varied(config))
+    assert len(values(rows, "reward/mean")) == len(values(rows, "eval/reward")) == 2
+    assert (tmp_path / "lora" / "final" / "adapter_model.safetensors").is_file()
     for name in ("hybrid", "fully_async"):
         rows = run("train", config := quickstart(name), name, *small, *words, varied(config))
         assert len(values(rows, "reward/mean")) == len(values(rows, "limit/fraction")) == 2
