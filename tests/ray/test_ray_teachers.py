@@ -9,7 +9,7 @@ import pytest
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer
 from tests.e2e.conftest import task
-from tests.e2e.seven import ALPHABET, SHAPE, distance, train
+from tests.e2e.seven import ALPHABET, SHAPE, train
 
 __all__ = ["task"]
 
@@ -53,7 +53,5 @@ def test_the_lesson_is_that_of_one_process(task: Path, teachers: dict[str, Path]
     )
     assert there.session.plan.runtime == "ray"
     assert ("teacher" in there.session.plan.tags) is (name == "a tag on two ranks")
+    assert len(there.column("distill/kl")) == 2  # the second sees what the first step did
     assert there.column("distill/kl") == pytest.approx(here.column("distill/kl"), rel=1e-3)
-    assert (
-        distance(there.weights, here.weights) < 5e-3
-    )  # Adam's first steps are of the size of lr 3e-3 whatever the gradient
