@@ -75,13 +75,13 @@ def watch(*words: str | Path) -> Watched:
     object.__setattr__(session, "end_step", watched)
     run = Run(session, session.output_dir)
     with session.running():
-        pids = processes(session)
+        pids = pids_of(session)
         LOOPS[session.plan.mode](session)
         weights = run.weights
     return Watched(run, weights, steps, pids)
 
 
-def processes(session: Session) -> list[int]:
+def pids_of(session: Session) -> list[int]:
     """Of the ranks and engines."""
     ranks = [handle.pid for handle in session.composite.actor.ranks._ranks if isinstance(handle, RayRank)]
     streams = session.streams if isinstance(session, StreamingSession) else []
@@ -95,15 +95,16 @@ def here(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
 
 
 SAME = {
-    "colocate": (f"{{mode: colocate, {ONE}}}", 2),
-    "hybrid": (f"{{mode: hybrid, max_staleness: 0, {ONE}}}", 2),
-    "fully async": (f"{{mode: fully_async, max_staleness: 0, num_iters_per_train_update: 4, {ONE}}}", 2),
-    "colocate, two and two": (f"{{mode: colocate, balance_data: true, {TWO}}}", 4),
+    "colocate, one and two": ("{mode: colocate, resource: {actor: [1, 1], rollout: [1, 2]}}", 1, 3),
+    "hybrid": (f"{{mode: hybrid, max_staleness: 0, {ONE}}}", 1, 2),
+    "fully async": (f"{{mode: fully_async, max_staleness: 0, num_iters_per_train_update: 4, {ONE}}}", 1, 2),
     "hybrid in 4 sub-batches, two and two": (
         f"{{mode: hybrid, max_staleness: 0, num_iters_per_train_update: 4, balance_data: true, {TWO}}}",
+        2,
         4,
     ),
 }
+"""Execution, ranks, and the processes of ranks and engines together."""
 
 
 @pytest.mark.usefixtures("cluster")
@@ -111,16 +112,15 @@ SAME = {
 def test_without_staleness_every_mode_is_the_synchronous_run(
     task: Path, here: Watched, tmp_path: Path, name: str
 ) -> None:
-    execution, actors = SAME[name]
+    execution, ranks, processes = SAME[name]
     found = watch(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", *RAY, *FIVE)
-    assert len({os.getpid(), *found.pids}) == actors + 1
+    assert len({os.getpid(), *found.pids}) == processes + 1
     assert found.samples() == here.samples()
-    if actors == 2:
+    if ranks == 1:
         assert equal(found.weights, here.weights)
     else:
         assert distance(found.weights, here.weights) < 1e-5
-    status = found.run.column("version")
-    assert status == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert found.run.column("version") == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -155,7 +155,7 @@ def test_b83_a_killed_engine_is_replaced_a_killed_rank_ends_the_run_and_a_resume
     )
     session = prepare(*words)
     assert isinstance(session, StreamingSession)
-    before = processes(session)
+    before = pids_of(session)
     assert len({os.getpid(), *before}) == 5
 
     def end_step(step: int, batch: DataProto, update: dict[str, float]) -> None:
