@@ -30,7 +30,14 @@ from tandem.topology.plan_entries import Entries, import_plugins, look_up, unkno
 from tandem.topology.plan_later import what_comes_later
 from tandem.topology.plan_memory import MemoryPlan, plan_memory
 from tandem.topology.plan_model import ModelFacts
-from tandem.topology.plan_placement import Placement, choose_runtime, device_groups, placements, train_ranks
+from tandem.topology.plan_placement import (
+    Placement,
+    choose_runtime,
+    device_groups,
+    placements,
+    train_ranks,
+    uses_reference,
+)
 from tandem.topology.plan_preference import learns_preferences
 from tandem.topology.plan_reward import ScoringPlan, plan_scoring
 from tandem.topology.plan_stages import (
@@ -191,6 +198,11 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
         yield "actor_rollout_ref.rollout.tensor_model_parallel_size has no effect with the engine hf"
     if kl.where != "off" and kl.coef == 0:
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
+    if uses_reference(config) and kl.where == "loss" and entries.kl is not None and entries.kl.traits.get("for_reward"):
+        yield (
+            f"algorithm.kl.type {kl.type} in the loss has a gradient of mean 0 and holds nothing back; {kl.type}+ "
+            "reports the same value and does, as k2 and k3 do"
+        )
     if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
         yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
     yield from notes_on_teacher(config)

@@ -65,6 +65,7 @@ REFUSALS = [
         "and finite",
         "0.5",
     ),
+    ("reward_manager={type: reward_model, path: ./gone}", "reward_manager.path", "no such folder", "hub id"),
     ("reward_manager={type: code, timeout_s: 20}", "reward_manager.timeout_s", "may take 20 s", "more than 20"),
     (
         "reward_manager={type: by_source, timeout_s: 9, routes: [{source: a, type: code, total_s: 10}]}",

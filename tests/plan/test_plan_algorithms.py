@@ -87,6 +87,14 @@ def test_old_samples_that_nothing_accounts_for_are_noted(plan_of: Plans, words: 
     assert any("2 versions old" in note for note in plan_of("--hybrid", *words).notes) is told
 
 
+@pytest.mark.parametrize(("kind", "told"), [("k1", True), ("kl", True), ("k1+", False), ("k3", False), ("abs", False)])
+def test_a_kl_that_holds_nothing_in_the_loss_is_noted(plan_of: Plans, kind: str, told: bool) -> None:
+    in_loss = plan_of(f"algorithm.kl={{in: loss, type: {kind}}}")
+    assert in_loss.problems == ()
+    assert any("mean 0" in note for note in in_loss.notes) is told
+    assert not any("mean 0" in note for note in plan_of(f"algorithm.kl={{in: reward, type: {kind}}}").notes)
+
+
 @pytest.mark.parametrize("cut", ["top_p=0.9", "top_k=20"])
 def test_b29_samples_of_a_narrower_distribution_without_a_correction_are_noted(plan_of: Plans, cut: str) -> None:
     word = f"actor_rollout_ref.rollout.{cut}"

@@ -105,6 +105,9 @@ class FakeScoring:
     labels: list[str] = field(default_factory=list)
     closed: bool = False
 
+    def await_ready(self) -> None:
+        """It is."""
+
     def submit(self, group: DataProto, label: str = "group") -> Handle:
         self.labels.append(label)
         handle = Handle(label, len(group))
