@@ -56,13 +56,18 @@ def _check_loss(config: Config, entries: Entries) -> Iterator[Problem]:
 def _check_whole_mini_batch(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
     """A loss with statistics over the mini-batch would change with its cut into micro-batches."""
     budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-    needed = mini_batch_prompts(config) * config.actor_rollout_ref.rollout.n * longest_sequence(config)
+    n = config.actor_rollout_ref.rollout.n
+    needed = mini_batch_prompts(config) * n * longest_sequence(config)
     if not loss.traits.get("whole_mini_batch"):
         return
     if budget < needed:
         reason = f"{loss.name} looks at a whole mini-batch at once, which can have {needed} tokens"
         remedy = f"Write at least {needed}, a smaller mini-batch, or a loss such as ppo_clip"
         yield Problem("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", budget, reason, remedy)
+    micro, samples = config.actor_rollout_ref.actor.ppo_micro_batch_size, mini_batch_prompts(config) * n
+    if micro is not None and micro < samples:
+        reason = f"{loss.name} looks at a whole mini-batch at once, which has {samples} samples"
+        yield Problem("actor_rollout_ref.actor.ppo_micro_batch_size", micro, reason, "Leave it out")
     if config.trainer.exact:
         reason = f"it trains group by group, and {loss.name} looks at a whole mini-batch at once"
         yield Problem("trainer.exact", True, reason, "Write exact: false, or a loss such as ppo_clip")

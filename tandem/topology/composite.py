@@ -176,6 +176,7 @@ def build_train_engine(
         optim=section.actor.optim,
         total_updates=total_updates,
         max_tokens_per_micro_batch=section.actor.ppo_max_token_len_per_gpu,
+        max_samples_per_micro_batch=section.actor.ppo_micro_batch_size,
         temperature=section.rollout.temperature,
         exact=config.trainer.exact,
         gradient_checkpointing=section.model.gradient_checkpointing,

@@ -92,6 +92,7 @@ def value_engine(config: Config, model: ValueModel, steps: int, mesh: DeviceMesh
         optim=config.critic.optim,
         total_updates=max(1, steps * mini_batches * critic_epochs(config)),
         max_tokens_per_micro_batch=critic_token_budget(config),
+        max_samples_per_micro_batch=config.actor_rollout_ref.actor.ppo_micro_batch_size,
         temperature=1.0,
         exact=config.trainer.exact,
         gradient_checkpointing=section.gradient_checkpointing,

@@ -54,13 +54,15 @@ class FsdpEngine:
         total_updates: int,
         max_tokens_per_micro_batch: int,
         temperature: float,
+        max_samples_per_micro_batch: int | None = None,
         exact: bool = False,
         gradient_checkpointing: bool = False,
         mesh: DeviceMesh | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         self.model, self.device = model.to(device), torch.device(device)
-        self._max_tokens, self._temperature, self._exact = max_tokens_per_micro_batch, temperature, exact
+        self._max_tokens, self._max_samples = max_tokens_per_micro_batch, max_samples_per_micro_batch
+        self._temperature, self._exact = temperature, exact
         self._mesh, self._group = mesh, None if mesh is None else mesh.get_group()
         if gradient_checkpointing:
             model.checkpoint_gradients()
@@ -170,6 +172,7 @@ class FsdpEngine:
             optim=OptimConfig(),
             total_updates=1,
             max_tokens_per_micro_batch=self._max_tokens,
+            max_samples_per_micro_batch=self._max_samples,
             temperature=self._temperature,
             exact=self._exact,
             mesh=self._mesh,
@@ -239,7 +242,7 @@ class FsdpEngine:
             return []
         if self._exact and "group_ids" in ordered.batch:
             return list(group_by_group(ordered))
-        return list(token_budgeted(ordered, self._max_tokens, whole_groups=whole_groups))
+        return list(token_budgeted(ordered, self._max_tokens, max_samples=self._max_samples, whole_groups=whole_groups))
 
     def _pack(self, micro: DataProto) -> PackedSamples:
         columns = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))

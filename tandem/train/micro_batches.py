@@ -19,8 +19,12 @@ def canonical_order(batch: DataProto) -> torch.Tensor:
     return order
 
 
-def token_budgeted(batch: DataProto, max_tokens: int, *, whole_groups: bool = False) -> Iterator[slice]:
+def token_budgeted(
+    batch: DataProto, max_tokens: int, *, max_samples: int | None = None, whole_groups: bool = False
+) -> Iterator[slice]:
     """Runs of neighbouring samples with at most ``max_tokens`` prompt and response tokens each.
+
+    ``max_samples`` bounds their number too, where one group isn't larger than that.
 
     Tokens of a shared prompt count for each sample: attention gathers them for each. ``whole_groups``: neighbours of
     one group id are not parted.
@@ -36,7 +40,8 @@ def token_budgeted(batch: DataProto, max_tokens: int, *, whole_groups: bool = Fa
                 f"{what} has {length} tokens, a micro-batch holds {max_tokens}: raise the token budget "
                 "(ppo_max_token_len_per_gpu) or shorten prompts and responses"
             )
-        if total + length > max_tokens:
+        crowded = max_samples is not None and unit.stop - first > max_samples
+        if first < unit.start and (crowded or total + length > max_tokens):
             yield slice(first, unit.start)
             first, total = unit.start, 0
         total += length

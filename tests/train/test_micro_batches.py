@@ -46,6 +46,21 @@ def test_whole_groups_are_never_parted(make_batch: MakeAny, lengths: list[int], 
     assert max(sum(lengths[run]) + 4 * (run.stop - run.start) for run in runs) <= budget
 
 
+@given(
+    lengths=st.lists(st.integers(0, 20), min_size=2, max_size=30), budget=st.integers(48, 120), most=st.integers(1, 9)
+)
+def test_runs_hold_no_more_samples_than_asked_for(
+    make_batch: MakeAny, lengths: list[int], budget: int, most: int
+) -> None:
+    batch = make_batch(lengths[: len(lengths) // 2 * 2], group_size=2)
+    for whole in (False, True):
+        runs = list(token_budgeted(batch, budget, max_samples=most, whole_groups=whole))
+        assert [i for run in runs for i in range(run.start, run.stop)] == list(range(len(batch)))
+        assert max(run.stop - run.start for run in runs) <= max(most, 2 if whole else 1)
+        assert max(sum(lengths[run]) + 4 * (run.stop - run.start) for run in runs) <= budget
+    assert list(token_budgeted(batch, budget, max_samples=30)) == list(token_budgeted(batch, budget))
+
+
 def test_a_group_over_the_budget_is_named(make_batch: MakeAny) -> None:
     with pytest.raises(ContractError, match="the group of sample 2 has 26 tokens, a micro-batch holds 20"):
         list(token_budgeted(make_batch([3, 3, 9, 9]), 20, whole_groups=True))
