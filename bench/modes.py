@@ -73,8 +73,8 @@ TASKS = {
         "examples/smollm2/addition.yaml",
         (
             "data.train_batch_size=4",
-            "actor_rollout_ref.rollout={name: hf, n: 4, ignore_eos: true, on_weight_update: keep}",
-            "data.max_response_length=32",
+            "actor_rollout_ref.rollout={name: hf, n: 2, ignore_eos: true, on_weight_update: keep}",
+            "data.max_response_length=48",
             "evaluation.interval=0",
             "evaluation.at_start=false",
         ),

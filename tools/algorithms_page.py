@@ -22,13 +22,10 @@ from tandem.algorithms import (
     Aggregation,
 )
 from tandem.base.registry import Entry, Parameter, Registry
-from tandem.config.load import config_from_tree
-from tandem.config.schema import Config
 from tandem.reward import resolve as _built_in  # noqa: F401  (registers the built-in scorers)
 from tandem.reward.parts import COMBINING
 from tandem.reward.registry import REWARDS, call_style
 from tandem.topology.checks_parameters import spelled
-from tandem.topology.plan import compile_plan
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "algorithms.md"
 HEAD = """\
@@ -45,8 +42,10 @@ ESTIMATORS = """\
 ## Advantage estimators
 
 `algorithm.adv_estimator: NAME`, or `{type: NAME, ...parameters}`. *Group*: needs `rollout.n` of 2 or more, since it
-compares the samples of one prompt. An estimator with something under *missing* is implemented and tested as a function;
-no stage of the built-in loops gives that column yet, and the plan refuses it.
+compares the samples of one prompt. What a few columns ask for beside the name: `values` a critic (`critic.enable:
+true`); `reward_components` a reward of parts (`reward_manager: {type: weighted_sum, ...}`); `reward_baselines` one
+greedy answer more per prompt, which the rollout makes and scores by itself; `sum_pi_squared` comes with the forward of
+the old policy.
 """
 LOSSES = """\
 ## Policy losses
@@ -121,7 +120,7 @@ PAPER = re.compile(r"arXiv \d{4}\.\d{5}(?:,\s+(?:equation|section) [\d.]*\d)?")
 
 def page() -> str:
     """The whole page."""
-    estimators = (*WHAT, "source", "columns", "scope", "group", "missing", "parameters")
+    estimators = (*WHAT, "source", "columns", "scope", "group", "parameters")
     losses = (*WHAT, "source", "columns", "scope", "mini-batch", "parameters")
     parts = [
         HEAD,
@@ -171,8 +170,7 @@ def code(name: str) -> str:
 
 def _estimator(entry: Entry[Any]) -> tuple[str, ...]:
     peers = "yes" if entry.traits.get(NEEDS_PEERS) else ""
-    absent = ", ".join(code(name) for name in entry.signature.columns if name in missing_columns(entry.name))
-    return (*_what(entry), papers(entry), _columns(entry), _scope(entry), peers, absent, _parameters(entry))
+    return (*_what(entry), papers(entry), _columns(entry), _scope(entry), peers, _parameters(entry))
 
 
 def _loss(entry: Entry[Any]) -> tuple[str, ...]:
@@ -207,18 +205,6 @@ def _scorer(entry: Entry[Any]) -> tuple[str, ...]:
         style = call_style(entry.target, entry.name)
         reads = "the batch" if style.is_batch else ", ".join(map(code, style.fields))
     return code(entry.name), text(entry.summary), reads, _parameters(entry)
-
-
-def missing_columns(estimator: str) -> set[str]:
-    """Columns of the estimator that no stage of a run gives, by the plan's own judgement; a critic may be deployed."""
-    tree = {
-        "critic": {"enable": "values" in ADVANTAGES[estimator].signature.columns},
-        "actor_rollout_ref": {"model": {"path": "owner/model"}},
-        "algorithm": {"adv_estimator": estimator, "old_logprobs": "recompute"},
-    }
-    problems = compile_plan(config_from_tree(tree, Config)).problems
-    named = [problem.reason for problem in problems if problem.key.startswith("algorithm.adv_estimator")]
-    return {name for name in ADVANTAGES[estimator].signature.columns if any(repr(name) in reason for reason in named)}
 
 
 def _columns(entry: Entry[Any]) -> str:

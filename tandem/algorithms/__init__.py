@@ -3,7 +3,7 @@
 Importing this package fills its registries; it does not import torch.
 """
 
-from tandem.algorithms import baselines, ratio_losses, sequence_losses
+from tandem.algorithms import baselines, behaviour_losses, ratio_losses, sequence_losses
 from tandem.algorithms.advantage import ADVANTAGES
 from tandem.algorithms.distillation import DISTILLATIONS
 from tandem.algorithms.kl import KL_CONTROLLERS, KL_TYPES
@@ -21,6 +21,7 @@ __all__ = [
     "Aggregation",
     "LossCounts",
     "baselines",
+    "behaviour_losses",
     "ratio_losses",
     "sequence_losses",
 ]

@@ -1,7 +1,8 @@
 """KL to the reference policy: estimators, the KL in the reward, and the controllers of its coefficient.
 
 An estimator takes log-probs of the sampled tokens under the policy and the reference (both (B, T)) and returns one
-estimate per token. As a loss term it is *added* with a positive coefficient; in the reward it is subtracted.
+estimate per token. As a loss term it is *added* with a positive coefficient; in the reward it is subtracted. The trait
+``for_reward=True`` means that as a loss term its gradient vanishes on average; the plan notes it.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ LOG_RATIO_LIMIT = 20.0
 K3_LIMIT = 10.0
 
 
-@KL_TYPES.register("k1", scope=Scope.TOKEN, use_when="in the reward: the plain estimate")
-@KL_TYPES.register("kl", scope=Scope.TOKEN, use_when="another name of `k1`")
+@KL_TYPES.register("k1", scope=Scope.TOKEN, for_reward=True, use_when="in the reward: the plain estimate")
+@KL_TYPES.register("kl", scope=Scope.TOKEN, for_reward=True, use_when="another name of `k1`")
 def k1(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     """``log(pi / ref)``: unbiased, high variance; its gradient as a loss has mean 0, so use it in the reward."""
     return logprobs - ref_logprobs

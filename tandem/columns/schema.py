@@ -137,6 +137,7 @@ _ROW_COLUMNS = (
     ("rewards", "float32", "score of the whole answer"),
     ("reward_components", "float32", "the K weighted terms (B, K) that the reward of a sample is the sum of"),
     ("reward_valid", "bool", "False where scoring failed: the sample counts in no statistic and no loss"),
+    ("reward_baselines", "float32", "score of the greedy answer to the sample's prompt"),
     ("group_ids", "int64", "ticket of the sample's group, unique within a partition"),
     ("sample_index", "int64", "index of the sample in its group"),
     ("truncated", "bool", "True where the answer hit the token limit"),

@@ -116,6 +116,8 @@ class RewardConfig(TypedNode):
     """Scoring processes."""
     timeout_s: PositiveFloat = 30.0
     """Deadline of one scoring, in seconds."""
+    start_s: PositiveFloat = 120.0
+    """Deadline of a scoring process to get ready (imports, a reward model), in seconds."""
     on_error: Literal["mask", "refill", "stop"] = "mask"
     """A failed scoring: leave the sample out, draw the group anew, or end the run."""
     _whole: Whole = PrivateAttr(default_factory=Whole)

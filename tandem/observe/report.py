@@ -131,16 +131,15 @@ def _charts(curves: Curves) -> str:
 
 
 def _time_parts(curves: Curves) -> list[tuple[str, str]]:
-    """(key, label) of the parts of a step that follow each other.
+    """(key, label) of the parts of a step that follow each other: those of the loop's own thread.
 
-    ``time/step`` is their sum and not one of them, unless it is alone; ``time/push_PHASE`` lies inside ``time/publish``
-    or goes on behind the next step. Where the actor waits for others, generation goes on beside it.
+    They have processor seconds beside them; what has none went on beside the loop, or lies inside another part.
+    ``time/step`` is their sum and not one of them, unless it is alone.
     """
     keys = [key for key in curves if key.startswith("time/")]
-    beside = {"time/step", *(key for key in keys if key.startswith("time/push_"))}
-    if "time/wait" in curves:
-        beside.add("time/rollout")
-    return [(key, key.removeprefix("time/")) for key in keys if key not in beside or keys == [key]]
+    own = [key for key in keys if f"cpu/{key.removeprefix('time/')}" in curves] or keys
+    parts = [key for key in own if key != "time/step"] or own
+    return [(key, key.removeprefix("time/")) for key in parts]
 
 
 def _matching(patterns: Sequence[str], curves: Curves) -> list[str]:

@@ -27,6 +27,9 @@ class InlineScoring:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def await_ready(self) -> None:
+        """The scorer was made before this was."""
+
     def submit(self, group: Group, label: str = "group") -> Handle:
         """Score the samples of a group."""
         handle = Handle(label, len(group))

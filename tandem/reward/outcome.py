@@ -138,6 +138,11 @@ class Scores:
     def __len__(self) -> int:
         return len(self.rewards)
 
+    def first(self, count: int) -> Scores:
+        """Of the first ``count`` samples."""
+        columns = (self.rewards, self.outcomes, self.reasons, self.metrics, self.names, self.components)
+        return Scores(*(column[:count] for column in columns))  # type: ignore[arg-type]
+
     @property
     def valid(self) -> tuple[bool, ...]:
         """True where there is a reward."""

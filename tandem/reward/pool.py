@@ -24,7 +24,6 @@ from tandem.reward.wire import Setup, unpack_verdicts
 
 _TICK_S = 1.0  # between looks at processes that say nothing
 _LOOK_S = 0.25  # between looks, of one who waits for scores, at whether the pool still works
-_START_S = 120.0  # a scorer may import torch and load a model
 _STARTS = 3  # processes in a row that end before they are ready
 _GRACE_S = 1.0  # for async scorers, which keep their deadlines themselves if they can
 _MESSAGE_S = 0.02  # of scoring in one message: long against what a message costs, short against a deadline
@@ -40,14 +39,24 @@ class ScoringPool:
     samples are not affected. One thread sees to all of this, so ``submit`` returns at once. No process outlives the
     pool or its owner, however that ends.
 
+    ``start_s`` is a process's time to get ready: imports, the scorer's constructor and what it loads.
     ``tokenizer`` goes to the processes of a batch scorer, which finds it on the DataProto and on its items.
     Raises ``RewardError`` where another process can't find the scorer's code.
     """
 
-    def __init__(self, spec: ScorerSpec, *, workers: int = 1, deadline_s: float = 30.0, tokenizer: Any = None) -> None:
+    def __init__(
+        self,
+        spec: ScorerSpec,
+        *,
+        workers: int = 1,
+        deadline_s: float = 30.0,
+        start_s: float = 120.0,
+        tokenizer: Any = None,
+    ) -> None:
         _check_importable(spec)
         self._call = spec.call
-        self._deadline_s = deadline_s
+        self._deadline_s, self._start_s = deadline_s, start_s
+        self._ready = threading.Event()
         sent_tokenizer = pickle.dumps(tokenizer) if spec.call.is_batch and tokenizer is not None else None
         self._setup = Setup(spec, [folder or os.getcwd() for folder in sys.path], deadline_s, sent_tokenizer)
         self._pending: deque[Job] = deque()
@@ -75,6 +84,12 @@ class ScoringPool:
     def pids(self) -> list[int]:
         """Of the processes alive, ready or starting."""
         return [process.pid for process in self._processes]
+
+    def await_ready(self) -> None:
+        """Wait until one process can score. Raises ``RewardError`` if none will."""
+        while not self._ready.wait(_LOOK_S):
+            with self._lock:
+                self._check_alive()
 
     def submit(self, group: Group, label: str = "group") -> Handle:
         """Have the samples of a group scored; returns at once. ``label`` names the group in messages.
@@ -142,6 +157,7 @@ class ScoringPool:
                 self._break(f"the scorer can't be made: {answer['broken']}")
             elif "ready" in answer:
                 process.ready = True
+                self._ready.set()
                 self._failed_starts = 0
             else:
                 number, verdicts, seconds = unpack_verdicts(answer)
@@ -155,7 +171,7 @@ class ScoringPool:
         self._selector.unregister(process.channel)
         ending = process.kill()
         if not process.ready:
-            self._count_failed_start(f"didn't get ready in {_START_S:g} s" if late else ending)
+            self._count_failed_start(f"didn't get ready in {self._start_s:g} s" if late else ending)
         place = self._processes.index(process)
         self._processes[place : place + 1] = [self._start()] if self._broken is None else []
         left = process.unanswered
@@ -205,7 +221,7 @@ class ScoringPool:
     def _limit(self, process: ScoringProcess) -> float:
         """When the process is overdue, on the monotonic clock; never if it is idle."""
         if not process.ready:
-            return process.since + _START_S
+            return process.since + self._start_s
         if not process.jobs:
             return float("inf")
         return process.since + self._deadline_s + (_GRACE_S if self._call.is_async else 0.0)

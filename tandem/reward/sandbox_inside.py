@@ -52,6 +52,17 @@ _REFUSED: dict[str, tuple[int, int]] = {
     "setpgid": (109, 154),
     "setsid": (112, 157),
     "setpriority": (141, 140),
+    # another user's processes don't end with their parent
+    "setuid": (105, 146),
+    "setgid": (106, 144),
+    "setreuid": (113, 145),
+    "setregid": (114, 143),
+    "setresuid": (117, 147),
+    "setresgid": (119, 149),
+    "setfsuid": (122, 151),
+    "setfsgid": (123, 152),
+    "setgroups": (116, 159),
+    "capset": (126, 91),
     "ioprio_set": (251, 30),
     "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119),
@@ -99,6 +110,9 @@ _REFUSED: dict[str, tuple[int, int]] = {
     "prctl": (157, 167),
     "seccomp": (317, 277),
     "personality": (135, 92),
+    "iopl": (172, -1),
+    "ioperm": (173, -1),
+    "vhangup": (153, 58),
     "unshare": (272, 97),
     "setns": (308, 268),
     "chroot": (161, 51),
@@ -132,6 +146,9 @@ _REFUSED: dict[str, tuple[int, int]] = {
     "adjtimex": (159, 171),
 }
 _CLONE, _CLONE3, _KILL, _TGKILL, _PRLIMIT = (56, 220), (435, 435), (62, 129), (234, 131), (302, 261)
+_FCNTL, _IOCTL = (72, 25), (16, 29)
+_SIGNAL_OTHERS = (8, 15)  # F_SETOWN, F_SETOWN_EX: a signal to any process when a pipe is ready
+_SIGNAL_OR_TYPE = (0x8901, 0x8902, 0x5412)  # FIOSETOWN, SIOCSPGRP; TIOCSTI types into a terminal
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _CLONE_THREAD = 0x10000
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
@@ -172,7 +189,7 @@ def main(order: Order) -> None:
     dump, leave = json.dumps, os._exit
     try:
         _close(order)
-    except OSError as error:
+    except (OSError, ValueError, AttributeError) as error:  # the last two where this isn't Linux
         _tell(order.result, f"closed: {error}")
         leave(1)
     module = types.ModuleType("__main__" if order.kind == "stdin" else "program")
@@ -269,8 +286,16 @@ def _rules(column: int, architecture: int, pid: int) -> list[bytes]:
         return step(_RETURN, value)
 
     refused, absent = answer(_ERRNO | errno.EPERM), answer(_ERRNO | errno.ENOSYS)
+
+    def unless(values: tuple[int, ...]) -> list[bytes]:
+        """Refused if the second argument is one of ``values``."""
+        checks = [rule for value in values for rule in (step(_EQUAL, value, 0, 1), refused)]
+        return [step(_LOAD, _ARGUMENTS_AT + 8), *checks, answer(_ALLOW)]
+
     first = _ARGUMENTS_AT
     blocks = [
+        (_FCNTL, unless(_SIGNAL_OTHERS)),
+        (_IOCTL, unless(_SIGNAL_OR_TYPE)),
         (_CLONE, [step(_LOAD, first), step(_ANY_BIT, _CLONE_THREAD, 0, 1), answer(_ALLOW), refused]),
         (_CLONE3, [absent]),  # its flags can't be seen here; the C library then takes clone
         (_KILL, [step(_LOAD, first), step(_EQUAL, pid, 0, 1), answer(_ALLOW), refused]),

@@ -57,6 +57,7 @@ class ActorRolloutRef:
             self.sampling,
             temperature=self.sampling.temperature if temperature is None else temperature,
             top_p=self.sampling.top_p if top_p is None else top_p,
+            baseline=False,
         )
         asked = as_prompts(prompts, self.tokenizer)
         self.engine.load(None, self.actor.steps)

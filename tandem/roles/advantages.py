@@ -39,6 +39,14 @@ def kl_controller(kl: KlConfig) -> KLController:
     return make(coef=kl.coef)
 
 
+@dataclass(frozen=True)
+class Told:
+    """Of one partition: ``metrics``, and the ``state`` in which its KL left the controller."""
+
+    metrics: dict[str, float]
+    state: dict[str, float]
+
+
 @dataclass
 class AdvantageStage:
     """Estimator, KL in the reward and its controller.
@@ -106,6 +114,10 @@ class AdvantageStage:
             elif name in self.signature.columns:
                 raise ContractError(f"the advantage estimator needs column {name!r}; the batch has {batch.columns}")
         return chosen
+
+    def told(self) -> Told:
+        """Of the last partition."""
+        return Told(dict(self.metrics), dict(self.state_dict()))
 
     def state_dict(self) -> dict[str, float]:
         """The controller's state."""

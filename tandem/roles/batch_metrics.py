@@ -40,6 +40,8 @@ def batch_metrics(batch: DataProto, step: int) -> dict[str, float]:
         "lag/mean": _mean(lags.double()),
         "lag/max": float(lags.max()) if len(lags) else 0.0,
     }
+    if "reward_baselines" in batch.columns:
+        metrics["reward/greedy"] = _mean(batch.dense("reward_baselines")[valid].double())
     counts = torch.bincount(lags, minlength=1).tolist() if len(lags) else []
     return metrics | {f"lag/count_{lag}": float(count) for lag, count in enumerate(counts)}
 

@@ -29,8 +29,10 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tu
     return tuple(sorted({token for token in (*listed, tokenizer.eos_token_id) if token is not None}))
 
 
-def training_sampling(rollout: RolloutConfig, max_tokens: int, ends: Iterable[int]) -> Sampling:
-    """How training samples are drawn; ``ends`` are the model's own end tokens."""
+def training_sampling(
+    rollout: RolloutConfig, max_tokens: int, ends: Iterable[int], *, baseline: bool = False
+) -> Sampling:
+    """How training samples are drawn; ``ends`` are the model's own end tokens; see ``Sampling`` for ``baseline``."""
     stops = {*rollout.stop_token_ids} if rollout.ignore_eos else {*ends, *rollout.stop_token_ids}
     return Sampling(
         n=rollout.n,
@@ -38,6 +40,7 @@ def training_sampling(rollout: RolloutConfig, max_tokens: int, ends: Iterable[in
         temperature=rollout.temperature,
         top_p=rollout.top_p,
         top_k=rollout.top_k,
+        baseline=baseline,
         logprobs_of=rollout.logprobs_of,
         stop_token_ids=tuple(sorted(stops)),
     )

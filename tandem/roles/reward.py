@@ -26,6 +26,9 @@ _SLACK_S = 300.0  # beyond the scorings' own deadlines: processes that start, a 
 class Scoring(Protocol):
     """Where scorers run: in processes of their own, or here."""
 
+    def await_ready(self) -> None:
+        """Wait until the first scoring can begin."""
+
     def submit(self, group: DataProto, label: str = "group") -> Handle:
         """Begin to score the samples of a group."""
 
@@ -59,6 +62,10 @@ class RewardManager:
     def __call__(self, data: DataProto) -> torch.Tensor:
         scores, _ = self.collect(self.submit(data, "batch"))
         return torch.tensor(scores.rewards, dtype=torch.float32)
+
+    def await_ready(self) -> None:
+        """Wait until scoring can begin. Raises ``RewardError`` where the scorer can't be made, or doesn't start."""
+        self._scoring.await_ready()
 
     def submit(self, group: DataProto, label: str) -> Handle:
         """Begin to score ``group``; ``label`` names it in messages."""
@@ -110,7 +117,13 @@ def build_reward_manager(
     scoring: Scoring = (
         InlineScoring(bind(spec))
         if inline or config.type == NO_REWARD
-        else ScoringPool(spec, workers=config.workers, deadline_s=config.timeout_s, tokenizer=tokenizer)
+        else ScoringPool(
+            spec,
+            workers=config.workers,
+            deadline_s=config.timeout_s,
+            start_s=config.start_s,
+            tokenizer=tokenizer,
+        )
     )
     components = component_names(config.type, config.file, config.parameters)
     return RewardManager(scoring, timeout_s=config.timeout_s, on_error=config.on_error, components=components)

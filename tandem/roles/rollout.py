@@ -125,7 +125,7 @@ class Rollout:
         prompt, key = self._draw(ticket), str(ticket)
         pending[ticket], by_key[key] = Pending(prompt), ticket
         self._plane.assign(ticket, self.name)
-        return request(key, prompt, self._filling.sampling.n, self._filling.seed, "sample", *ticket)
+        return request(key, prompt, self._filling.sampling.samples, self._filling.seed, "sample", *ticket)
 
     def _draw(self, ticket: Ticket) -> Prompt:
         """A function of the ticket, whichever engine asks, and whether or not another has asked before."""
@@ -137,23 +137,30 @@ class Rollout:
         """Put a finished group into the plane and have it scored while others are generated."""
         group = pending[ticket]
         batch = as_batch(group.prompt, output, ticket.place, self._tokenizer)
-        self._plane.put([ticket], batch, timeout=self._filling.deadline_s)
-        group.truncated = batch.dense("truncated")
+        drawn = batch[: self._filling.sampling.n]  # a greedy answer is scored and not trained
+        self._plane.put([ticket], drawn, timeout=self._filling.deadline_s)
+        group.truncated = drawn.dense("truncated")
         group.handle = self._rewards.submit(batch, f"{ticket}, prompt {group.prompt.uid}")
 
     def _settle(self, ticket: Ticket, group: Pending, scores: list[Scores]) -> bool:
         """Store the rewards of a group, or drop it; says whether it was dropped."""
         assert group.handle is not None
-        found, failed = self._rewards.collect(group.handle)
+        every, failed = self._rewards.collect(group.handle)
+        found = every.first(self._filling.sampling.n)
         scores.append(found)
         columns = self._rewards.columns(found)
         valid = columns["reward_valid"]
+        signal = columns[self._filling.signal]
+        if self._filling.sampling.baseline:
+            baseline = columns["reward_baselines"] = torch.full_like(columns["rewards"], every.rewards[-1])
+            valid &= baseline.isfinite()  # in place: the column too
+            signal = signal - baseline
         if self._filling.overlong == "mask":
-            valid &= ~group.truncated  # in place: the column too
+            valid &= ~group.truncated
         reason: str | None = None
         if failed or (self._filling.filter_equal and not any(found.valid)):
             reason = FAILED
-        elif self._filling.filter_equal and _equal(columns[self._filling.signal][valid]):
+        elif self._filling.filter_equal and _equal(signal[valid], centred=self._filling.sampling.baseline):
             reason = FILTERED
         if reason is not None:
             self.counts[reason] += 1
@@ -173,6 +180,11 @@ def _first_failure(scores: list[Scores]) -> str:
     return f". The first scoring that failed was of {name}: {reason}" if name else ""
 
 
-def _equal(rewards: torch.Tensor) -> bool:
-    """Whether the rewards (B,) or their components (B, K) say nothing about which sample was better."""
+def _equal(rewards: torch.Tensor, *, centred: bool) -> bool:
+    """Whether the rewards (B,) or their components (B, K) say nothing about which sample was better.
+
+    ``centred``: they are told from a baseline of their own, which must differ from one of them.
+    """
+    if centred:
+        return not bool(rewards.any())
     return len(rewards) < 2 or bool((rewards == rewards[0]).all())

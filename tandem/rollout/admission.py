@@ -70,9 +70,9 @@ class Admission:
         length, name = len(request.prompt_ids), f"prompt {request.key!r}"
         if length == 0:
             raise ContractError(f"{name} has no tokens: a model needs at least one, such as its BOS token")
-        if len(request.seeds) != self._sampling.n:
+        if len(request.seeds) != self._sampling.samples:
             raise ContractError(
-                f"{name} has {len(request.seeds)} seeds for n = {self._sampling.n} samples: give one each"
+                f"{name} has {len(request.seeds)} seeds for n = {self._sampling.samples} samples: give one each"
             )
         self._check_begun(request)
         if self._context is not None and length + self._sampling.max_tokens > self._context:
@@ -84,10 +84,9 @@ class Admission:
 
     def _check_begun(self, request: GroupRequest) -> None:
         name, begun, most = f"prompt {request.key!r}", request.begun, self._sampling.max_tokens
-        if len(begun) not in (0, self._sampling.n):
-            raise ContractError(
-                f"{name} has {len(begun)} begun samples for n = {self._sampling.n}: give one for each seed, or none"
-            )
+        n = self._sampling.samples
+        if len(begun) not in (0, n):
+            raise ContractError(f"{name} has {len(begun)} begun samples for n = {n}: give one for each seed, or none")
         for i, sample in enumerate(begun):
             if sample.finish_reason == "aborted" and len(sample.token_ids) >= most:
                 raise ContractError(
@@ -124,7 +123,7 @@ class Flight:
     def room(self) -> int:
         """Groups that can start now."""
         if self._exact:
-            return self._limit // self._sampling.n - len(self._blocks)
+            return self._limit // self._sampling.samples - len(self._blocks)
         return self._blocks[0].room
 
     def admit(self, requests: list[GroupRequest], version: int) -> None:
@@ -133,7 +132,7 @@ class Flight:
             self._blocks[0].admit(requests, version)
             return
         for request in requests:
-            n = self._sampling.n
+            n = self._sampling.samples
             cache = KVCache(self._model.model.device, n, len(request.prompt_ids) + self._sampling.max_tokens)
             block = Block(self._model, self._sampling, cache, n)
             block.admit([request], version)

@@ -54,7 +54,7 @@ class Block:
     @property
     def room(self) -> int:
         """Groups that can join now."""
-        return (self._limit - self.count) // self._sampling.n
+        return (self._limit - self.count) // self._sampling.samples
 
     def admit(self, requests: Sequence[GroupRequest], version: int) -> None:
         """Prefill these prompts and draw the next token of each of their samples."""
@@ -67,7 +67,7 @@ class Block:
 
     def _start(self, requests: Sequence[GroupRequest], version: int) -> None:
         """Prefill each prompt once, all in one packed row, and draw the first token of each of its samples."""
-        first, copies = self.count, self._sampling.n
+        first, copies = self.count, self._sampling.samples
         layout = self._cache.append(torch.tensor([len(r.prompt_ids) for r in requests]), copies)
         groups = [_Group(request) for request in requests]
         self._owners += [(group, i) for group in groups for i in range(copies)]
@@ -121,7 +121,7 @@ class Block:
     ) -> tuple[torch.Tensor, PromptLayout | ResumptionLayout]:
         """The row of tokens to prefill, and its layout; ``drawn`` (R,) int64 tokens have ``begun``."""
         answers = [sample.token_ids for sample in begun]
-        if self._sampling.n == 1:  # a prompt that nobody shares stands in the row of its answer
+        if self._sampling.samples == 1:  # a prompt that nobody shares stands in the row of its answer
             whole = [
                 torch.cat([group.request.prompt_ids, answer])
                 for (group, _), answer in zip(owners, answers, strict=True)
@@ -154,16 +154,25 @@ class Block:
     def _draw(self, hidden: torch.Tensor, head: Head, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw for the ``rows`` from ``hidden`` (G, d), each of whose states serves equally many neighbouring rows."""
         uniform = uniforms(self._seeds[rows], self._drawn[rows]).to(hidden.device)
+        greedy = self._greedy(rows)
         copies = len(uniform) // len(hidden)
         states = max(1, _LOGITS // len(head.weight))
         parts = []
         for start in range(0, len(hidden), states):
             logits = head.logits(hidden[start : start + states])
             owner = torch.arange(len(logits), device=hidden.device).repeat_interleave(copies)
-            parts.append(draw(logits, self._sampling, uniform[start * copies :][: len(owner)], owner))
+            served = slice(start * copies, start * copies + len(owner))
+            chosen = None if greedy is None else greedy[served]
+            parts.append(draw(logits, self._sampling, uniform[served], owner, chosen))
         if len(parts) == 1:
             return parts[0]
         return torch.cat([tokens for tokens, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
+
+    def _greedy(self, rows: slice) -> torch.Tensor | None:
+        """Which of the ``rows`` (R,) are their group's greedy sample; None where groups have none."""
+        if not self._sampling.baseline:
+            return None
+        return torch.tensor([i == self._sampling.n for _, i in self._owners[rows]], device=self._device)
 
     def _record(self, rows: slice, version: int, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
         tokens, logprobs = tokens.cpu(), logprobs.cpu()
@@ -201,8 +210,8 @@ class Block:
 
     def _close(self, group: _Group) -> None:
         """Give the group out if all its samples have ended."""
-        if len(group.samples) == self._sampling.n:
-            samples = tuple(group.samples[i] for i in range(self._sampling.n))
+        if len(group.samples) == self._sampling.samples:
+            samples = tuple(group.samples[i] for i in range(self._sampling.samples))
             self.finished.append(GroupOutput(group.request, samples))
 
     def _drop(self, rows: torch.Tensor) -> None:

@@ -81,17 +81,17 @@ class HfEngine:
         """See ``RolloutEngine.generate``. Raises ``ContractError`` for a request that can't be answered."""
         if not self._awake:
             raise TandemError("the rollout engine is asleep: call wake() before generate()")
-        if sampling.n > self._max_num_seqs:
+        if sampling.samples > self._max_num_seqs:
             raise ContractError(
-                f"max_num_seqs = {self._max_num_seqs} has no room for the n = {sampling.n} samples of one prompt: "
-                f"write at least {sampling.n}"
+                f"max_num_seqs = {self._max_num_seqs} has no room for the {sampling.samples} samples of one prompt: "
+                f"write at least {sampling.samples}"
             )
         return self._generate(requests, sampling)
 
     def _generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
         cache = None if self._exact else self._spare or KVCache(self._model.model.device)
         self._spare = None
-        waiting = Admission(requests, sampling, self._max_num_seqs // sampling.n, self._context)
+        waiting = Admission(requests, sampling, self._max_num_seqs // sampling.samples, self._context)
         flight = Flight(self._model, sampling, self._max_num_seqs, cache)
         self._calls += 1
         version, aborts = self._version, self._boundary.aborts

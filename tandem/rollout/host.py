@@ -108,7 +108,7 @@ class Host:
     def _generate(self, number: int, message: Message) -> None:
         self._calls = {n: call for n, call in self._calls.items() if call.thread.is_alive()}
         sampling = unpack_sampling(message.fields["sampling"])
-        call = Answering(number, self._channel, max(1, self._window // sampling.n))
+        call = Answering(number, self._channel, max(1, self._window // sampling.samples))
         try:
             outputs = self._engine.generate(call.requests(), sampling)
         except TandemError as error:

@@ -24,7 +24,7 @@ class Sampling:
     the fewest that together have at least ``top_p``, and the rest is renormalised. ``logprobs_of`` says which log-prob
     a token gets: ``sampled``, that of this last distribution, which it was drawn from, or ``full``, that of the
     distribution before ``top_k`` and ``top_p``. ``greedy`` takes the likeliest token instead; its log-prob is the
-    model's own, at temperature 1.
+    model's own, at temperature 1. With ``baseline`` each group has one sample more, its last, which is greedy.
 
     A sample ends with the first of ``stop_token_ids``, which is part of it, or after ``max_tokens`` tokens. With no
     stop tokens every sample has ``max_tokens``.
@@ -36,6 +36,7 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = -1
     greedy: bool = False
+    baseline: bool = False
     logprobs_of: LogprobsOf = "sampled"
     stop_token_ids: tuple[int, ...] = ()
 
@@ -50,6 +51,11 @@ class Sampling:
         for name, (is_wrong, remedy) in wrong.items():
             if is_wrong:
                 raise ContractError(f"sampling {name} = {getattr(self, name)!r}: write {remedy}")
+
+    @property
+    def samples(self) -> int:
+        """Samples of a group: ``n``, and the greedy one where there is one."""
+        return self.n + self.baseline
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +73,9 @@ class SampleOutput:
 
 @dataclass(frozen=True, eq=False)
 class GroupRequest:
-    """One prompt to answer. ``prompt_ids`` (P,) int64; ``seeds``: one per sample; ``key`` comes back in messages.
+    """One prompt to answer. ``prompt_ids`` (P,) int64; ``seeds``: one per sample, a greedy one included.
+
+    ``key`` comes back in messages.
 
     A sample's random stream is a function of its seed alone: the caller derives it from (run seed, prompt, index in
     group), so equal seeds mean equal samples, and two samples of a group need different ones.

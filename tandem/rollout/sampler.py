@@ -24,20 +24,27 @@ def uniforms(seeds: torch.Tensor, counters: torch.Tensor) -> torch.Tensor:
 
 
 def draw(
-    logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor, owner: torch.Tensor | None = None
+    logits: torch.Tensor,
+    sampling: Sampling,
+    uniform: torch.Tensor,
+    owner: torch.Tensor | None = None,
+    greedy: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token for each of R uniform numbers: tokens (R,) int64 and their log-probs (R,) float32.
 
     ``logits`` (G, V) of any float dtype (half types are raised to float32); row i draws from ``logits[owner[i]]``, or
-    from ``logits[i]`` without ``owner`` (R,) int64. See ``Sampling`` for the distribution. A row that holds none (NaN,
+    from ``logits[i]`` without ``owner`` (R,) int64. Rows of which ``greedy`` (R,) bool holds take the likeliest token,
+    as all do under ``sampling.greedy``. See ``Sampling`` for the distribution. A row that holds none (NaN,
     or +inf) gives the log-prob NaN.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     owner = torch.arange(len(uniform), device=logits.device) if owner is None else owner
     if sampling.greedy:
-        tokens = logits.argmax(-1)
-        logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
-        return tokens[owner], logprobs[owner].float()
+        return _likeliest(logits, owner)
+    if greedy is not None:
+        drawn, likeliest = draw(logits, sampling, uniform, owner), _likeliest(logits, owner)
+        tokens, logprobs = (torch.where(greedy, best, one) for best, one in zip(likeliest, drawn, strict=True))
+        return tokens, logprobs
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
     full = kept = logits.softmax(-1)
@@ -48,6 +55,13 @@ def draw(
     tokens, total = _invert(kept, uniform, owner)
     probs = full[owner, tokens].double()
     return tokens, (probs if sampling.logprobs_of == "full" else probs / total).log().float()
+
+
+def _likeliest(logits: torch.Tensor, owner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest token of each row and its log-prob at temperature 1."""
+    tokens = logits.argmax(-1)
+    logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+    return tokens[owner], logprobs[owner].float()
 
 
 def _invert(probs: torch.Tensor, uniform: torch.Tensor, owner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from tandem.base.errors import DeadlineError
 from tandem.columns.proto import DataProto
 from tandem.dataflow.tickets import Lease
+from tandem.roles.advantages import Told
 from tandem.roles.batch_metrics import check_lag
 from tandem.roles.loss import without_samples
 from tandem.roles.serving import ServingRole
@@ -26,12 +27,14 @@ _JOIN_S = 2.0  # for a loop that is told to end; it is a daemon, and may wait fo
 class Loops:
     """The threads of the serving roles; ``error`` is what ended one of them, ``stopping`` ends all.
 
+    ``told`` is of the partitions whose advantages are there, which may be ahead of the one that is trained.
     ``seconds`` are those of their stages, by partition and name: a stage is one role's, hence one thread's.
     """
 
     stopping: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
     threads: list[threading.Thread] = field(default_factory=list)
+    told: dict[int, Told] = field(default_factory=dict)
     seconds: defaultdict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
 
 
@@ -108,12 +111,20 @@ class AsyncSession(StreamingSession):
         super().end_step(step, batch, update)
         for partition, stage in [key for key in list(self.loops.seconds) if key[0] == step]:
             self.progress.beside[f"time/{stage}"] = self.loops.seconds.pop((partition, stage))
+        self.loops.told.pop(step - 1, None)
 
     def give(self, role: ServingRole, lease: Lease, batch: DataProto) -> None:
         """Put the columns that ``role`` gives into the plane, and acknowledge the groups."""
         columns = batch.select(*role.gives, "group_ids", "sample_index")
+        if "advantages" in role.gives:
+            self.loops.told[lease.tickets[0].partition] = self.composite.advantages.told()
         self.plane.put(lease.tickets, columns, timeout=self.config.execution.deadline_s)
         self.plane.acknowledge(lease)
+
+    @property
+    def told(self) -> Told:
+        """See ``Session.told``."""
+        return self.loops.told.get(self.progress.step - 1) or super().told
 
     def complete(self, partition: int) -> DataProto:
         """The partition in canonical order, with every column that the train call needs."""

@@ -11,8 +11,8 @@ from tandem.config.schema import Config, KlConfig
 from tandem.topology.checks_correction import check_correction, correction_scope
 from tandem.topology.checks_parameters import check_parameters
 from tandem.topology.plan_batch import longest_sequence, mini_batch_prompts
-from tandem.topology.plan_entries import Entries, advantage_name
-from tandem.topology.plan_placement import uses_reference
+from tandem.topology.plan_entries import Entries, advantage_name, estimator_columns
+from tandem.topology.plan_placement import train_ranks, uses_reference
 from tandem.topology.plan_stages import COMPUTED_IN_TRAINING, Stage, columns_known, old_logprobs_from, plan_stages
 
 LOSS = "algorithm.policy_loss"
@@ -57,10 +57,20 @@ def _check_whole_mini_batch(config: Config, loss: Entry[Any]) -> Iterator[Proble
     """A loss with statistics over the mini-batch would change with its cut into micro-batches."""
     budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
     needed = mini_batch_prompts(config) * config.actor_rollout_ref.rollout.n * longest_sequence(config)
-    if loss.traits.get("whole_mini_batch") and budget < needed:
+    if not loss.traits.get("whole_mini_batch"):
+        return
+    if budget < needed:
         reason = f"{loss.name} looks at a whole mini-batch at once, which can have {needed} tokens"
         remedy = f"Write at least {needed}, a smaller mini-batch, or a loss such as ppo_clip"
         yield Problem("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", budget, reason, remedy)
+    if config.trainer.exact:
+        reason = f"it trains group by group, and {loss.name} looks at a whole mini-batch at once"
+        yield Problem("trainer.exact", True, reason, "Write exact: false, or a loss such as ppo_clip")
+    ranks = train_ranks(config)
+    if ranks > 1:
+        reason = f"{loss.name} looks at a whole mini-batch at once, and each of {ranks} train ranks has a part of it"
+        remedy = "Give the actor one device, or write a loss such as ppo_clip"
+        yield Problem(f"{LOSS}.type", loss.name, reason, remedy)
 
 
 def _check_estimator(config: Config, entries: Entries) -> Iterator[Problem]:
@@ -123,7 +133,7 @@ def _check_sampling(config: Config) -> Iterator[Problem]:
 
 def _check_groups(config: Config, entries: Entries) -> Iterator[Problem]:
     filtering, n = config.algorithm.filter_groups, config.actor_rollout_ref.rollout.n
-    if filtering.enable and n == 1:
+    if filtering.enable and n == 1 and "reward_baselines" not in estimator_columns(config):
         reason = "a group of one sample always has equal rewards: every group would be filtered and no step ever filled"
         yield Problem("algorithm.filter_groups.enable", True, reason, f"Write false, or {ROLLOUT}.n of 2 or more")
     execution = config.execution

@@ -22,6 +22,23 @@ def check_correction(config: Config, entries: Entries) -> Iterator[Problem]:
     yield from _check_effect(config, entries)
 
 
+def correction_notes(config: Config, entries: Entries) -> Iterator[str]:
+    """Samples of another distribution than the one that is trained, where nothing looks at the difference."""
+    execution = config.execution
+    if readers(config, entries):
+        return
+    if (cut := cut_sampling(config)) is not None:
+        yield (
+            f"samples are drawn with {cut} and trained as if they came from the whole distribution, and no "
+            f"{CORRECTION} looks at the difference; top_p: 1.0 and top_k: -1 make none"
+        )
+    if execution.mode != "colocate" and execution.max_staleness > 1:
+        yield (
+            f"samples may be {execution.max_staleness} versions old, and neither a {CORRECTION} nor a loss that knows "
+            "the policy that sampled looks at the difference; policy_loss: {type: decoupled_ppo} does"
+        )
+
+
 def correction_scope(config: Config) -> Scope:
     """The widest set of samples that the correction looks at; where its settings are wrong a problem says so."""
     try:

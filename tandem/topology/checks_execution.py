@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.topology.plan_batch import longest_sequence, mini_batch_prompts, sub_batches
+from tandem.topology.plan_entries import estimator_columns
 from tandem.topology.plan_placement import REFERENCE_NAMES, Placement, choose_runtime, deployed_roles
 from tandem.topology.plan_preference import samples_per_prompt
 from tandem.topology.plan_teacher import TEACHER, uses_teacher
@@ -74,6 +75,9 @@ def _check_devices(config: Config, placed: tuple[Placement, ...]) -> Iterator[Pr
             reason = f"it doesn't divide the {devices[role]} devices of {role}"
             remedy = f"Write a divisor of {devices[role]}, or change execution.resource.{role}"
             yield Problem(f"{key}.tensor_model_parallel_size", width, reason, remedy)
+    if config.runtime.threads and choose_runtime(config, placed) == "ray":
+        reason = "on Ray every rank and every engine is a process of its own"
+        yield Problem("runtime.threads", True, reason, "Write false, or give each role one device and write local")
     wide = [f"{role} {count}" for role, count in devices.items() if count > 1]
     if wide and choose_runtime(config, placed) == "local":
         reason = f"the local runtime has one device a role, and the resource gives {', '.join(wide)}"
@@ -123,7 +127,8 @@ def _check_budgets(config: Config) -> Iterator[Problem]:
         reason = f"one prompt can have {data.max_prompt_length} tokens (data.max_prompt_length)"
         remedy = f"Write at least {data.max_prompt_length}"
         yield Problem(f"{ROLLOUT}.max_num_batched_tokens", rollout.max_num_batched_tokens, reason, remedy)
-    most = max(rollout.n, config.evaluation.n)
+    greedy = "reward_baselines" in estimator_columns(config)
+    most = max(rollout.n + greedy, config.evaluation.n)
     if rollout.max_num_seqs < most:
         reason = f"the {most} samples of a prompt are in flight together"
         yield Problem(f"{ROLLOUT}.max_num_seqs", rollout.max_num_seqs, reason, f"Write at least {most}")

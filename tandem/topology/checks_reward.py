@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from tandem.base.errors import Problem
 from tandem.base.registry import Signature
@@ -23,6 +24,7 @@ def check_reward(config: Config) -> Iterator[Problem]:
             yield from _check_types(scorer, signature)
             yield from _check_ground_truth(config, scorer, signature)
             yield from _check_time(config, scorer, signature)
+        yield from _check_folder(scorer)
 
 
 def scorers_of(config: Config) -> Iterator[Part]:
@@ -61,3 +63,12 @@ def _check_time(config: Config, scorer: Part, signature: Signature) -> Iterator[
     if isinstance(own, int | float) and own >= limit:
         reason = f"{scorer.type!r} may take {own:g} s for a sample ({scorer.key}.total_s), and is ended before that"
         yield Problem("reward_manager.timeout_s", limit, reason, f"Write more than {own:g}, or a smaller total_s")
+
+
+def _check_folder(scorer: Part) -> Iterator[Problem]:
+    """A reward model's folder is there, where its path can't be a hub id."""
+    path = scorer.parameters.get("path")
+    if scorer.type != "reward_model" or scorer.file is not None or not isinstance(path, str):
+        return
+    if path.startswith(("/", ".", "~")) and not Path(path).expanduser().is_dir():
+        yield Problem(f"{scorer.key}.path", path, "there is no such folder", "Name a Hugging Face folder or a hub id")

@@ -34,6 +34,7 @@ from tandem.rollout.protocol import RolloutEngine
 from tandem.rollout.registry import find_engine
 from tandem.topology.plan import PREFERENCE, Plan, compile_plan
 from tandem.topology.plan_critic import untrained_steps
+from tandem.topology.plan_stages import columns_known
 from tandem.topology.teachers import check_tokenizers, load_teachers, teacher_stage
 from tandem.train.engine import FsdpEngine
 
@@ -134,7 +135,10 @@ def assemble_composite(
         actor=actor,
         engine=engine,
         sampling=training_sampling(
-            section.rollout, config.data.max_response_length, end_tokens(model.model, tokenizer)
+            section.rollout,
+            config.data.max_response_length,
+            end_tokens(model.model, tokenizer),
+            baseline="reward_baselines" in columns_known(plan.stages),
         ),
         tokenizer=tokenizer,
         advantages=advantages,

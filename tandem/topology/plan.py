@@ -15,7 +15,7 @@ from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import Config
 from tandem.topology.checks_adapters import check_adapters, check_exported, check_pushed
 from tandem.topology.checks_algorithm import check_algorithm
-from tandem.topology.checks_correction import CORRECTION, cut_sampling, readers
+from tandem.topology.checks_correction import correction_notes
 from tandem.topology.checks_critic import check_critic, critic_notes, read_critic
 from tandem.topology.checks_data import check_data, count_rows
 from tandem.topology.checks_execution import check_execution
@@ -30,7 +30,14 @@ from tandem.topology.plan_entries import Entries, import_plugins, look_up, unkno
 from tandem.topology.plan_later import what_comes_later
 from tandem.topology.plan_memory import MemoryPlan, plan_memory
 from tandem.topology.plan_model import ModelFacts
-from tandem.topology.plan_placement import Placement, choose_runtime, device_groups, placements
+from tandem.topology.plan_placement import (
+    Placement,
+    choose_runtime,
+    device_groups,
+    placements,
+    train_ranks,
+    uses_reference,
+)
 from tandem.topology.plan_preference import learns_preferences
 from tandem.topology.plan_reward import ScoringPlan, plan_scoring
 from tandem.topology.plan_stages import (
@@ -117,7 +124,7 @@ def compile_plan(config: Config) -> Plan:
     facts, model_problems = read_checked(MODEL, config.actor_rollout_ref.model)
     critic_facts, critic_problems = read_critic(config, facts)
     rows = count_rows(config.data.train_files) if config.data.train_files else None
-    batch = plan_batch(config, _train_ranks(config, placed), rows)
+    batch = plan_batch(config, train_ranks(config), rows)
     stages = plan_stages(config, entries)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
     shares = _shares_weights(config, runtime)
@@ -179,12 +186,6 @@ def _contradictions(
     yield from check_trainer(config.trainer)
 
 
-def _train_ranks(config: Config, placed: tuple[Placement, ...]) -> int:
-    """Data-parallel ranks of the actor."""
-    devices = next(placement.devices for placement in placed if placement.role == "actor")
-    return max(1, devices // config.actor_rollout_ref.actor.tensor_model_parallel_size)
-
-
 def _shares_weights(config: Config, runtime: str) -> bool:
     """Whether the rollout engine generates with the actor's own parameters: in one process with it."""
     one_process = config.execution.mode == "colocate" and runtime == "local"
@@ -197,16 +198,18 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
         yield "actor_rollout_ref.rollout.tensor_model_parallel_size has no effect with the engine hf"
     if kl.where != "off" and kl.coef == 0:
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
+    if uses_reference(config) and kl.where == "loss" and entries.kl is not None and entries.kl.traits.get("for_reward"):
+        yield (
+            f"algorithm.kl.type {kl.type} in the loss has a gradient of mean 0 and holds nothing back; {kl.type}+ "
+            "reports the same value and does, as k2 and k3 do"
+        )
     if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
         yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
     yield from notes_on_teacher(config)
     if learns_preferences(config):
         yield from preference_notes(config)
-    elif cut_sampling(config) is not None and not readers(config, entries):
-        yield (
-            f"samples are drawn with {cut_sampling(config)} and trained as if they came from the whole distribution, "
-            f"and no {CORRECTION} looks at the difference; top_p: 1.0 and top_k: -1 make none"
-        )
+    else:
+        yield from correction_notes(config, entries)
     yield from critic_notes(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

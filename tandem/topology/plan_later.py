@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.rollout.registry import LATER as ENGINES_LATER
+from tandem.topology.plan_preference import learns_preferences
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ LATER = (
         lambda c, r: r == "ray" and find_spec("ray") is None,
         "pip install 'tandem-rl[ray]', or give each role one device and write runtime.name: local",
         "needs the package ray, which is not installed here",
+    ),
+    Later(
+        "runtime.name",
+        _runtime,
+        lambda c, r: r == "ray" and learns_preferences(c),
+        "Give the actor one device, and write local or auto: preference training has one rank",
     ),
     Later("execution.resource.teacher", _teacher_devices, _own_devices, "Remove it: it takes turns on the actor's"),
     Later("actor_rollout_ref.rollout.name", _engine, lambda c, r: _engine(c, r) in ENGINES_LATER, "Write hf"),

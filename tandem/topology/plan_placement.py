@@ -56,6 +56,11 @@ def placements(config: Config) -> tuple[Placement, ...]:
     return tuple(_place(config, role) for role in deployed_roles(config))
 
 
+def train_ranks(config: Config) -> int:
+    """Data-parallel ranks of the actor."""
+    return max(1, _place(config, "actor").devices // config.actor_rollout_ref.actor.tensor_model_parallel_size)
+
+
 def _place(config: Config, role: str) -> Placement:
     nodes, per_node = _devices(config, role)
     if config.execution.mode == "colocate":

@@ -152,7 +152,13 @@ def _reward_needs(signature: Signature | None) -> tuple[str, ...]:
 def _reward_gives(config: Config) -> tuple[str, ...]:
     reward = config.reward_manager
     parts = component_names(reward.type, reward.file, reward.parameters)
-    return ("rewards", "reward_valid", *(["reward_components"] if parts else []))
+    greedy = "reward_baselines" in estimator_columns(config)
+    return (
+        "rewards",
+        "reward_valid",
+        *(["reward_components"] if parts else []),
+        *(["reward_baselines"] if greedy else []),
+    )
 
 
 def _forwards(config: Config, entries: Entries) -> list[Stage]:

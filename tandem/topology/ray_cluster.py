@@ -50,9 +50,10 @@ def _connect(ray: Any) -> bool:
                 f"Else start one (ray start --head), or unset {ADDRESS} to run on this machine alone"
             ) from error
         return False
-    slots = SLOTS_PER_CORE * len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    slots = SLOTS_PER_CORE * cores
     with _our_modules():
-        ray.init(include_dashboard=False, resources={SLOT: slots}, logging_level=logging.WARNING)
+        ray.init("local", include_dashboard=False, resources={SLOT: slots}, logging_level=logging.WARNING)
     return True
 
 

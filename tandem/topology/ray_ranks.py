@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ class RankActor:
         if setup.threads is not None:
             torch.set_num_threads(setup.threads)
         torch.manual_seed(setup.seed)
+        # Outputs of a sharded model are views of what it gathered; nothing here writes into them.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
         mesh = self._meet(setup, meeting) if self._world > 1 else None
         self._hosted = TrainRank(setup.build(mesh), self._rank)
         return os.getpid()

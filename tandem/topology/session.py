@@ -20,6 +20,7 @@ from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
 from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
+from tandem.roles.advantages import Told
 from tandem.roles.batch_metrics import batch_metrics, check_lag
 from tandem.roles.correction import mismatch_report
 from tandem.roles.critic import CRITIC
@@ -192,7 +193,7 @@ class Session(ABC):
             **{f"reward/{name}": value for name, value in self.rollout.report.items()},
             **batch_metrics(batch, step),
             **{f"dropped/{name}": float(count) for name, count in self.rollout.counts.items()},
-            **self.composite.advantages.metrics,
+            **self.told.metrics,
             **({} if self.composite.critic is None else self.composite.critic.metrics),
             **update,
             **mismatch_report(batch, self.config.algorithm.correction),
@@ -231,13 +232,18 @@ class Session(ABC):
                 self.composite.critic.save(parts[CRITIC], step)
             self.composite.actor.save(root, step, facts=self.facts(), keep=keep, parts=parts)
 
+    @property
+    def told(self) -> Told:
+        """What the advantages stage has to say of the last partition that was trained."""
+        return self.composite.advantages.told()
+
     def facts(self) -> dict[str, Any]:
         """What a resumed run must know beside the actor."""
         return {
             "step": self.progress.step,
             "prompts": self.config.data.train_batch_size,
             "data": self.source.state_dict(rewind=self.source.drawn - self._trained_prompts()),
-            "kl": self.composite.advantages.state_dict(),
+            "kl": self.told.state,
         }
 
     def _trained_prompts(self) -> int:

@@ -121,6 +121,8 @@ class StreamingSession(Session):
         """Raise what ended a loop, a push or a rank, if anything did; replace engines that have died."""
         self.crew.check()
         self.composite.actor.ranks.check()
+        if self.composite.critic is not None:
+            self.composite.critic.ranks.check()
 
     def next_groups(self, partition: int, index: int, names: list[str], order: Order, count: int) -> Lease:
         """Wait for ``count`` groups. Warns with the cause after ``stall_warning_s``; gives up after ``deadline_s``."""

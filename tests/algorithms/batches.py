@@ -17,9 +17,11 @@ class Batch:
 
     logprobs: torch.Tensor
     old_logprobs: torch.Tensor
+    rollout_logprobs: torch.Tensor
     advantages: torch.Tensor
     token_rewards: torch.Tensor
     values: torch.Tensor
+    weights: torch.Tensor
     mask: torch.Tensor
     group_ids: torch.Tensor
     components: torch.Tensor
@@ -70,9 +72,11 @@ def batches(draw: st.DrawFn, *, groups: int = 3, empty: bool = True) -> Batch:
     return Batch(
         logprobs=old + noise(0.3),
         old_logprobs=old,
+        rollout_logprobs=old + noise(0.3),
         advantages=noise(),
         token_rewards=noise(),
         values=noise(),
+        weights=noise().exp(),
         mask=mask,
         group_ids=torch.randint(0, groups, (samples,), generator=random) * 1_000_003,
         components=torch.randn(samples, 2, dtype=torch.float64, generator=random),

@@ -20,15 +20,6 @@ GROUP_ESTIMATORS = [grpo, dr_grpo, rloo]
 Estimate = tuple[torch.Tensor, torch.Tensor]
 
 
-def run(name: str, batch: Batch) -> Estimate:
-    """The registered estimator on the batch."""
-    entry = ADVANTAGES[name]
-    given = {"token_rewards": batch.token_rewards, "response_mask": batch.mask, "group_ids": batch.group_ids}
-    given |= {"values": batch.values, "old_logprobs": batch.old_logprobs, "sum_pi_squared": batch.logprobs.exp()}
-    given |= {"reward_baselines": batch.components[:, 0], "reward_components": batch.components}
-    return entry.target(**{name: given[name] for name in entry.signature.columns})
-
-
 def one_token(scores: list[float], group_ids: list[int], tokens: list[int] | None = None) -> tuple[torch.Tensor, ...]:
     """Rewards, mask and ids of samples that carry their score on the last of two tokens."""
     rewards = torch.zeros(len(scores), 2, dtype=torch.float64)
@@ -98,44 +89,6 @@ def test_the_planner_can_read_what_estimators_need() -> None:
 # -- invariants --
 
 
-@pytest.mark.parametrize("name", ADVANTAGES.names())
-@settings(max_examples=25, deadline=None)
-@given(data=st.data())
-def test_order_padding_and_masked_entries_do_not_matter(name: str, data: st.DataObject) -> None:
-    batch = data.draw(batches())
-    order = torch.tensor(data.draw(st.permutations(range(len(batch.mask)))))
-    reference = run_or_refuse(name, batch)
-    if reference is None:
-        return
-    width = batch.mask.shape[1]
-    for other, back in [
-        (batch.rows(order), torch.argsort(order)),
-        (batch.padded(3, math.nan), torch.arange(len(order))),
-        (batch.with_masked(math.inf), torch.arange(len(order))),
-    ]:
-        for ours, want in zip(run(name, other), reference, strict=True):
-            torch.testing.assert_close(ours[back][:, :width], want, rtol=1e-9, atol=1e-9)
-            assert not ours[:, width:].any()
-
-
-def run_or_refuse(name: str, batch: Batch) -> Estimate | None:
-    """None where whitening is refused (a partition with fewer than two tokens that count)."""
-    try:
-        return run(name, batch)
-    except ContractError:
-        return None
-
-
-@pytest.mark.parametrize("name", [n for n in ADVANTAGES.names() if ADVANTAGES[n].scope <= Scope.GROUP])
-@settings(max_examples=25, deadline=None)
-@given(batch=batches())
-def test_group_scope_means_that_whole_groups_may_be_computed_apart(name: str, batch: Batch) -> None:
-    whole, _ = run(name, batch)
-    for group in batch.group_ids.unique():
-        rows = (batch.group_ids == group).nonzero().flatten()
-        torch.testing.assert_close(run(name, batch.rows(rows))[0], whole[rows], rtol=1e-9, atol=1e-9)
-
-
 @settings(max_examples=30, deadline=None)
 @given(batch=batches(), shift=st.floats(-1e4, 1e4), scale=st.floats(0.1, 10))
 def test_group_estimators_ignore_a_common_reward_offset(batch: Batch, shift: float, scale: float) -> None:
@@ -161,83 +114,7 @@ def test_grpo_equals_a_plain_loop(batch: Batch) -> None:
     torch.testing.assert_close(grpo(batch.token_rewards, batch.mask, batch.group_ids)[0], want, rtol=1e-9, atol=1e-9)
 
 
-# -- cases --
-
-
-@pytest.mark.parametrize("slices", [1, 2, 4, 8])
-@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
-def test_b01_constant_groups_give_zero_however_the_batch_is_sliced(
-    slices: int, estimator: Callable[..., Estimate]
-) -> None:
-    rewards, mask, ids = one_token(
-        [float(group) for group in range(4) for _ in range(8)], [g for g in range(4) for _ in range(8)]
-    )
-    for rows in torch.arange(32).tensor_split(slices):
-        advantages, _ = estimator(rewards[rows], mask[rows], ids[rows])
-        assert not advantages.any()
-
-
-def test_b03_a_square_batch_takes_statistics_along_groups() -> None:
-    rewards = torch.tensor([[1.0, 2.0, 3.0], [4.0, 6.0, 8.0], [-1.0, 0.0, 5.0]]).double()
-    flat, _ = dr_grpo(rewards.reshape(9, 1), torch.ones(9, 1, dtype=torch.bool), torch.arange(3).repeat_interleave(3))
-    for row in range(3):
-        assert flat.reshape(3, 3)[row].tolist() == [float(x - rewards[row].mean()) for x in rewards[row]]
-
-
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
-def test_b03_group_estimators_declare_that_one_sample_is_not_enough(name: str) -> None:
-    assert ADVANTAGES[name].traits["group_baseline"] is True
-    assert "group_baseline" not in ADVANTAGES["gae"].traits
-
-
-@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
-def test_b04_a_sample_without_trained_tokens_moves_no_baseline(estimator: Callable[..., Estimate]) -> None:
-    advantages, _ = estimator(*one_token([100.0, 1.0, 3.0], [0, 0, 0], tokens=[0, 2, 2]))
-    alone, _ = estimator(*one_token([1.0, 3.0], [0, 0]))
-    assert not advantages[0].any()
-    assert torch.equal(advantages[1:], alone)
-    pair, _ = estimator(*one_token([100.0, 1.0], [0, 0], tokens=[0, 2]))
-    assert not pair.any()
-
-
-@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
-@settings(max_examples=20, deadline=None)
-@given(order=st.permutations(range(8)))
-def test_b09_layout_of_the_prompts_does_not_matter(estimator: Callable[..., Estimate], order: list[int]) -> None:
-    rewards, mask, ids = one_token([1.0, 0.0, 0.0, 2.0, 5.0, 6.0, 7.0, 9.0], [0, 0, 0, 0, 1, 1, 1, 1])
-    straight, _ = estimator(rewards, mask, ids)
-    shuffled, _ = estimator(rewards[order], mask[order], ids[order])
-    torch.testing.assert_close(shuffled, straight[order], rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
-def test_b10_group_ids_hold_after_samples_were_dropped(estimator: Callable[..., Estimate]) -> None:
-    rewards, mask, ids = one_token([1.0, 2.0, 3.0, 4.0, 10.0, 20.0, 30.0, 40.0], [0, 0, 0, 0, 1, 1, 1, 1])
-    kept = torch.tensor([0, 3, 5, 6])
-    left, _ = estimator(rewards[kept], mask[kept], ids[kept])
-    for pair in (kept[:2], kept[2:]):
-        alone, _ = estimator(rewards[pair], mask[pair], ids[pair])
-        assert torch.equal(left[torch.isin(kept, pair)], alone)
-
-
-@pytest.mark.parametrize("by_flag", [True, False], ids=["reward_valid", "NaN rewards"])
-@pytest.mark.parametrize("name", ADVANTAGES.names())
-def test_b12_fewer_than_two_valid_rewards_give_zero(name: str, by_flag: bool) -> None:
-    batch = batch_of_failed_rewards(by_flag)
-    entry = ADVANTAGES[name]
-    if not entry.traits.get("group_baseline"):
-        return
-    valid = torch.tensor([True] + [False] * 7)
-    given = {"reward_valid": valid} if by_flag else {}
-    columns = {"token_rewards": batch[0], "response_mask": batch[1], "group_ids": batch[2]}
-    if set(entry.signature.columns) != set(columns):
-        return
-    advantages, _ = entry.target(**columns, **given)
-    assert not advantages.any()
-
-
-def batch_of_failed_rewards(by_flag: bool) -> tuple[torch.Tensor, ...]:
-    return one_token([1.0] + [3.0 if by_flag else math.nan] * 7, [5] * 8)
+# -- cases; those of every estimator are in ``test_every_estimator`` --
 
 
 @pytest.mark.parametrize("estimator", [reinforce_plus_plus, gae])

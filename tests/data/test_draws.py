@@ -133,3 +133,13 @@ def test_impossible_amounts_are_refused() -> None:
         Draws(range(3), seed=0).total_steps(4)
     with pytest.raises(ValueError, match="at least one"):
         Draws(range(3), seed=0).take(0)
+
+
+@given(numbers=st.lists(st.integers(0, 40), min_size=1, max_size=30), seed=st.integers(0, 9), shuffle=st.booleans())
+def test_a_draw_by_number_is_that_of_the_stream_whoever_asked_before(
+    numbers: list[int], seed: int, shuffle: bool
+) -> None:
+    stream = Draws(range(7), seed=seed, shuffle=shuffle).take(41)
+    draws = Draws(range(7), seed=seed, shuffle=shuffle)
+    assert [draws.draw(number) for number in numbers] == [stream[number] for number in numbers]
+    assert draws.drawn == max(numbers) + 1

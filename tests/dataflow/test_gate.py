@@ -60,6 +60,37 @@ def test_b48_the_gate_waits_for_the_publication_not_for_the_trainer() -> None:
     assert admitted(one, "b") == [Ticket(1, 0)]
 
 
+def test_fresh_tickets_are_dealt_evenly_and_refills_to_whoever_asks() -> None:
+    one = Gate(8, 0, even=True)
+    for engine in ("a", "b"):
+        one.join(engine)
+        one.acknowledge(engine, 0)
+    first = admitted(one)
+    assert len(first) == 1
+    assert "has 1 tickets in hand, others have fewer" in str(closed(one))
+    assert len(admitted(one, "b")) == 2
+    one.redraw(first[0])
+    one.admit("a", 0.0)
+    assert one.admit("a", 0.0) == Ticket(0, 3)  # b has 2 in hand, so a is behind again
+    refill = one.redraw(Ticket(0, 1))
+    assert one.admit("a", 0.0) == refill  # though it has more in hand than b
+    one.pause("b", "a weight update")
+    assert len(admitted(one)) == 4  # who is paused keeps nobody waiting
+    one.resume("b")
+
+
+def test_a_dead_engine_keeps_the_groups_that_only_lack_their_rewards() -> None:
+    one = gate(3, 0, engines={"a": 0, "b": 0})
+    generated, lost = one.admit("a", 0.0), one.admit("a", 0.0)
+    assert isinstance(generated, Ticket)
+    assert one.leave("a", {generated}) == [lost]
+    assert admitted(one, "b") == [lost, Ticket(0, 2)]
+    assert [holding.ticket for holding in one.holdings() if holding.engine == "a"] == [generated]
+    assert admitted(one, "b") == []
+    assert one.redraw(generated) == Ticket(0, 0, 1)
+    assert admitted(one, "b") == [Ticket(0, 0, 1)]
+
+
 def test_the_death_of_the_slowest_engine_opens_the_gate_and_returns_its_tickets() -> None:
     one = gate(2, 0, engines={"a": 0, "b": 0})
     mine = one.admit("a", 1.0)

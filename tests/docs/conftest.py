@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tandem.algorithms import ADVANTAGES, KL_TYPES, POLICY_LOSSES
+from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_TYPES, POLICY_LOSSES
 from tandem.base.registry import Registry
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer
@@ -23,7 +23,7 @@ from tandem.reward.registry import REWARDS
 from tandem.rollout.registry import engines
 
 ROOT = Path(__file__).parents[2]
-REGISTRIES: tuple[Registry[Any], ...] = (ADVANTAGES, KL_TYPES, POLICY_LOSSES, TRACKERS, REWARDS, engines)
+REGISTRIES: tuple[Registry[Any], ...] = (ADVANTAGES, DISTILLATIONS, KL_TYPES, POLICY_LOSSES, TRACKERS, REWARDS, engines)
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>"
     "{% endif %}"
@@ -79,6 +79,7 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny_model(place / "model")
     for run in ("sft", "grpo", "hybrid"):
         shutil.copytree(place / "model", place / "runs" / "quickstart" / run / "final")
+    shutil.copytree(place / "model", place / "runs" / "distillation" / "small-sft" / "final")
     digits = [{"prompt": f"{d}>", "answer": str(d) * 4, "question": f"{d}?", "topic": "digits"} for d in range(10)]
     write_rows(place / "train.jsonl", digits * 4)
     write_rows(place / "val.jsonl", [{**row, "prompt": f"{row['answer'][0]}->"} for row in digits])
@@ -124,6 +125,6 @@ def reader(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(autouse=True)
 def only_what_tandem_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages tell what there is: what other tests have registered in this process is not."""
-    for registry in (ADVANTAGES, POLICY_LOSSES, KL_TYPES, REWARDS, engines):
+    for registry in (ADVANTAGES, DISTILLATIONS, POLICY_LOSSES, KL_TYPES, REWARDS, engines):
         own = {k: entry for k, entry in registry._entries.items() if entry.target.__module__.startswith("tandem.")}
         monkeypatch.setattr(registry, "_entries", own)

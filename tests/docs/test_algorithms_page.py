@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.algorithms import ADVANTAGES, KL_CONTROLLERS, KL_TYPES, POLICY_LOSSES
 from tandem.base.registry import Scope
 from tandem.reward.registry import REWARDS
-from tools.algorithms_page import TARGET, missing_columns, own, page, papers
+from tools.algorithms_page import TARGET, own, page, papers
 
 
 def test_the_page_in_the_repository_is_current() -> None:
@@ -38,9 +38,3 @@ def test_every_entry_says_when_to_use_it_and_the_library_where_it_comes_from() -
     for registry in (ADVANTAGES, POLICY_LOSSES):
         for entry in own(registry):
             assert papers(entry).startswith("arXiv "), entry.name
-
-
-def test_missing_columns_are_those_that_no_stage_gives() -> None:
-    assert missing_columns("gae") == set()
-    assert missing_columns("remax") == {"reward_baselines"}
-    assert missing_columns("grpo") == set()

@@ -6,7 +6,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable
-from itertools import zip_longest
+from itertools import dropwhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from tandem.topology.plan_sft import compile_sft_plan
 from tests.docs.snippets import Snippet, commands, read_snippets
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "examples/own_loop/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = [ROOT / f"examples/{name}/README.md" for name in ("distillation", "own_loop")]
+PAGES = [ROOT / "README.md", *EXAMPLES, *sorted((ROOT / "docs").glob("*.md"))]
 PLANNED = ("train", "sft")
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
@@ -78,7 +79,7 @@ def try_python(snippet: Snippet, following: Snippet | None) -> None:
 
 def try_bash(snippet: Snippet, following: Snippet | None) -> None:
     for command in commands(snippet.text):
-        words = shlex.split(command)
+        words = submitted(shlex.split(command))
         if words[0] == "tandem":
             result = tandem(words[1:], run="run" in snippet.words)
             refused = "refused" in snippet.words
@@ -91,6 +92,14 @@ def try_bash(snippet: Snippet, following: Snippet | None) -> None:
                 assert all(line in said for line in lines), (snippet.where, following.text, result.output)
         else:
             assert exists(words), f"{snippet.where}: {command!r} can't be checked"
+
+
+def submitted(words: list[str]) -> list[str]:
+    """The ``tandem`` command that is run with variables set before it, or as a Ray job."""
+    if words[:3] == ["ray", "job", "submit"]:
+        assert words[words.index("--") + 1 :][:3] == ["python", "-m", "tandem"]
+        return words[words.index("tandem") :]
+    return list(dropwhile(lambda word: re.fullmatch(r"[A-Z_]+=.*", word), words))
 
 
 def tandem(words: list[str], *, run: bool) -> Result:
@@ -115,6 +124,8 @@ def exists(words: list[str]) -> bool:
             return True
         case [program, script, *_] if program in ("python", ".venv/bin/python"):
             return Path(script).is_file()
+        case ["ray", "start", *options]:
+            return all(option.split("=")[0] in ("--head", "--port", "--address") for option in options)
         case ["source", ".venv/bin/activate"] | ["tensorboard", "--logdir", _] | ["git", "clone", *_]:
             return True
     return False

@@ -22,6 +22,7 @@ CONFIGS: dict[str, tuple[str, ...]] = {
     "old from the engine": ("algorithm.old_logprobs=rollout",),
     "another estimator": ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm.old_logprobs=recompute"),
     "sums of squared probabilities": ("algorithm.adv_estimator=optimal_token_baseline",),
+    "a greedy answer": ("algorithm.adv_estimator=remax",),
     "parts of a reward": (
         "algorithm.adv_estimator=gdpo",
         "reward_manager.type=weighted_sum",
@@ -47,6 +48,7 @@ EXPECTED = {
     "old from the engine": ["old", "advantages"],
     "another estimator": ["old", "advantages"],
     "sums of squared probabilities": ["old", "advantages"],
+    "a greedy answer": ["advantages"],
     "parts of a reward": ["advantages"],
     "all of it": ["ref", "old", "correction", "advantages"],
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 
 from tandem.base.errors import ConfigError, DataError
 from tandem.control import colocate
+from tandem.control.entry import LOOPS
 from tandem.models.fingerprint import fingerprint
+from tandem.observe.metrics import read_rows
 from tandem.topology.session import Session
+from tandem.train.checkpoint import open_checkpoint
 from tests.e2e.seven import Run, equal, prepare, started, train, training_engine, training_rank, write_rows
 
 TIMES = ("time/", "cpu/", "throughput/", "limit/")
@@ -214,3 +218,24 @@ def test_what_does_not_fit_the_checkpoint_is_refused(words: tuple[str, ...], who
         prepare(*words, out, saved, "actor_rollout_ref.model.lora_rank=2")
     with pytest.raises(DataError, match="is not a finished checkpoint"):
         prepare(*words, out, f"trainer.resume={whole.output / 'final'}")
+
+
+def test_the_coefficient_saved_is_of_the_trained_partition_however_far_ahead_its_role_is(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    ahead = "execution={mode: fully_async, max_staleness: 2}"
+    with started(*words, f"trainer.output_dir={tmp_path}", ahead) as session:
+        engine = training_engine(session)
+        step = engine.optim_step
+
+        def slow(denominator: float) -> Any:
+            time.sleep(0.3)  # in which the advantages of the next partitions are computed
+            return step(denominator)
+
+        engine.optim_step = slow  # type: ignore[method-assign]
+        LOOPS["fully_async"](session)
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    used = [row["kl/coef"] for row in rows]
+    assert len(set(used)) == 4
+    saved = [open_checkpoint(path).read()["kl"]["coef"] for path in sorted((tmp_path / "checkpoints").iterdir())]
+    assert saved[:3] == pytest.approx(used[1:])

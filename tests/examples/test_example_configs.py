@@ -65,7 +65,8 @@ def test_the_models_that_examples_name_are_what_their_first_commands_make() -> N
     made = {load_words([smollm2(name)], Config).actor_rollout_ref.model.path for name in SMOLLM2}
     assert made == {"models/smollm2-135m"}
     warmed_up = load_words(["examples/quickstart/sft.yaml"]).trainer.output_dir + "/final"
-    started = {load_words([quickstart(name)], Config).actor_rollout_ref.model.path for name in QUICKSTART}
+    configs = [*map(quickstart, QUICKSTART), "examples/lora/grpo.yaml"]
+    started = {load_words([config], Config).actor_rollout_ref.model.path for config in configs}
     assert started == {warmed_up}
 
 
@@ -119,7 +120,39 @@ def test_the_quickstart_runs_shortened(tmp_path: Path, run: Run) -> None:
     rows = run("train", config := quickstart("grpo"), "grpo", *small, *words, varied(config))
     assert len(values(rows, "reward/mean")) == len(values(rows, "eval/reward")) == 2
     assert max(values(rows, "updates")) == 2
+    rows = run("train", config := "examples/lora/grpo.yaml", "lora", *small, *words, varied(config))
+    assert len(values(rows, "reward/mean")) == len(values(rows, "eval/reward")) == 2
+    assert (tmp_path / "lora" / "final" / "adapter_model.safetensors").is_file()
     for name in ("hybrid", "fully_async"):
         rows = run("train", config := quickstart(name), name, *small, *words, varied(config))
         assert len(values(rows, "reward/mean")) == len(values(rows, "limit/fraction")) == 2
         assert max(values(rows, "lag/max")) <= 1
+
+
+DISTILLATION = "examples/distillation/distill.yaml"
+
+
+def test_the_student_and_its_teacher_are_what_the_quickstart_makes() -> None:
+    section = load_words([DISTILLATION], Config).actor_rollout_ref
+    assert section.model.path == load_words(["examples/quickstart/sft.yaml"]).trainer.output_dir + "/final"
+    trained = load_words([quickstart("hybrid"), "actor_rollout_ref.model.path=any"], Config)
+    assert section.teacher.path == trained.trainer.output_dir + "/final"
+
+
+def test_distillation_runs_shortened(tmp_path: Path, run: Run) -> None:
+    """From a teacher of the student's shape, which is a tag, and from one of another, which is beside it."""
+    small = ["data.train_batch_size=8", "evaluation.interval=2"]
+    poor = "data.source={file: examples/quickstart/sums.py, type: SumsWithErrors, rows: 100}"
+    own, other = "examples/quickstart/sft.yaml", "examples/distillation/small.yaml"
+    for config, out, steps in ((own, "teacher", 3), (own, "same", 2), (other, "other", 2)):
+        run("sft", config, out, *small, poor, f"trainer.total_steps={steps}")
+    teacher = f"actor_rollout_ref.teacher.path={tmp_path / 'teacher' / 'final'}"
+    for student, roles in (("same", ("actor", "rollout")), ("other", ("actor", "rollout", "teacher"))):
+        words = [teacher, f"actor_rollout_ref.model.path={tmp_path / student / 'final'}", "trainer.total_steps=2"]
+        words.append("runtime.threads=true")  # no process for the scorer
+        for objective in ([], ["algorithm.distillation={type: reverse_kl, only: true}"]):
+            plan = plan_of(DISTILLATION, *words, *objective)
+            assert plan.problems == () and plan.roles == roles
+            rows = run("train", DISTILLATION, student, *small, *words, *objective, "evaluation.max_prompts=8")
+            assert len(values(rows, "distill/kl")) == len(values(rows, "eval/reward")) == 2
+            assert max(values(rows, "updates")) == 2

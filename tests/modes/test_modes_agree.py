@@ -17,7 +17,7 @@ SYNCHRONOUS = {
     "fully async in 4 sub-batches": "{mode: fully_async, max_staleness: 0, num_iters_per_train_update: 4}",
 }
 ALGORITHMS = {
-    "plain": ("algorithm.old_logprobs=recompute",),
+    "the greedy answer as a baseline": ("algorithm.adv_estimator=remax", "algorithm.old_logprobs=recompute"),
     "KL in the reward, adaptive, refreshed reference": (
         "algorithm.kl={in: reward, coef: 0.05, controller: adaptive, target: 0.01, horizon: 500}",
         "actor_rollout_ref.ref.update_interval=2",
@@ -55,6 +55,7 @@ def told(run: Run) -> list[tuple[object, ...]]:
         "kl/mean",
         "lag/max",
         "mismatch/rejected",
+        "reward/greedy",
     )
     return [tuple(row.get(key) for key in keys) for row in run.rows]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tandem.base.errors import TandemError
 from tandem.observe.chart import LEFT, MAX_POINTS, WIDTH, Series, format_number, line_chart, stacked_chart, thin, ticks
-from tandem.observe.metrics import MetricLog, RolloutLog, RolloutRecord
+from tandem.observe.metrics import METRICS_FILE, MetricLog, RolloutLog, RolloutRecord, read_rows
 from tandem.observe.report import headline, read_curves, write_report
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
@@ -74,6 +74,17 @@ def test_the_page_works_with_any_number_of_steps(tmp_path: Path, steps: int) -> 
         assert "rollout 67%" in page.text and "train 33%" in page.text
     assert "saved to" in page.text and "runs/x/final" in page.text
     assert "正确 {x}" in page.text
+
+
+def test_what_goes_on_beside_the_loop_is_no_part_of_its_time(tmp_path: Path) -> None:
+    metrics = MetricLog(tmp_path)
+    loop, beside = {"wait": 1.0, "train": 3.0, "step": 4.0}, {"rollout": 3.9, "push_transfer": 0.5}
+    for step in range(1, 4):
+        times = {f"time/{part}": seconds for part, seconds in (loop | beside).items()}
+        metrics.append(step, times | {f"cpu/{part}": 0.1 for part in loop})
+    text = page_of(tmp_path).text
+    assert "wait 25%" in text and "train 75%" in text
+    assert dict(headline(read_curves(read_rows(tmp_path / METRICS_FILE))))["time in steps"] == "12s"
 
 
 def test_the_page_needs_nothing_from_outside_and_runs_nothing(tmp_path: Path) -> None:

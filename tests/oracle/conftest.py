@@ -48,7 +48,7 @@ def record_verdict(request: pytest.FixtureRequest) -> list[tuple[Case, Verdict]]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Counts per section, then what differs and why, then what is not built."""
+    """Counts per section, then what differs and why, then which packages are missing."""
     results = config.stash.get(RESULTS, [])
     if not results:
         return
@@ -60,7 +60,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     write(f"{'section':<20}" + "".join(f"{kind:>20}" for kind in Kind))
     for section, kinds in [*sections.items(), ("all", sum(sections.values(), Counter()))]:
         write(f"{section:<20}" + "".join(f"{kinds[kind]:>20}" for kind in Kind))
-    for kind in (Kind.DIFFERS, Kind.NOT_BUILT):
+    for kind in (Kind.DIFFERS, Kind.NOT_INSTALLED):
         by_reason: dict[str, list[str]] = defaultdict(list)
         for case, verdict in results:
             if verdict.kind is kind:

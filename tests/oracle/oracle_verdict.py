@@ -1,4 +1,4 @@
-"""Judging one case: passed, differs on purpose (a rule with a reason), not built, or failed."""
+"""Judging one case: passed, differs on purpose (a rule with a reason), failed, or lacks an optional package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
     PASSED = "passed"
     DIFFERS = "differs on purpose"
-    NOT_BUILT = "not built"
+    NOT_INSTALLED = "not installed"
     FAILED = "failed"
 
 
@@ -106,14 +106,16 @@ def mismatch(actual: Any, expected: Any, where: str) -> str | None:
 def judge(case: Case) -> Verdict:
     """Run the case and compare."""
     if (case.section, case.fn) not in ADAPTERS:
-        return Verdict(Kind.NOT_BUILT, f"{case.section}.{case.fn}")
+        return Verdict(Kind.FAILED, f"nothing of ours answers {case.section}.{case.fn}: write an adapter for it")
     if case.random:
         return Verdict(Kind.DIFFERS, "depends on the reference's global random state; ours is seeded by the caller")
     outcome: Answer | TandemError
     try:
         outcome = ADAPTERS[case.section, case.fn](case)
-    except (NotBuiltError, ImportError) as missing:
-        return Verdict(Kind.NOT_BUILT, str(missing))
+    except NotBuiltError as missing:
+        return Verdict(Kind.FAILED, f"there is no {missing}")
+    except ImportError as missing:
+        return Verdict(Kind.NOT_INSTALLED, str(missing))
     except TandemError as refusal:
         outcome = refusal
     if isinstance(outcome, TandemError):

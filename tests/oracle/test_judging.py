@@ -45,8 +45,9 @@ def test_a_refusal_that_was_expected_must_come() -> None:
     assert judge(changed(case, raises="ValueError", message="refused")).kind is Kind.FAILED
 
 
-def test_what_has_no_adapter_is_not_built() -> None:
-    assert judge(Case("x.y.0", "x", "y", "-", {}, {}, False)).kind is Kind.NOT_BUILT
+def test_what_nothing_of_ours_answers_fails() -> None:
+    verdict = judge(Case("x.y.0", "x", "y", "-", {}, {}, False))
+    assert verdict.kind is Kind.FAILED and "x.y" in verdict.reason
 
 
 def test_values_are_decoded() -> None:

@@ -17,6 +17,6 @@ from tests.oracle.oracle_verdict import Kind, Verdict, judge
 def test_case(oracle_case: Case, record_verdict: list[tuple[Case, Verdict]]) -> None:
     verdict = judge(oracle_case)
     record_verdict.append((oracle_case, verdict))
-    if verdict.kind is Kind.NOT_BUILT:
-        pytest.skip(f"not built: {verdict.reason}")
+    if verdict.kind is Kind.NOT_INSTALLED:
+        pytest.skip(f"not installed: {verdict.reason}")
     assert verdict.kind is not Kind.FAILED, verdict.reason

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.base.errors import DiedError
+from tandem.base.errors import ConfigError, DiedError
 from tandem.columns.proto import DataProto
 from tandem.control.entry import LOOPS
 from tandem.observe.metrics import METRICS_FILE, read_rows
@@ -33,6 +33,7 @@ FIVE = (
     "algorithm.kl={in: loss, coef: 0.05}",
     "algorithm.old_logprobs=recompute",
 )
+RAY = ("runtime.name=ray", "runtime.threads=false")
 ONE, TWO = "resource: {actor: [1, 1], rollout: [1, 1]}", "resource: {actor: [1, 2], rollout: [1, 2]}"
 
 
@@ -74,13 +75,13 @@ def watch(*words: str | Path) -> Watched:
     object.__setattr__(session, "end_step", watched)
     run = Run(session, session.output_dir)
     with session.running():
-        pids = processes(session)
+        pids = pids_of(session)
         LOOPS[session.plan.mode](session)
         weights = run.weights
     return Watched(run, weights, steps, pids)
 
 
-def processes(session: Session) -> list[int]:
+def pids_of(session: Session) -> list[int]:
     """Of the ranks and engines."""
     ranks = [handle.pid for handle in session.composite.actor.ranks._ranks if isinstance(handle, RayRank)]
     streams = session.streams if isinstance(session, StreamingSession) else []
@@ -94,15 +95,16 @@ def here(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
 
 
 SAME = {
-    "colocate": (f"{{mode: colocate, {ONE}}}", 2),
-    "hybrid": (f"{{mode: hybrid, max_staleness: 0, {ONE}}}", 2),
-    "fully async": (f"{{mode: fully_async, max_staleness: 0, num_iters_per_train_update: 4, {ONE}}}", 2),
-    "colocate, two and two": (f"{{mode: colocate, balance_data: true, {TWO}}}", 4),
+    "colocate, one and two": ("{mode: colocate, resource: {actor: [1, 1], rollout: [1, 2]}}", 1, 3),
+    "hybrid": (f"{{mode: hybrid, max_staleness: 0, {ONE}}}", 1, 2),
+    "fully async": (f"{{mode: fully_async, max_staleness: 0, num_iters_per_train_update: 4, {ONE}}}", 1, 2),
     "hybrid in 4 sub-batches, two and two": (
         f"{{mode: hybrid, max_staleness: 0, num_iters_per_train_update: 4, balance_data: true, {TWO}}}",
+        2,
         4,
     ),
 }
+"""Execution, ranks, and the processes of ranks and engines together."""
 
 
 @pytest.mark.usefixtures("cluster")
@@ -110,16 +112,24 @@ SAME = {
 def test_without_staleness_every_mode_is_the_synchronous_run(
     task: Path, here: Watched, tmp_path: Path, name: str
 ) -> None:
-    execution, actors = SAME[name]
-    found = watch(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", "runtime.name=ray", *FIVE)
-    assert len({os.getpid(), *found.pids}) == actors + 1
+    execution, ranks, processes = SAME[name]
+    found = watch(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", *RAY, *FIVE)
+    assert len({os.getpid(), *found.pids}) == processes + 1
     assert found.samples() == here.samples()
-    if actors == 2:
+    if ranks == 1:
         assert equal(found.weights, here.weights)
     else:
         assert distance(found.weights, here.weights) < 1e-5
-    status = found.run.column("version")
-    assert status == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert found.run.column("version") == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_too_few_devices_are_told_before_anything_starts(task: Path, tmp_path: Path) -> None:
+    execution = "{mode: hybrid, resource: {actor: [1, 90], rollout: [1, 10]}}"
+    with pytest.raises(
+        ConfigError, match=r"actor 1 x 90, rollout 1 x 10 need 100 CPU slots, the cluster has .* missing"
+    ):
+        prepare(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", *RAY)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -131,6 +141,7 @@ def test_b83_a_killed_engine_is_replaced_a_killed_rank_ends_the_run_and_a_resume
     reward.write_text("def mine(response, ground_truth):\n    return float(response[:1] == ground_truth[:1])\n")
     words = (
         task,
+        *RAY,
         f"trainer.output_dir={tmp_path / 'run'}",
         f"execution={{mode: hybrid, max_staleness: 2, num_iters_per_train_update: 2, balance_data: true, {TWO}}}",
         f"reward_manager={{type: mine, file: {reward}}}",
@@ -144,7 +155,7 @@ def test_b83_a_killed_engine_is_replaced_a_killed_rank_ends_the_run_and_a_resume
     )
     session = prepare(*words)
     assert isinstance(session, StreamingSession)
-    before = processes(session)
+    before = pids_of(session)
     assert len({os.getpid(), *before}) == 5
 
     def end_step(step: int, batch: DataProto, update: dict[str, float]) -> None:

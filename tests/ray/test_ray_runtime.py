@@ -124,6 +124,7 @@ def test_two_ranks_train_as_one(ranks: list[RayRank], model: Path) -> None:
         losses = [float(g.forward_backward(batch, OBJECTIVE).loss) for g in (alone, group)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-4)
         assert [g.optim_step(OBJECTIVE.denominator(batch)).applied for g in (alone, group)] == [True, True]
+        group.check()
 
 
 def test_weights_of_two_ranks_reach_two_engines(engines: list[RayEngine], ranks: list[RayRank], model: Path) -> None:
@@ -182,6 +183,17 @@ def test_b83_a_killed_rank_ends_the_call_of_all_within_seconds(ranks: list[RayRa
     with pytest.raises((DiedError, RankError), match="rank 1 of the actor"):
         group.forward_backward(build_batch([5, 9], group_size=1), OBJECTIVE)
     assert time.monotonic() - started < 10
+
+
+def test_b83_a_dead_rank_is_missed_by_whoever_only_looks(ranks: list[RayRank]) -> None:
+    """Among the last tests of this file: it costs a rank."""
+    group = TrainGroup(ranks[:1], deadline_s=60)
+    group.check()
+    os.kill(ranks[0].pid, signal.SIGKILL)
+    with pytest.raises(DiedError, match="rank 0 of the actor"):
+        for _ in range(200):
+            group.check()
+            time.sleep(0.05)
 
 
 def test_roles_that_take_turns_share_devices() -> None:

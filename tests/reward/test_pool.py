@@ -193,9 +193,19 @@ def test_async_scorers_wait_together_and_fail_alone() -> None:
 def test_a_scorer_that_cannot_be_made_is_told_and_nothing_waits() -> None:
     with ScoringPool(resolve("unmakeable", FILE), workers=1) as pool:
         with pytest.raises(RewardError, match="the scorer can't be made: OSError: no such judge"):
+            pool.await_ready()
+        with pytest.raises(RewardError, match="the scorer can't be made: OSError: no such judge"):
             pool.collect(pool.submit(batch("a"), "g"), Deadline(60))
         with pytest.raises(RewardError, match="nothing can be scored"):
             pool.submit(batch("a"))
+
+
+def test_processes_that_are_not_ready_in_time_are_told() -> None:
+    with (
+        ScoringPool(resolve("obedient", FILE), start_s=0.01) as pool,
+        pytest.raises(RewardError, match=r"3 scoring processes .*; the last one didn't get ready in 0\.01 s"),
+    ):
+        pool.await_ready()
 
 
 def test_processes_that_never_start_are_told() -> None:

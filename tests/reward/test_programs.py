@@ -20,7 +20,11 @@ from tandem.reward.programs import code, find_program, read_tests, same_output
 from tandem.reward.sandbox import Ending, Isolation, Sandbox
 from tests.reward.test_pool import alive, until
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="closed by the Linux kernel")
+
 SEALED = Sandbox("full", seconds=10.0, memory_mb=256, output_kb=16)
+
+NOTHING = (Ending.FAILED, "")
 
 
 def fenced(program: str) -> str:
@@ -48,17 +52,18 @@ def test_every_isolation_holds_on_this_machine() -> None:
         ("if __name__ == '__main__': print(__name__)", Ending.DONE, "__main__\n"),
         ("import threading as t; x = t.Thread(target=print, args=('a',)); x.start(); x.join()", Ending.DONE, "a\n"),
         ("import heapq, decimal, random, sqlite3; print(len({'a', 'b'}))", Ending.DONE, "2\n"),
-        ("import sys; sys.exit(3)", Ending.FAILED, ""),
-        ("1 / 0", Ending.FAILED, ""),
-        ("def f(: pass", Ending.FAILED, ""),
-        ("a\0b", Ending.FAILED, ""),
-        ("(" * 100_000, Ending.FAILED, ""),
-        ("def f(): f()\nf()", Ending.FAILED, ""),
-        ("x = [0] * 10**9", Ending.FAILED, ""),
-        ("x = []\nwhile True: x.append(bytearray(1 << 20))", Ending.FAILED, ""),
+        ("import sys; sys.exit(3)", *NOTHING),
+        ("1 / 0", *NOTHING),
+        ("def f(: pass", *NOTHING),
+        ("a\0b", *NOTHING),
+        ("(" * 100_000, *NOTHING),
+        ("def f(): f()\nf()", *NOTHING),
+        ("x = [0] * 10**9", *NOTHING),
+        ("x = []\nwhile True: x.append(bytearray(1 << 20))", *NOTHING),
         ("while True: print('x' * 1000)", Ending.FLOODED, None),
-        ("import os; os.abort()", Ending.FAILED, ""),
-        ("import os, signal; os.kill(os.getpid(), 9)", Ending.FAILED, ""),
+        ("import threading as t, time\nwhile 1: t.Thread(target=time.sleep, args=(9,), daemon=True).start()", *NOTHING),
+        ("import os; os.abort()", *NOTHING),
+        ("import os, signal; os.kill(os.getpid(), 9)", *NOTHING),
     ],
 )
 def test_how_programs_end(program: str, ending: Ending, output: str | None) -> None:
@@ -88,6 +93,8 @@ def test_a_program_that_does_not_end_is_ended(program: str) -> None:
         "import os; os.kill(os.getppid(), 9)",
         "import os; os.killpg(0, 9)",
         "import os; os.setsid()",
+        "import os; os.setuid(os.getuid())",
+        "import fcntl, os; fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
         "open({victim!r}).read()",
         "open('/etc/passwd').read()",
         "open('/proc/self/environ').read()",
@@ -136,7 +143,6 @@ def test_children_of_a_trusted_program_end_with_it(tmp_path: Path) -> None:
     assert until(lambda: not alive(int(note.read_text())), 10)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_program_does_not_outlive_its_scorer(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     program = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"

@@ -60,7 +60,7 @@ class FakeEngine:
         source, held = iter(requests), list[GroupRequest]()
         while True:
             while len(held) < self._at_once and (request := next(source, None)) is not None:
-                assert len(request.seeds) == sampling.n
+                assert len(request.seeds) == sampling.samples
                 held.append(request)
                 self.asked.append(request)
             if not held:
@@ -104,6 +104,9 @@ class FakeScoring:
     judge: Judge
     labels: list[str] = field(default_factory=list)
     closed: bool = False
+
+    def await_ready(self) -> None:
+        """It is."""
 
     def submit(self, group: DataProto, label: str = "group") -> Handle:
         self.labels.append(label)
@@ -149,6 +152,7 @@ class Rig:
     plane: LocalStore
     gate: Gate
     tickets: int
+    greedy: bool = False
 
     def publish(self, version: int) -> None:
         """Weights ``version`` are there."""
@@ -159,6 +163,7 @@ class Rig:
         """Fill a partition and read it back, in canonical order."""
         self.rollout.fill(partition)
         names = ["prompts", "responses", "rewards", "reward_valid", "token_versions", "truncated", "uid"]
+        names += ["reward_baselines"] if self.greedy else []
         lease = self.plane.take("train", names, self.tickets, timeout=0.0, partition=partition, order="canonical")
         assert lease is not None
         batch = self.plane.get(lease.tickets, names)
@@ -184,6 +189,7 @@ def rig(
     source: Draws[Prompt] | None = None,
     seed: int = 0,
     components: tuple[str, ...] = (),
+    baseline: bool = False,
 ) -> Rig:
     """Everything that fills partitions, at version 0."""
     gate = Gate(tickets, 0)
@@ -199,9 +205,9 @@ def rig(
         RewardManager(scoring, on_error=on_error, components=components),
         plane,
         gate,
-        Filling(Sampling(n=n, max_tokens=LENGTH), seed, filter_equal, overlong, 60.0, signal),
+        Filling(Sampling(n=n, max_tokens=LENGTH, baseline=baseline), seed, filter_equal, overlong, 60.0, signal),
         FakeTokenizer(),
     )
-    made = Rig(rollout, engine, scoring, plane, gate, tickets)
+    made = Rig(rollout, engine, scoring, plane, gate, tickets, baseline)
     made.publish(0)
     return made

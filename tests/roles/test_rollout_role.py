@@ -215,3 +215,40 @@ def test_scores_of_a_group_reach_its_own_samples() -> None:
     assert made.rollout.report["words"] == 1.0
     assert made.rollout.report[str(Outcome.SCORED)] == 12
     assert batch.ragged("responses").lengths.tolist() == [LENGTH] * 12
+
+
+def test_a_greedy_answer_is_scored_in_its_ticket_and_not_trained() -> None:
+    made = rig(baseline=True, judge=lambda group, i: Verdict(float(i), metrics={"seen": float(i)}))
+    batch, plain = made.fill(0), rig().fill(0)
+    assert {len(request.seeds) for request in made.engine.asked} == {4}
+    assert answers(batch) == answers(plain)  # the drawn samples are those of a run without it
+    assert batch.dense("rewards").tolist() == [0.0, 1.0, 2.0] * 4
+    assert batch.dense("reward_baselines").tolist() == [3.0] * 12
+    assert made.rollout.report["seen"] == 1.0  # of the samples that are trained
+    made.trained(0)
+    assert made.plane.status().accounts.trained == 12
+
+
+@pytest.mark.parametrize("policy", ["mask", "refill"])
+def test_a_group_whose_greedy_answer_has_no_score_has_nothing_to_compare_with(policy: Policy) -> None:
+    def verdict(group: DataProto, i: int) -> Verdict:
+        bad = i == 3 and group.non_tensor_batch["uid"][0] == "p1"
+        return failed("broken") if bad else Verdict(float(i))
+
+    made = rig(baseline=True, judge=verdict, on_error=policy, max_draws=9)
+    batch = made.fill(0)
+    if policy == "refill":
+        assert made.rollout.counts[FAILED] == 1 and "p1" not in uids(batch)
+        assert bool(batch.dense("reward_valid").all())
+    else:
+        assert batch.dense("reward_valid").tolist() == [True] * 3 + [False] * 3 + [True] * 6
+
+
+@pytest.mark.parametrize(("greedy", "kept"), [(1.0, False), (0.5, True)])
+def test_equal_rewards_are_a_signal_where_the_greedy_answer_scored_otherwise(greedy: float, kept: bool) -> None:
+    made = rig(baseline=True, filter_equal=True, judge=lambda group, i: Verdict(greedy if i == 3 else 1.0))
+    if kept:
+        assert made.fill(0).dense("rewards").tolist() == [1.0] * 12
+    else:
+        with pytest.raises(StarvationError):
+            made.fill(0)
