@@ -41,12 +41,14 @@ MODES: dict[str, tuple[str, ...]] = {
         'execution.resource={"actor":[1,1],"rollout":[1,1]}',
         "execution.max_staleness=1",
         "execution.num_iters_per_train_update=4",
+        "actor_rollout_ref.rollout.on_weight_update=keep",
         "runtime.torch_threads=1",
     ),
     "fully_async": (
         "execution.mode=fully_async",
         "execution.max_staleness=1",
         "execution.num_iters_per_train_update=4",
+        "actor_rollout_ref.rollout.on_weight_update=keep",
         "runtime.torch_threads=1",
     ),
 }
@@ -67,13 +69,13 @@ class Task:
 
 
 TASKS = {
-    "quickstart": Task("examples/quickstart/grpo.yaml", ("actor_rollout_ref.rollout.on_weight_update=keep",), 60),
+    "quickstart": Task("examples/quickstart/grpo.yaml", (), 60),
     # Few samples of many tokens: decoding them takes about as long as training on them.
     "smollm2": Task(
         "examples/smollm2/addition.yaml",
         (
             "data.train_batch_size=4",
-            "actor_rollout_ref.rollout={name: hf, n: 2, ignore_eos: true, on_weight_update: keep}",
+            "actor_rollout_ref.rollout={name: hf, n: 2, ignore_eos: true}",
             "data.max_response_length=48",
             "evaluation.interval=0",
             "evaluation.at_start=false",

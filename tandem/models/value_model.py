@@ -48,7 +48,7 @@ def token_values(hidden: torch.Tensor, head: Head) -> torch.Tensor:
     """hidden (N, d) -> values (N,), in float32 (float64 for float64 weights) whatever the forward computes in."""
     assert head.bias is not None
     with torch.autocast(hidden.device.type, enabled=False):
-        return nn.functional.linear(hidden.to(head.weight.dtype), head.weight, head.bias)[:, 0]
+        return (hidden.to(head.weight.dtype) * head.weight[0]).sum(-1) + head.bias
 
 
 def _projection(model: PreTrainedModel) -> nn.Linear:

@@ -27,6 +27,7 @@ from tandem.roles.correction import corrected
 from tandem.roles.critic import Critic
 from tandem.roles.generation import end_tokens, training_sampling
 from tandem.roles.loss import policy_objective
+from tandem.roles.serving import Scorer
 from tandem.roles.stages import BatchStage
 from tandem.roles.teachers import TeacherStage
 from tandem.roles.train_group import TrainGroup
@@ -97,10 +98,12 @@ def build_composite(
     tokenizer: PreTrainedTokenizerBase,
     total_updates: int,
     critic: Critic | None = None,
+    scorer: Callable[..., Scorer] | None = None,
 ) -> ActorRolloutRef:
     """The composite node of ``plan``; ``total_updates`` is where a falling learning rate ends.
 
-    ``critic`` is built before, where one is deployed; without it its stages are left out.
+    ``critic`` is built before, where one is deployed; without it its stages are left out. ``scorer`` (of ``Runtime``)
+    makes teachers on devices of their own; without it they are beside the actor.
     """
     section, trainer = config.actor_rollout_ref, config.trainer
     check_tokenizers(config, plan, tokenizer)
@@ -113,7 +116,7 @@ def build_composite(
         max_num_seqs=section.rollout.max_num_seqs,
         max_num_batched_tokens=section.rollout.max_num_batched_tokens,
     )
-    return assemble_composite(config, plan, tokenizer, model, actor, engine, critic)
+    return assemble_composite(config, plan, tokenizer, model, actor, engine, critic, scorer)
 
 
 def assemble_composite(
@@ -124,12 +127,13 @@ def assemble_composite(
     actor: Actor,
     engine: RolloutEngine,
     critic: Critic | None,
+    scorer: Callable[..., Scorer] | None,
 ) -> ActorRolloutRef:
     """The composite node over ``actor`` and ``engine``, wherever they are; ``model`` says what the actor trains."""
     section, trainer = config.actor_rollout_ref, config.trainer
     advantages, taught = AdvantageStage.of(config.algorithm), None
-    if plan.teachers and plan.mode != "fully_async":  # there they are roles, with models of their own
-        taught = teacher_stage(config, plan, load_teachers(config, plan, actor.ranks), model)
+    if plan.teachers:
+        taught = teacher_stage(config, plan, load_teachers(config, plan, actor.ranks, scorer), model)
     return ActorRolloutRef(
         model=model,
         actor=actor,

@@ -16,7 +16,6 @@ from tandem.topology.async_session import AsyncSession, Loops
 from tandem.topology.connect_streaming import connect_loops
 from tandem.topology.parts import Parts
 from tandem.topology.plan_teacher import TEACHER
-from tandem.topology.teachers import teacher_stage
 
 ACTOR_FWD, REFERENCE, ADVANTAGES = "actor_fwd", "reference", "advantages"
 ELSEWHERE = ("ref", TEACHER, "old", "values", "train_critic")
@@ -42,10 +41,9 @@ def connect_async(parts: Parts) -> AsyncSession:
         squares = any("sum_pi_squared" in stage.gives for stage in parts.plan.stages)
         begin = partial(_follow, forward, execution.max_staleness, deadline_s)
         roles.append(_serving(parts, ACTOR_FWD, {"old": partial(_old_logprobs, forward, squares)}, groups, begin))
-    if parts.plan.teachers:
-        scorers = {t.name: parts.runtime.scorer(TEACHER, moves=False, path=t.path).forward for t in parts.plan.teachers}
-        taught = teacher_stage(parts.config, parts.plan, scorers, parts.composite.model)
-        roles.append(_serving(parts, TEACHER, {TEACHER: taught}, groups))
+    taught = {stage.name: stage.run for stage in parts.composite.stages if stage.name == TEACHER}
+    if taught:
+        roles.append(_serving(parts, TEACHER, taught, groups))
     critic = parts.composite.critic
     if critic is not None:
         begin = partial(critic.await_steps, seconds=deadline_s)  # partition k is valued by the critic after step k - 1

@@ -40,7 +40,7 @@ class LocalRuntime:
         config, plan = self._config, self._plan
         critic = local_critic(config, tokenizer, steps) if config.critic.enable else None
         updates = trained_steps(config, steps) * plan.batch.optimizer_steps
-        composite = build_composite(config, plan, tokenizer, updates, critic)
+        composite = build_composite(config, plan, tokenizer, updates, critic, self.scorer)
         if self.fleet.engines:
             composite.engine = self.fleet
         return composite

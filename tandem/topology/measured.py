@@ -182,10 +182,12 @@ def parts_of(rows: Sequence[Mapping[str, object]], setting: Setting) -> Parts:
     clock = {part: _mean(rows, keys) for part, keys in CLOCK.items()}
     publish = _mean(rows, (PUBLISH,))
     turns = publish + _mean(rows, (TURNS,))
+    # Generations that go on over new weights are counted as they stand: the push is a part of its own.
+    standing = 0.0 if together or setting.drains else clock["swap"] if setting.overlap else publish
     return Parts(
-        rollout=_mean(rows, (ROLLOUT,)) * setting.rollout,
+        rollout=max(0.0, _mean(rows, (ROLLOUT,)) - standing) * setting.rollout,
         train=_mean(rows, TRAINING) * actor,
-        longest=_mean(rows, (LONGEST,)),
+        longest=max(0.0, _mean(rows, (LONGEST,)) - standing),
         turns=turns if together else 0.0,
         push=0.0 if together or setting.overlap else publish,
         **work,

@@ -39,14 +39,6 @@ def _strategy(config: Config, runtime: str) -> str:
     return config.actor_rollout_ref.actor.strategy
 
 
-def _teacher_devices(config: Config, runtime: str) -> object:
-    return list(config.execution.resource.get("teacher", ()))
-
-
-def _own_devices(config: Config, runtime: str) -> bool:
-    return config.execution.mode == "hybrid" and "teacher" in config.execution.resource
-
-
 LATER = (
     Later(
         "runtime.name",
@@ -61,7 +53,6 @@ LATER = (
         lambda c, r: r == "ray" and learns_preferences(c),
         "Give the actor one device, and write local or auto: preference training has one rank",
     ),
-    Later("execution.resource.teacher", _teacher_devices, _own_devices, "Remove it: it takes turns on the actor's"),
     Later("actor_rollout_ref.rollout.name", _engine, lambda c, r: _engine(c, r) in ENGINES_LATER, "Write hf"),
     Later("actor_rollout_ref.actor.strategy", _strategy, lambda c, r: _strategy(c, r) == "megatron", "Write fsdp2"),
 )

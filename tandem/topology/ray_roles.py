@@ -70,7 +70,7 @@ class RayRoles:
         updates = trained_steps(config, steps) * self._plan.batch.optimizer_steps
         actor = actor_of(config, self._plan, self._group(ACTOR, partial(rank_engine, config, updates)))
         critic = self._critic(tokenizer, steps) if config.critic.enable else None
-        return assemble_composite(config, self._plan, tokenizer, model, actor, self.fleet, critic)
+        return assemble_composite(config, self._plan, tokenizer, model, actor, self.fleet, critic, self.scorer)
 
     def restart(self, name: str) -> RolloutEngine:
         """See ``Runtime``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,13 @@ from tandem.base.errors import ConfigError
 from tandem.config.schema import Config
 from tandem.models.causal_lm import CausalLM
 from tandem.models.tokenizer import load_tokenizer
+from tandem.roles.serving import Scorer
 from tandem.roles.teachers import Forward, TeacherStage, wanted_of_teacher
 from tandem.roles.train_group import TrainGroup
 from tandem.topology.checks_teacher import another_tokenizer, comparable, differing
 from tandem.topology.plan import Plan
 from tandem.topology.plan_entries import distillation_parameter
+from tandem.topology.plan_teacher import TEACHER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,8 +33,15 @@ def check_tokenizers(config: Config, plan: Plan, own: PreTrainedTokenizerBase) -
             raise ConfigError([another_tokenizer(teacher, difference)])
 
 
-def load_teachers(config: Config, plan: Plan, ranks: TrainGroup) -> dict[str, Forward]:
-    """Bring the teachers to the actor's ranks, as the plan says; the forward of each by name."""
+def load_teachers(
+    config: Config, plan: Plan, ranks: TrainGroup, scorer: Callable[..., Scorer] | None
+) -> dict[str, Forward]:
+    """Bring the teachers where the plan has them; the forward of each by name.
+
+    On devices of their own, ``scorer`` (of ``Runtime``) makes them; else, or without it, they are on the actor's ranks.
+    """
+    if scorer is not None and TEACHER in plan.device_groups:
+        return {teacher.name: scorer(TEACHER, moves=False, path=teacher.path).forward for teacher in plan.teachers}
     model = config.actor_rollout_ref.model
     for teacher in plan.teachers:
         if teacher.name in plan.tags:

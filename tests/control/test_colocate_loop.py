@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from tandem.roles.batching import Batching
 from tandem.roles.stages import BatchStage
 from tandem.roles.train_group import TrainGroup
 from tandem.topology.plan import Plan, compile_plan
-from tandem.topology.session import Progress, Session
+from tandem.topology.session import Progress
+from tandem.topology.shared import SharedSession
 from tests.roles.fake_roles import FakeTokenizer, Rig, rig
 from tests.roles.fake_training import FakeTrainEngine, SamplesObjective
 
@@ -66,11 +68,11 @@ class Loop:
         stages = tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name]) for stage in planned)
         composite: Any = FakeComposite(actor, self.made.engine, advantages, stages)
         info = RunInfo(output, 3)
-        self.session = Session(
+        self.session = SharedSession(
             config=config, plan=self.plan, composite=composite, rollout=self.made.rollout,
             rewards=self.made.rollout._rewards, evaluator=None, plane=self.made.plane,
             source=self.made.rollout._source, log=RunLog(info), progress=Progress(0, 3), max_staleness=0,
-            output_dir=output,
+            output_dir=output, closing=ExitStack(),
         )  # fmt: skip
 
     def run(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from peft import PeftModel
 from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -117,13 +118,17 @@ def test_export_gives_either_form_of_a_checkpoint(task: Path, whole: Run, tmp_pa
 
 def test_an_evaluation_of_an_adapter_run_scores_the_adapter(task: Path, whole: Run, tmp_path: Path) -> None:
     held_out = write_rows(tmp_path / "val.jsonl", [{"prompt": f"{d}>", "answer": str(d) * 4} for d in range(10)])
-    (whole.output / "config.yaml").write_text(task.read_text())
-    scored = tandem(
-        "eval", whole.output, f"data.val_files=[{held_out}]", "data.drop_val_prompts=false", f"{LORA[:-1]}0"
-    ).output
-    base = tandem("eval", task, f"data.val_files=[{held_out}]", "data.drop_val_prompts=false").output
-    assert scored.split()[0] == base.split()[0]
-    assert scored != base
+    asked = (f"data.val_files=[{held_out}]", "data.drop_val_prompts=false")
+    written = yaml.safe_load(task.read_text())
+    written["actor_rollout_ref"]["model"]["lora_rank"] = 4
+    written |= {"execution": {"weight_sync": {"lora": "adapter"}}}
+    merged = tmp_path / "merged"
+    tandem("export", whole.output, merged / "final", "--merged")
+    for run in (whole.output, merged):
+        (run / "config.yaml").write_text(yaml.safe_dump(written))
+    scores = [tandem("eval", run, *asked).output for run in (whole.output, merged, task)]
+    assert len({score.split()[0] for score in scores}) == 1
+    assert scores[0] == scores[1] != scores[2]
 
 
 def test_sft_leaves_and_starts_from_adapters(task: Path, tmp_path: Path) -> None:

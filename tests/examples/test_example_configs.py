@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from tandem.cli.app import app
 from tandem.config.load import load_words
-from tandem.config.schema import Config
+from tandem.config.schema import Config, SftConfig
+from tandem.models.loading import new_model, save_pretrained_atomic
+from tandem.models.tokenizer import character_tokenizer
 from tandem.observe.metrics import METRICS_FILE, Row, read_rows
 from tandem.topology.plan import Plan, compile_plan
 
@@ -55,7 +57,7 @@ def quickstart(name: str) -> str:
     return f"examples/quickstart/{name}.yaml"
 
 
-@pytest.mark.parametrize("config", [*map(smollm2, SMOLLM2), *map(quickstart, QUICKSTART)])
+@pytest.mark.parametrize("config", [*map(smollm2, SMOLLM2), *map(quickstart, QUICKSTART), "examples/ppo/ppo.yaml"])
 def test_only_the_model_must_be_made_first(config: str) -> None:
     plan = plan_of(config, "actor_rollout_ref.model.path=nowhere/at/all")
     assert [problem.key for problem in plan.problems] == ["actor_rollout_ref.model.path"]
@@ -127,6 +129,43 @@ def test_the_quickstart_runs_shortened(tmp_path: Path, run: Run) -> None:
         rows = run("train", config := quickstart(name), name, *small, *words, varied(config))
         assert len(values(rows, "reward/mean")) == len(values(rows, "limit/fraction")) == 2
         assert max(values(rows, "lag/max")) <= 1
+
+
+@pytest.mark.parametrize("mode", [[], ["--hybrid", "--max-staleness", "1"]], ids=["colocate", "hybrid"])
+def test_ppo_runs_shortened(tmp_path: Path, run: Run, mode: list[str]) -> None:
+    save_character_model(tmp_path / "model")
+    config = "examples/ppo/ppo.yaml"
+    rows = run(
+        "train",
+        config,
+        "ppo",
+        f"actor_rollout_ref.model.path={tmp_path / 'model'}",
+        varied(config),
+        "data.train_batch_size=8",
+        "trainer.total_steps=3",
+        "critic.warmup_steps=1",
+        "evaluation.interval=3",
+        "evaluation.max_prompts=16",
+        "runtime.threads=true",
+        *mode,
+    )
+    assert values(rows, "updates") == [0, 1, 2]
+    assert values(rows, "value/applied") == [1, 1, 1]
+    assert len(values(rows, "eval/reward")) == 2
+    assert (tmp_path / "ppo" / "critic" / "config.json").is_file()
+
+
+def save_character_model(folder: Path) -> None:
+    """A random model over the quickstart's characters."""
+    new = load_words(["examples/quickstart/sft.yaml"], SftConfig).model.new
+    assert new is not None
+    tokenizer = character_tokenizer(new.alphabet, eos=new.alphabet[0], pad=None)
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    shape = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    save_pretrained_atomic(
+        new_model({**shape, **heads, **ids, "vocab_size": len(tokenizer)}, seed=0), tokenizer, folder
+    )
 
 
 DISTILLATION = "examples/distillation/distill.yaml"

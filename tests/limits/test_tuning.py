@@ -80,9 +80,9 @@ def test_a_critic_is_a_part_of_the_forwards_and_of_training(run: Run) -> None:
 
 def test_the_split_follows_the_work(run: Run) -> None:
     """48 device-seconds of rollout and 16 of the actor on 8 devices: 6 + 2 keeps both busy all the time."""
-    folder = run(HALF, rollout=12.0, ref=1.0, train=3.0, publish=0.1, step=12.4)
+    folder = run(HALF, rollout=12.1, ref=1.0, train=3.0, publish=0.1, step=12.4)
     found = advice(folder)
-    assert found.measured.parts.rollout == 48.0
+    assert found.measured.parts.rollout == pytest.approx(48.0)  # while weights came it stood
     assert found.measured.parts.reference + found.measured.parts.train == 16.0
     assert found.now.limit.bound is Bound.ROLLOUT
     assert found.now.seconds == pytest.approx(12.4)
@@ -199,7 +199,7 @@ def tandem(*words: str | Path) -> Any:
 
 
 def test_the_command_says_what_to_set_how_fast_and_why(run: Run) -> None:
-    folder = run(HALF, rollout=12.0, ref=1.0, train=3.0, publish=0.1, step=12.4)
+    folder = run(HALF, rollout=12.1, ref=1.0, train=3.0, publish=0.1, step=12.4)
     told = tandem("plan", "run.yaml", "--tune", folder)
     assert told.exit_code == 0, told.output
     for words in (
@@ -214,7 +214,7 @@ def test_the_command_says_what_to_set_how_fast_and_why(run: Run) -> None:
 
 
 def test_the_words_of_the_advice_are_a_config(run: Run) -> None:
-    folder = run(HALF, rollout=12.0, ref=1.0, train=3.0, publish=0.1, step=12.4)
+    folder = run(HALF, rollout=12.1, ref=1.0, train=3.0, publish=0.1, step=12.4)
     told = json.loads(tandem("plan", "run.yaml", "--json", "--tune", folder).stdout)
     assert told["best"]["limit"]["seconds"] == pytest.approx(8.1)
     again = json.loads(tandem("plan", "run.yaml", "--json", "--tune", folder, *told["best"]["words"]).stdout)

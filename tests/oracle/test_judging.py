@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import tests.oracle.oracle_advantage
-import tests.oracle.oracle_loss  # noqa: F401
+import tests.oracle.oracle_loss
+import tests.oracle.oracle_statistics  # noqa: F401
 from tests.oracle.oracle_file import Case, decode, read_cases
 from tests.oracle.oracle_verdict import Kind, judge, mismatch
 

@@ -222,8 +222,7 @@ def test_contradictions_are_refused(
     assert reason in problems[0].reason and remedy in problems[0].remedy
 
 
-def test_devices_of_its_own_in_hybrid_come_later(plan_of: PlanOf) -> None:
-    words = "execution={mode: hybrid, resource: {teacher: [1, 1]}}"
+def test_it_may_have_devices_of_its_own_in_hybrid(plan_of: PlanOf) -> None:
+    words = "execution={mode: hybrid, resource: {actor: [1, 2], teacher: [1, 1]}}"
     plan = plan_of(REVERSE, "actor_rollout_ref.teacher.path=deep", words)
-    assert plan.problems == () and plan.devices == 3
-    assert [later.key for later in plan.later] == ["execution.resource.teacher"]
+    assert plan.problems == () and plan.device_groups == {"actor": 2, "rollout": 1, "teacher": 1}
