@@ -276,6 +276,8 @@ class NewModelConfig(Node):
     num_layers: PositiveInt = 4
     num_heads: PositiveInt = 4
     max_position_embeddings: PositiveInt = 256
+    chat_template: str | None = None
+    """Jinja template of conversations, for rows of messages."""
 
 
 class SftModelConfig(ModelConfig):

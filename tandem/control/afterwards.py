@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
 from tandem.config.load import load_config
-from tandem.config.schema import Config
+from tandem.config.schema import NO_REWARD, Config
 from tandem.control.entry import quiet
 from tandem.models.adapter_spec import CONFIG as ADAPTER_CONFIG
 from tandem.models.loading import check_weight_files, merge_adapter
@@ -38,13 +39,15 @@ def run_eval(source: Path, words: Sequence[str]) -> int:
     if plan.loop == PREFERENCE:
         return _eval_preferences(source, file, words)
     plan.require_runnable()
+    if config.reward_manager.type == NO_REWARD:
+        raise DataError("nothing scores the answers: add reward_manager.type=exact, or another scorer")
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     prompts = held_out_prompts(config, tokenizer, prompt_tables(config))
     if not prompts:
         raise DataError("nothing to evaluate on: name data.val_files, or a data.source with a get_val_dataset()")
     rewards = build_reward_manager(config.reward_manager, tokenizer=tokenizer, plugins=config.plugins)
     with closing(rewards):
-        composite = build_composite(config, plan, tokenizer, 1)
+        composite = build_composite(config, replace(plan, teachers=()), tokenizer, 1)  # no one learns here
         evaluator = build_evaluator(config, composite, prompts, rewards)
         for name, value in evaluator.metrics(evaluator.answers()).items():
             print(f"{name} {value:.4f}")

@@ -12,7 +12,7 @@ import torch
 
 from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.columns.proto import DataProto
-from tandem.config.schema import SftConfig, SftModelConfig
+from tandem.config.schema import NewModelConfig, SftConfig, SftModelConfig
 from tandem.dataflow.base_source import BaseDataSource, as_rows
 from tandem.dataflow.chat import encode_chat_prompt
 from tandem.dataflow.examples import Example
@@ -170,7 +170,7 @@ def build_sft_session(config: SftConfig) -> SftSession:
     if config.runtime.torch_threads is not None:
         torch.set_num_threads(config.runtime.torch_threads)
     new = config.model.new
-    tokenizer = model_tokenizer(config.model) if new is None else character_tokenizer(new.alphabet, eos=new.alphabet[0])
+    tokenizer = model_tokenizer(config.model) if new is None else _new_tokenizer(new)
     own = None if config.data.source is None else user_source(config.data.source)
     source = example_source(config, tokenizer, own)
     held_out = _held_out_tables(config, own) if config.evaluation.interval else []
@@ -213,6 +213,12 @@ def _resume(config: SftConfig, engine: FsdpEngine, source: Stream[Example], last
     saved.load_tensors(tensors)
     engine.load_state_dict(tensors["model"])
     return saved.step, facts["reached"]
+
+
+def _new_tokenizer(new: NewModelConfig) -> PreTrainedTokenizerBase:
+    tokenizer = character_tokenizer(new.alphabet, eos=new.alphabet[0])
+    tokenizer.chat_template = new.chat_template
+    return tokenizer
 
 
 def _new(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> CausalLM:

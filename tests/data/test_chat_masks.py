@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tandem.base.errors import DataError
@@ -29,28 +28,6 @@ THINKING = (
 
 def turn(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
-
-
-@pytest.fixture(scope="module")
-def byte_level() -> PreTrainedTokenizerFast:
-    """A byte-level BPE whose merges cross words, as those of real models do."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    special = ["<|im_start|>", "<|im_end|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator(["system user assistant: the answer is yes\n\n no\n\n" * 20], trainer)
-    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
-    made.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    return made
 
 
 conversations = st.lists(

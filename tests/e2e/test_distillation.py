@@ -10,8 +10,12 @@ from statistics import mean
 import pytest
 
 from tandem.base.errors import ConfigError, DataError
+from tandem.config.load import load_words
+from tandem.control.afterwards import run_eval
+from tandem.control.entry import run_train
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer, load_tokenizer
+from tandem.topology.plan import compile_plan
 from tests.e2e.seven import ALPHABET, SHAPE, Run, equal, started, train, training_rank, write_rows
 
 ONLY = {
@@ -206,6 +210,22 @@ def test_weight_0_loads_no_teacher(task: Path, teacher: Path, tmp_path: Path) ->
         task, by(teacher), "algorithm.distillation={coef: 0.0}", *SHORT, f"trainer.output_dir={tmp_path}"
     ) as session:
         assert training_rank(session).weights.tags == []
+
+
+def test_a_student_is_evaluated_without_its_teacher(
+    task: Path, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_out = write_rows(tmp_path / "val.jsonl", [{"prompt": "33>", "answer": "3333"}])
+    out = tmp_path / "run"
+    config = load_words([str(task), by(teacher), distillation(ONLY["reverse_kl"]), *SHORT, f"trainer.output_dir={out}"])
+    run_train(config, compile_plan(config))
+    monkeypatch.setattr("tandem.topology.composite.load_teachers", None)  # whoever calls it fails
+    words = [f"data.val_files=[{held_out}]", "data.max_prompt_length=4"]
+    with pytest.raises(DataError, match="nothing scores"):
+        run_eval(out, [*words, "reward_manager.type=none"])
+    capsys.readouterr()
+    assert run_eval(out, words) == 0
+    assert "eval/reward" in capsys.readouterr().out
 
 
 def test_a_resumed_run_goes_on_as_if_nothing_had_been(task: Path, teacher: Path, tmp_path: Path) -> None:
