@@ -29,7 +29,7 @@ from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.control import colocate
 from tandem.observe.metrics import METRICS_FILE, read_rows
-from tandem.topology.local import build_session
+from tandem.topology.build import build_session
 from tandem.topology.plan import compile_plan
 
 

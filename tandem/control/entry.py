@@ -17,7 +17,7 @@ from tandem.control import colocate, fully_async, hybrid, preference
 from tandem.control.sft import require_updates, tune
 from tandem.dataflow.catalog import RowCounts
 from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, read_rows
-from tandem.topology.local import build_session
+from tandem.topology.build import build_session
 from tandem.topology.measured import setting_of, step_summary
 from tandem.topology.plan import PREFERENCE, Plan
 from tandem.topology.preference_session import build_preference_session

@@ -24,9 +24,9 @@ from tandem.roles.actor import Actor
 from tandem.roles.loss import Loss
 from tandem.roles.preferences import Against, PreferenceEvaluator, Scorer, as_groups, with_reference_point
 from tandem.roles.stages import BatchStage
+from tandem.topology.build import continue_from, find_checkpoint
 from tandem.topology.composite import build_actor, load_trainable, model_tokenizer
 from tandem.topology.exports import Exporter
-from tandem.topology.local import continue_from, find_checkpoint
 from tandem.topology.plan import Plan
 from tandem.topology.session import CHECKPOINTS, FINAL_FOLDER, Progress
 from tandem.topology.sources import held_out_preferences, preference_source, prompt_tables

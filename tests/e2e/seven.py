@@ -20,7 +20,7 @@ from tandem.models.tokenizer import character_tokenizer
 from tandem.observe.metrics import METRICS_FILE, ROLLOUTS_FILE, read_rows
 from tandem.roles.train_group import LocalRank
 from tandem.roles.train_rank import TrainRank
-from tandem.topology.local import build_session
+from tandem.topology.build import build_session
 from tandem.topology.plan import compile_plan
 from tandem.topology.session import Session
 from tandem.train.engine import FsdpEngine
