@@ -22,8 +22,8 @@ from tandem.topology.exports import ADAPTER_FOLDER, MODEL_FOLDER
 from tandem.topology.parts import build_evaluator
 from tandem.topology.plan import PREFERENCE, compile_plan
 from tandem.topology.preference_session import held_out_evaluator
-from tandem.topology.session import FINAL_FOLDER
 from tandem.topology.sources import held_out_prompts, prompt_tables
+from tandem.topology.stepping import FINAL_FOLDER
 
 
 def run_eval(source: Path, words: Sequence[str]) -> int:

@@ -21,8 +21,8 @@ from tandem.topology.build import build_session
 from tandem.topology.measured import setting_of, step_summary
 from tandem.topology.plan import PREFERENCE, Plan
 from tandem.topology.preference_session import build_preference_session
-from tandem.topology.session import FINAL_FOLDER
 from tandem.topology.sft_session import build_sft_session
+from tandem.topology.stepping import FINAL_FOLDER
 
 LOOPS: dict[str, Callable[[Any], None]] = {
     "colocate": colocate.train,

@@ -23,9 +23,10 @@ from tandem.topology.parts import Parts
 from tandem.topology.plan import Plan
 from tandem.topology.ray_roles import RayRoles
 from tandem.topology.runtime import Runtime
-from tandem.topology.session import CHECKPOINTS, Progress, Session
+from tandem.topology.session import Session
 from tandem.topology.shared import connect_shared
 from tandem.topology.sources import held_out_prompts, prompt_source, prompt_tables
+from tandem.topology.stepping import CHECKPOINTS, Progress
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
 

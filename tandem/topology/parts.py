@@ -22,7 +22,8 @@ from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import Filling
 from tandem.topology.plan import Plan
 from tandem.topology.runtime import Runtime
-from tandem.topology.session import CHECKPOINTS, Progress, Session, Tally
+from tandem.topology.session import Session, Tally
+from tandem.topology.stepping import CHECKPOINTS, Progress
 from tandem.train import checkpoint
 
 S = TypeVar("S", bound=Session)

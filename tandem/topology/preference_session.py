@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,8 +27,8 @@ from tandem.topology.build import continue_from, find_checkpoint
 from tandem.topology.composite import build_actor, load_trainable, model_tokenizer
 from tandem.topology.exports import Exporter
 from tandem.topology.plan import Plan
-from tandem.topology.session import CHECKPOINTS, FINAL_FOLDER, Progress
 from tandem.topology.sources import held_out_preferences, preference_source, prompt_tables
+from tandem.topology.stepping import CHECKPOINTS, Progress, Stepping
 from tandem.train import checkpoint
 from tandem.train.preference import PreferenceObjective
 
@@ -38,37 +37,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PreferenceSession:
+class PreferenceSession(Stepping):
     """Everything that the loop needs. ``stages`` are the planned ones before the train call."""
 
-    config: Config
-    plan: Plan
     model: CausalLM
     tokenizer: PreTrainedTokenizerBase
-    actor: Actor
+    trained: Actor
     stages: tuple[BatchStage, ...]
     objective: PreferenceObjective
     evaluator: PreferenceEvaluator | None
     source: PreferenceSource
-    log: RunLog
-    progress: Progress
-    output_dir: Path
 
-    def steps(self) -> Iterator[int]:
-        """The steps that are left. Each is timed while the loop works on it, then recorded, evaluated and saved."""
-        while self.progress.step < self.progress.last:
-            step = self.progress.step
-            self.progress.executed = []
-            started = time.monotonic()
-            with self.log.timed("step"):
-                yield step
-            self.progress.seconds = time.monotonic() - started
-            self._record(step)
-
-    def run(self, stage: str) -> AbstractContextManager[None]:
-        """Around a planned stage: timed, and noted as executed."""
-        self.progress.executed.append(stage)
-        return self.log.timed(stage)
+    @property
+    def actor(self) -> Actor:
+        """The role that is trained."""
+        return self.trained
 
     def draw(self) -> DataProto:
         """The next P preferences, each a group of its answers."""
@@ -78,37 +61,11 @@ class PreferenceSession:
         """The train call on a complete batch."""
         return self.actor.step(Loss(batch, self.objective))
 
-    def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
-        """Refresh the reference if it is due, count the step as done."""
-        interval = self.config.actor_rollout_ref.ref.update_interval
-        if interval is not None and (step + 1) % interval == 0:
-            self.actor.refresh_reference()
-        self.progress.step = step + 1
-        self.progress.trained = batch, update
-
-    def evaluate(self, step: int) -> None:
-        """Compare the held-out preferences and log the result as ``step``."""
-        self.log.log(step, self._evaluation())
-
-    def _record(self, step: int) -> None:
-        """Evaluate the finished step where due and log it, then save where due."""
-        assert self.progress.trained is not None
-        (batch, update), done = self.progress.trained, step + 1
-        last, interval, save = done == self.progress.last, self.config.evaluation.interval, self.config.trainer
-        evaluated = self._evaluation() if interval and (done % interval == 0 or last) else {}
-        tokens = batch.ragged("responses").lengths
-        metrics = {
-            "version": float(done),
-            "updates": float(self.actor.updates),
-            "throughput/tokens_per_second": float(tokens.sum()) / self.progress.seconds,
-            "length/mean": float(tokens.double().mean()),
+    def _metrics(self, batch: DataProto, step: int) -> dict[str, float]:
+        return {
+            "length/mean": float(batch.ragged("responses").lengths.double().mean()),
             "length/prompt": float(batch.ragged("prompts").lengths.double().mean()),
-            **update,
-            **evaluated,
         }
-        self.log.log(done, metrics)
-        if save.save_interval and (done % save.save_interval == 0 or last):
-            self.save(done)
 
     def _evaluation(self) -> dict[str, float]:
         if self.evaluator is None:
@@ -129,18 +86,6 @@ class PreferenceSession:
         """Writes what the actor has learned."""
         section = self.config.actor_rollout_ref.model
         return Exporter(section, self.config.trainer, self.model, self.tokenizer, self.actor.export)
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Around a whole run: the model is saved at its end, the report is written whatever happens."""
-        started = time.monotonic()
-        with self.log:
-            try:
-                yield
-                self.exporter.write(self.output_dir / FINAL_FOLDER)
-                self.log.summarize(model=str(self.output_dir / FINAL_FOLDER))
-            finally:
-                self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step)
 
 
 def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
@@ -180,7 +125,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
         plan=plan,
         model=model,
         tokenizer=tokenizer,
-        actor=actor,
+        trained=actor,
         stages=stages,
         objective=objective,
         evaluator=PreferenceEvaluator(held_out, size, actor, stages, objective) if held_out else None,
@@ -188,6 +133,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
         log=RunLog(info, config.trainer.logger, trace=config.trainer.trace),
         progress=progress,
         output_dir=output_dir,
+        closing=ExitStack(),
     )
 
 

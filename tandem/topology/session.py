@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tandem.columns.proto import DataProto
-from tandem.config.schema import Config
 from tandem.dataflow.source import PromptSource
 from tandem.dataflow.store import DataPlane
 from tandem.models.loading import save_pretrained_atomic
 from tandem.observe.metrics import RolloutRecord
-from tandem.observe.run_log import RunLog
 from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.advantages import Told
@@ -30,27 +26,7 @@ from tandem.roles.reward import RewardManager
 from tandem.roles.stages import BatchStage
 from tandem.topology.exports import Exporter
 from tandem.topology.measured import setting_of, step_limit, step_summary
-from tandem.topology.plan import Plan
-
-FINAL_FOLDER = "final"
-CHECKPOINTS = "checkpoints"
-
-
-@dataclass
-class Progress:
-    """How far the run is: ``step`` is the next one and equals the weights version.
-
-    ``seconds`` and ``trained`` (batch, metrics of the update) are of the step before it; ``executed`` are its stages,
-    ``push`` the seconds of the last publication by phase, ``beside`` those of what went on beside the loop.
-    """
-
-    step: int
-    last: int
-    seconds: float = 0.0
-    executed: list[str] = field(default_factory=list)
-    push: dict[str, float] = field(default_factory=dict)
-    beside: dict[str, float] = field(default_factory=dict)
-    trained: tuple[DataProto, dict[str, float]] | None = None
+from tandem.topology.stepping import CHECKPOINTS, Stepping
 
 
 class Tally(Protocol):
@@ -61,25 +37,16 @@ class Tally(Protocol):
 
 
 @dataclass(frozen=True)
-class Session(ABC):
-    """Everything a control loop needs, by role. ``max_staleness`` is the bound that consumed data is held to.
+class Session(Stepping):
+    """Everything a control loop needs, by role. ``max_staleness`` is the bound that consumed data is held to."""
 
-    ``closing`` ends what was started for the run.
-    """
-
-    config: Config
-    plan: Plan
     composite: ActorRolloutRef
     rollout: Tally
     rewards: RewardManager
     evaluator: Evaluator | None
     plane: DataPlane
     source: PromptSource
-    log: RunLog
-    progress: Progress
     max_staleness: int
-    output_dir: Path
-    closing: ExitStack
 
     @property
     def actor(self) -> Actor:
@@ -90,22 +57,6 @@ class Session(ABC):
     def stages(self) -> tuple[BatchStage, ...]:
         """The planned stages between the rewards and the train call."""
         return self.composite.stages
-
-    def steps(self) -> Iterator[int]:
-        """The steps that are left. Each is timed while the loop works on it, then recorded, evaluated and saved."""
-        while self.progress.step < self.progress.last:
-            step = self.progress.step
-            self.progress.executed = []
-            started = time.monotonic()
-            with self.log.timed("step"):
-                yield step
-            self.progress.seconds = time.monotonic() - started
-            self._record(step)
-
-    def run(self, *stages: str) -> AbstractContextManager[None]:
-        """Around planned stages that are one piece of work: timed under the first name, noted as executed."""
-        self.progress.executed.extend(stages)
-        return self.log.timed(stages[0])
 
     @contextmanager
     def generating(self) -> Iterator[None]:
@@ -171,49 +122,30 @@ class Session(ABC):
         """Return once every ticket of the partition is filled, and it is sealed."""
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
-        """Refresh the reference if it is due, free the partition, count the step as done."""
-        interval = self.config.actor_rollout_ref.ref.update_interval
-        if interval is not None and "ref" in self.plan.tags and (step + 1) % interval == 0:
-            self.composite.actor.refresh_reference()
+        """See ``Stepping.end_step``; the partition is freed."""
         self.plane.drop(step)
-        self.progress.step = step + 1
-        self.progress.trained = batch, update
+        super().end_step(step, batch, update)
 
-    def _record(self, step: int) -> None:
-        """Evaluate the finished step where due and log it, then save where due."""
-        assert self.progress.trained is not None
-        (batch, update), done = self.progress.trained, step + 1
-        last, interval = done == self.progress.last, self.config.evaluation.interval
-        times = self._times()
-        evaluated = self._evaluation() if interval and (done % interval == 0 or last) else {}
-        metrics: dict[str, float] = {
-            "version": float(done),
-            "updates": float(self.composite.actor.updates),
-            "throughput/tokens_per_second": float(batch.ragged("responses").lengths.sum()) / self.progress.seconds,
+    def _metrics(self, batch: DataProto, step: int) -> dict[str, float]:
+        metrics = {
             **{f"reward/{name}": value for name, value in self.rollout.report.items()},
             **batch_metrics(batch, step),
             **{f"dropped/{name}": float(count) for name, count in self.rollout.counts.items()},
             **self.told.metrics,
             **({} if self.composite.critic is None else self.composite.critic.metrics),
-            **update,
             **mismatch_report(batch, self.config.algorithm.correction),
-            **evaluated,
-            **times,
         }
         self.rollout.counts.clear()
-        self.log.log(done, metrics, _records(batch, self.config.trainer.rollouts_per_step, step))
-        if self.config.trainer.save_interval and (done % self.config.trainer.save_interval == 0 or last):
-            self.save(done)
+        return metrics
+
+    def _samples(self, batch: DataProto, step: int) -> list[RolloutRecord]:
+        return _records(batch, self.config.trainer.rollouts_per_step, step)
 
     def _times(self) -> dict[str, float]:
         """The parts of the finished step, the best possible step that they allow, and the fraction of it reached."""
         pushed = {f"time/push_{phase}": seconds for phase, seconds in self.progress.push.items()}
         times = self.log.drain() | self.progress.beside | pushed
         return times | step_limit(times, setting_of(self.config))
-
-    def evaluate(self, step: int) -> None:
-        """Score the held-out prompts and log the result as ``step``."""
-        self.log.log(step, self._evaluation())
 
     def _evaluation(self) -> dict[str, float]:
         if self.evaluator is None:
@@ -252,8 +184,7 @@ class Session(ABC):
 
     def finish(self) -> None:
         """Write what was trained as Hugging Face folders, or as an adapter."""
-        self.exporter.write(self.output_dir / FINAL_FOLDER)
-        self.log.summarize(model=str(self.output_dir / FINAL_FOLDER))
+        super().finish()
         critic = self.composite.critic
         if critic is not None:
             weights = dict(critic.export())
@@ -265,18 +196,8 @@ class Session(ABC):
         node, model = self.composite, self.config.actor_rollout_ref.model
         return Exporter(model, self.config.trainer, node.model, node.tokenizer, node.actor.export)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Around a whole run: the report is written and the scoring processes end, whatever happens."""
-        started = time.monotonic()
-        with self.log:
-            try:
-                yield
-                self.finish()
-            finally:
-                told = step_summary(self.output_dir, setting_of(self.config))
-                self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step, **told)
-                self.closing.close()
+    def _summary(self) -> dict[str, str]:
+        return step_summary(self.output_dir, setting_of(self.config))
 
 
 def _records(batch: DataProto, count: int, version: int) -> list[RolloutRecord]:

@@ -30,8 +30,8 @@ from tandem.roles.generation import end_tokens
 from tandem.rollout.hf import HfEngine
 from tandem.topology.composite import load_trainable, model_tokenizer, run_device
 from tandem.topology.exports import Exporter
-from tandem.topology.session import CHECKPOINTS, FINAL_FOLDER
 from tandem.topology.sources import example_source, held_out_examples, rows_of, user_source
+from tandem.topology.stepping import CHECKPOINTS, FINAL_FOLDER
 from tandem.train import checkpoint
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import SftObjective

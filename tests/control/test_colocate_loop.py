@@ -24,8 +24,8 @@ from tandem.roles.batching import Batching
 from tandem.roles.stages import BatchStage
 from tandem.roles.train_group import TrainGroup
 from tandem.topology.plan import Plan, compile_plan
-from tandem.topology.session import Progress
 from tandem.topology.shared import SharedSession
+from tandem.topology.stepping import Progress
 from tests.roles.fake_roles import FakeTokenizer, Rig, rig
 from tests.roles.fake_training import FakeTrainEngine, SamplesObjective
 
