@@ -19,6 +19,7 @@ Keys of a metrics line; a part that does not exist in a run leaves its keys out:
 ``push/bytes``                 what each engine took over in it
 ``limit/step_s``               seconds of the best possible step with these parts
 ``limit/fraction``             how much of that the step reached
+``limit/resumed_after``        in the first line after a resume: the step before it
 ``rollout/longest_s``          seconds from admission to end of the longest group (streaming modes)
 ``throughput/tokens_per_second``  trained response tokens per wall second
 =============================  =====================================================================

@@ -108,13 +108,13 @@ class Crew:
         self.settle()
 
     def publish(self, version: int) -> dict[str, float]:
-        """``WeightSync.push``, whichever engines die on the way."""
+        """``WeightSync.push``, whichever engines die on the way; if one does, only its phases after the snapshot."""
         while True:
             try:
                 if self.publisher.version != version:
                     return self.publisher.push(version)
                 self.publisher.wait()
-                return {}
+                return self.publisher.arrived
             except EngineDiedError as error:
                 self._bury(error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from tandem.dataflow.source import Prompt
 from tandem.dataflow.store import DataPlane
 from tandem.dataflow.tickets import Ticket
 from tandem.reward.outcome import Scores
-from tandem.roles.occupancy import Occupancy
+from tandem.roles.occupancy import Occupancy, wall
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import Filling, Pending, Rollout
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Mortal, Observed, RolloutEngine
@@ -36,7 +36,8 @@ class StreamingRollout(Rollout):
     It consumes tickets that the gate admits and produces groups with their rewards in the data plane. It waits for the
     gate (unblocked by a publication), for the engine's next group, and for scorings; all of these end with ``stop``. An
     error in it is kept and raised to whoever calls ``check``. ``partial`` says what becomes of a group that the engine
-    aborts: it goes on from its tokens, or begins again with the same seeds.
+    aborts: it goes on from its tokens, or begins again with the same seeds. ``clock`` gives the seconds that count as
+    work of the engine.
 
     When the engine dies the loop leaves the gate at once, so that others get the groups that it owed, and ends after
     the scorings that are under way.
@@ -54,11 +55,12 @@ class StreamingRollout(Rollout):
         tokenizer: Any,
         *,
         partial: Literal["resume", "discard"] = "resume",
+        clock: Callable[[], float] = wall,
     ) -> None:
         super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer)
         self._partial = partial
         self.error: BaseException | None = None
-        self.occupancy = Occupancy()
+        self.occupancy = Occupancy(clock)
         self._keeper = gate
         self._pending: dict[Ticket, Pending] = {}
         self._by_key: dict[int | str, Ticket] = {}
@@ -111,6 +113,7 @@ class StreamingRollout(Rollout):
 
     def leave(self) -> None:
         """Make sure that the gate gives nothing to a loop whose engine has died."""
+        self.occupancy.abandon()
         if self._thread.is_alive() and self._left.wait(_LEAVE_S):
             return
         if not self._left.is_set():
@@ -158,6 +161,7 @@ class StreamingRollout(Rollout):
 
     def _bequeath(self) -> None:
         """The engine is dead: its tickets go to others but for those whose groups are there and being scored."""
+        self.occupancy.abandon()
         self._pending = {ticket: group for ticket, group in self._pending.items() if group.handle is not None}
         self._keeper.leave(self.name, self._pending.keys())
         self._left.set()
@@ -223,6 +227,7 @@ class UpdatedStream:
     def __init__(self, stream: StreamingRollout, gate: GateKeeper, on_update: OnWeightUpdate, drain_s: float) -> None:
         self.name = stream.name
         self._stream, self._gate, self._on_update, self._drain_s = stream, gate, on_update, drain_s
+        self._drained_s = 0.0
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
         """Hand ``weights`` to the engine. Raises ``DeadlineError`` where generation doesn't end in time."""
@@ -236,7 +241,10 @@ class UpdatedStream:
         stream, engine = self._stream, self._stream.engine
         if self._on_update == "wait":
             self._gate.pause(stream.name, f"it finishes what it has before weights version {version}")
-            if not stream.drain(self._drain_s):
+            begun = time.perf_counter()
+            drained = stream.drain(self._drain_s)
+            self._drained_s = time.perf_counter() - begun
+            if not drained:
                 raise DeadlineError(f"waited {self._drain_s:g} s for {stream.name} to finish before new weights")
         if self._on_update == "abort":
             engine.pause(abort=True)
@@ -257,6 +265,11 @@ class UpdatedStream:
         """Seconds for which the last ``load`` kept the engine from working."""
         engine = self._stream.engine
         return engine.applied_s if isinstance(engine, Observed) else 0.0
+
+    @property
+    def drained_s(self) -> float:
+        """Seconds for which the last ``load`` let the engine finish what it had."""
+        return self._drained_s
 
 
 def cause_of_stall(plane: DataPlane, gate: GateKeeper, rollouts: Iterable[StreamingRollout], partition: int) -> str:

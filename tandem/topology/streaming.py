@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from tandem.dataflow.tickets import Lease
 from tandem.roles.batch_metrics import check_lag
 from tandem.roles.crew import Crew
 from tandem.roles.loss import without_samples
+from tandem.roles.occupancy import StepClock
 from tandem.roles.rollout_stream import StreamingRollout, cause_of_stall
 from tandem.roles.stages import BatchStage
 from tandem.roles.update import UPDATES, Update
@@ -31,10 +32,12 @@ _JOIN_S = 2.0  # for a loop that is told to end
 
 @dataclass(frozen=True)
 class StreamingSession(Session):
-    """A session whose rollout engines work in loops of their own. ``keeper`` is the gate behind its lock."""
+    """A session whose rollout engines work in loops of their own. ``keeper`` is the gate behind its lock; ``clock``
+    measures what goes on beside the actor's loop."""
 
     keeper: GateKeeper
     crew: Crew
+    clock: StepClock
     sub_batches: int
 
     @property
@@ -62,6 +65,10 @@ class StreamingSession(Session):
             self._draw_pushes()
         finally:
             self.crew.stop(_JOIN_S)
+
+    def counting(self) -> AbstractContextManager[None]:
+        """See ``Stepping.counting``."""
+        return self.clock.running()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

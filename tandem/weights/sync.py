@@ -41,6 +41,15 @@ class Answering(Protocol):
         """Seconds for which its last ``load`` kept it from working."""
 
 
+@runtime_checkable
+class Draining(Protocol):
+    """A receiver that may finish something before it takes new weights over."""
+
+    @property
+    def drained_s(self) -> float:
+        """Seconds that it took for that in its last ``load``, in which it was at work as ever."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """Weights that stay as they are until the next snapshot.
@@ -125,11 +134,17 @@ class WeightSync:
         """Bytes that each receiver takes over in the last push; 0 before the first."""
         return 0 if self._current is None else self._current.nbytes
 
+    @property
+    def arrived(self) -> dict[str, float]:
+        """Seconds of the last push that has arrived, each of the receiver that took the longest: ``drain``, until what
+        was under way was finished, ``transfer``, and ``apply``, while the receiver stood. Empty before the first push.
+        """
+        return dict(self._arrived)
+
     def push(self, version: int) -> dict[str, float]:
         """Send the weights of this moment as ``version``, the one after the last.
 
-        Gives seconds by phase: ``wait`` for the push before, ``health``, ``snapshot``, and then ``transfer`` and
-        ``apply``, which under ``overlap`` are those of the last push that has arrived. Raises ``DeadlineError`` naming
+        Gives seconds by phase: ``wait`` for the push before, ``health``, ``snapshot``, and those of ``arrived``. Raises ``DeadlineError`` naming
         the receivers that are awaited, ``TandemError`` for one whose weights are not those that were sent.
         """
         self._require_actor("publish weights")
@@ -248,8 +263,10 @@ class WeightSync:
         if not self._deliveries:
             return
         applied = {n: r.applied_s for n, r in self._receivers.items() if isinstance(r, Answering)}
-        transfers = [d.result() - applied.get(name, 0.0) for name, d in self._deliveries.items()]
-        self._arrived = {"transfer": max(transfers), "apply": max(applied.values(), default=0.0)}
+        drained = {n: r.drained_s for n, r in self._receivers.items() if isinstance(r, Draining)}
+        transfers = [d.result() - applied.get(n, 0.0) - drained.get(n, 0.0) for n, d in self._deliveries.items()]
+        drain = {"drain": max(drained.values())} if drained else {}
+        self._arrived = {**drain, "transfer": max(transfers), "apply": max(applied.values(), default=0.0)}
         self._deliveries = {}
 
 

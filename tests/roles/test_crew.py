@@ -21,9 +21,10 @@ from tandem.dataflow.store import LocalStore
 from tandem.reward.outcome import Verdict
 from tandem.roles.crew import Crew
 from tandem.roles.fleet import Fleet
+from tandem.roles.occupancy import Occupancy
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import Filling
-from tandem.roles.rollout_stream import StreamingRollout, UpdatedStream
+from tandem.roles.rollout_stream import OnWeightUpdate, StreamingRollout, UpdatedStream
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
 from tandem.weights.sync import Snapshot, WeightSync
 from tests.roles.fake_roles import LENGTH, FakeEngine, FakeScoring, FakeTokenizer, prompts
@@ -222,6 +223,40 @@ def test_b83_a_lone_engine_comes_back_with_the_version_of_the_day_before_it_work
     first, second = company.made["only"]
     assert first.answered == 7 and second.answered == STEPS * TICKETS - 7
     assert second.calls[0] != "load 0" and second.calls[0].startswith("load")
+
+
+def test_from_its_death_on_an_engine_is_not_at_work() -> None:
+    now = [0.0]
+    company = Company(lambda name, life: MortalEngine(name, 1), ["only"], max_restarts=0)
+    (stream,) = company.crew.streams
+    stream.occupancy = Occupancy(lambda: now[0])
+    company.crew.start()
+    company.crew.publish(0)
+    with pytest.raises(EngineDiedError):
+        company.batch(0)
+    now[0] = 100.0
+    assert [work.seconds for _, work in company.crew.take_work(0)] == [0.0]
+    company.crew.stop(10.0)
+
+
+@pytest.mark.parametrize(("on_update", "seconds"), [("wait", 3.0), ("keep", 0.0)])
+def test_an_engine_that_finishes_what_it_has_before_new_weights_says_how_long_it_took(
+    on_update: OnWeightUpdate, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("tandem.roles.rollout_stream.time.perf_counter", lambda: now[0])
+
+    class Finishing(StreamingRollout):
+        def drain(self, seconds: float) -> bool:
+            now[0] += 3.0
+            return True
+
+    company = Company(lambda name, life: MortalEngine(name), ["only"])
+    (stream,) = company.crew.streams
+    stream.__class__ = Finishing
+    receiver = UpdatedStream(stream, company.keeper, on_update, 20.0)
+    receiver.load([("w", torch.zeros(1))], 0)
+    assert receiver.drained_s == seconds
 
 
 @pytest.mark.parametrize(("restarts", "lives"), [(1, 2), (0, 1)])
