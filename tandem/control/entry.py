@@ -55,8 +55,8 @@ def run_train(config: Config, plan: Plan) -> int:
     if session.progress.step < session.progress.last:
         raise ContractError(f"the run ended after {session.progress.step} of {session.progress.last} steps")
     require_updates(session.actor.updates, session.progress.last)
-    measured = {} if plan.loop == PREFERENCE else step_summary(session.output_dir, setting_of(config))
-    _summarize(Path(config.trainer.output_dir), measured)
+    timed = left and plan.loop != PREFERENCE
+    _summarize(Path(config.trainer.output_dir), step_summary(session.output_dir, setting_of(config)) if timed else {})
     return 0
 
 

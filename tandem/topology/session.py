@@ -199,7 +199,8 @@ class Session(Stepping):
         return Exporter(model, self.config.trainer, node.model, node.tokenizer, node.actor.export)
 
     def _summary(self) -> dict[str, str]:
-        return step_summary(self.output_dir, setting_of(self.config))
+        done = self.progress.step > self.progress.began  # else what is there is of an earlier part of the run
+        return step_summary(self.output_dir, setting_of(self.config)) if done else {}
 
 
 def _records(batch: DataProto, count: int, version: int) -> list[RolloutRecord]:

@@ -65,7 +65,7 @@ def test_no_steady_step_is_shorter_than_its_limit(
     busy: float,
     longest: float,
 ) -> None:
-    """The actor does one thing after the other; beside it an engine is at work, but for the pushes that it waits for."""
+    """The actor does one thing after the other; beside it an engine is at work, but for pushes that it waits for."""
     (wait, advantages, train), (snapshot, drain, transfer, apply) = loop, push
     drains = on_update == "wait"
     publish = snapshot + drain * drains + transfer + apply
