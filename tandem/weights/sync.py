@@ -145,8 +145,8 @@ class WeightSync:
         """Send the weights of this moment as ``version``, the one after the last.
 
         Gives seconds by phase: ``wait`` for the push before, ``health``, ``snapshot``, and those of ``arrived``. Raises
-        ``DeadlineError`` naming the receivers that are awaited, ``TandemError`` for one whose weights are not those that
-        were sent.
+        ``DeadlineError`` naming the receivers that are awaited, ``TandemError`` for one whose weights are not those
+        that were sent.
         """
         self._require_actor("publish weights")
         phases: dict[str, float] = {}
