@@ -168,18 +168,11 @@ def test_hybrid_stands_for_both_and_wins_over_the_file(tmp_path: Path) -> None:
     assert load_config(file, ["--no-hybrid"], kind=Config).execution.mode == "colocate"
 
 
-@pytest.mark.parametrize("words", [("--hybrid", "execution.mode=colocate"), ("execution.mode=Hybrid", "--hybrid")])
-def test_a_mode_flag_and_another_mode_in_words_contradict(words: tuple[str, str]) -> None:
-    problem = only(*words)
-    assert problem.key == "execution.mode"
-    assert problem.reason == "--hybrid on the same command line asks for hybrid"
-    assert load_words([MODEL, "--hybrid", "execution.mode=hybrid"], Config).execution.mode == "hybrid"
-
-
-def test_fully_async_and_colocate_together_are_refused() -> None:
+def test_modes_that_contradict_each_other_are_refused() -> None:
     problem = only("--fully-async", "--colocate")
     assert problem.key == "--fully-async --colocate"
     assert "--hybrid" in problem.remedy
+    assert "asks for hybrid" in only("--hybrid", "execution.mode=colocate").reason
 
 
 def test_balance_data_is_refused_in_fully_async(tmp_path: Path) -> None:
