@@ -170,8 +170,7 @@ def test_hybrid_stands_for_both_and_wins_over_the_file(tmp_path: Path) -> None:
 
 def test_modes_that_contradict_each_other_are_refused() -> None:
     problem = only("--fully-async", "--colocate")
-    assert problem.key == "--fully-async --colocate"
-    assert "--hybrid" in problem.remedy
+    assert problem.key == "--fully-async --colocate" and "--hybrid" in problem.remedy
     assert "asks for hybrid" in only("--hybrid", "execution.mode=colocate").reason
 
 
