@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tandem.base.errors import DataError
 from tandem.base.lazy import LazyModule
 from tandem.reward.outcome import Sample
+from tandem.reward.ranges import Count, Whole
 from tandem.reward.registry import register_reward
 from tandem.reward.samples import samples_of
 
@@ -41,9 +42,9 @@ class RewardModel:
         path: str,
         device: str = "cpu",
         dtype: Literal["float32", "bfloat16"] = "float32",
-        batch_size: int = 8,
-        max_length: int = 4096,
-        label: int | None = None,
+        batch_size: Count = 8,
+        max_length: Count = 4096,
+        label: Whole | None = None,
         chat_template: bool = False,
         question: str | None = None,
     ) -> None:
@@ -52,9 +53,7 @@ class RewardModel:
         self._tokenizer = load_tokenizer(path)
         if chat_template and not self._tokenizer.chat_template:
             raise DataError(f"the tokenizer of {path} has no chat template: write chat_template: false")
-        self._model: Any = transformers.AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=getattr(torch, dtype)
-        )
+        self._model: Any = _trained(path, getattr(torch, dtype))
         outputs = int(self._model.config.num_labels)
         if outputs > 1 and (label is None or not 0 <= label < outputs):
             raise DataError(f"the reward model {path} has {outputs} outputs: write label: 0 to {outputs - 1}")
@@ -103,3 +102,20 @@ class RewardModel:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
         text = asked if isinstance(asked, str) else "\n".join(str(message["content"]) for message in asked)
         return list(self._tokenizer.encode(text + sample.response))
+
+
+def _trained(path: str, dtype: torch.dtype) -> Any:
+    """The classifier with all of its weights. Raises ``DataError`` where some would be drawn at random."""
+    model, found = transformers.AutoModelForSequenceClassification.from_pretrained(
+        path, dtype=dtype, output_loading_info=True
+    )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise DataError(f"{path} is an adapter: merge it with its model, and write the folder of the whole classifier")
+    missing = sorted(found["missing_keys"])
+    if missing:
+        names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+        raise DataError(
+            f"{path} is no trained classifier: it has no weights for {names}, which would be drawn at random. Write the "
+            "folder of a model that was trained as AutoModelForSequenceClassification"
+        )
+    return model
