@@ -22,8 +22,8 @@ class Answering:
     """
 
     def __init__(self, number: int, channel: Line, window: int) -> None:
-        self.thread = threading.Thread()  # replaced by the one that works
         self.cancelled = False
+        self.over = threading.Event()
         self._number, self._channel, self._window = number, channel, window
         self._arrived: queue.SimpleQueue[GroupRequest | None] = queue.SimpleQueue()
         self._awaited = 0  # requests asked for that haven't come
@@ -68,6 +68,8 @@ class Answering:
             self._channel.send("failed", number=self._number, error=type(error).__name__, text=str(error))
         else:
             self._channel.send("done", number=self._number)
+        finally:
+            self.over.set()
 
     def _send(self, output: GroupOutput) -> None:
         fields, tensors = pack_samples(output.samples)

@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Channel, Line, Message, unpack_sampling
 
 _BEAT_S = 0.5
+_MOST_CALLS = 1000
 
 
 def main(fd: int, parent: int) -> None:
@@ -76,13 +78,17 @@ def build_engine(spec: EngineSpec) -> RolloutEngine:
 
 
 class Host:
-    """Who does what: this thread listens; each ``generate`` has a thread; orders are followed in turn by another."""
+    """Who does what: this thread listens; each ``generate`` has a thread; orders are followed in turn by another.
+
+    The threads of ``generate`` are used again: what the memory allocator keeps for one is of no use to the next.
+    """
 
     def __init__(self, engine: RolloutEngine, spec: EngineSpec, channel: Line) -> None:
         self._engine, self._channel = engine, channel
         self._window = spec.max_num_seqs
         self._calls: dict[int, Answering] = {}
         self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._workers = ThreadPoolExecutor(_MOST_CALLS, "generate")
 
     def serve(self) -> None:
         """Listen until the owner is gone or says ``close``."""
@@ -106,7 +112,7 @@ class Host:
                 self._orders.put(message)
 
     def _generate(self, number: int, message: Message) -> None:
-        self._calls = {n: call for n, call in self._calls.items() if call.thread.is_alive()}
+        self._calls = {n: call for n, call in self._calls.items() if not call.over.is_set()}
         sampling = unpack_sampling(message.fields["sampling"])
         call = Answering(number, self._channel, max(1, self._window // sampling.samples))
         try:
@@ -116,8 +122,7 @@ class Host:
             return
         self._channel.send("answer", number=number)
         self._calls[number] = call
-        call.thread = threading.Thread(target=or_die, args=(lambda: call.run(outputs),), daemon=True)
-        call.thread.start()
+        self._workers.submit(or_die, lambda: call.run(outputs))
 
     def _follow_orders(self) -> None:
         while True:
@@ -142,7 +147,7 @@ class Host:
             case "sleep":
                 for call in list(self._calls.values()):
                     if call.cancelled:
-                        call.thread.join()
+                        call.over.wait()
                 engine.sleep()
             case "wake":
                 engine.wake()
