@@ -62,7 +62,9 @@ def check_judge(parameters: Mapping[str, Any]) -> Iterator[Objection]:
         yield Objection("attempts", "nothing would be asked", "Write 1 or more")
     name = parameters["api_key_env"]
     if name is not None and not os.environ.get(name):
-        yield Objection("api_key_env", "there is no such environment variable", f"Write export {name}=... before the run")
+        yield Objection(
+            "api_key_env", "there is no such environment variable", f"Write export {name}=... before the run"
+        )
 
 
 @register_reward("judge", check=check_judge)

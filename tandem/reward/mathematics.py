@@ -43,7 +43,9 @@ def dapo_answer(response: str, *, strict_box: bool = False) -> str | None:
 
 
 @register_reward("prime_math", packages=("math_verify",))
-def prime_math(response: str, ground_truth: object, *, tolerance: NotNegative = 1e-4, lowest_terms: bool = True) -> float:
+def prime_math(
+    response: str, ground_truth: object, *, tolerance: NotNegative = 1e-4, lowest_terms: bool = True
+) -> float:
     r"""1 if the answer has the value of the ground truth within a relative ``tolerance``, else 0; looser than ``math``.
 
     The answer is the last ``\boxed{}``, else what follows the last "answer is" or ``Answer:``, else the last number.

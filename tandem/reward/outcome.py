@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 
 from tandem.base.errors import RewardError
 
-
 LARGEST = (2 - 2**-23) * 2.0**127
 """The largest float32, as which rewards are kept."""
 

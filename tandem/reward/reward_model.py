@@ -26,9 +26,10 @@ else:
 class RewardModel:
     """The score of a sequence classifier (``AutoModelForSequenceClassification``) for prompt and answer.
 
-    ``path`` is a Hugging Face folder or a hub id; the model's own tokenizer reads the text. One output: the score is
-    its value. Several: the probability of the one with number ``label``. At most ``batch_size`` texts are read at a
-    time, on ``device``; of a longer text the last ``max_length`` tokens count, and the metric ``cut`` says so.
+    ``path`` is a Hugging Face folder or a hub id of a model whose head is trained (``DataError`` if it has none); the
+    model's own tokenizer reads the text. One output: the score is its value. Several: the probability of the one with
+    number ``label``. At most ``batch_size`` texts are read at a time, on ``device``; of a longer text the last
+    ``max_length`` tokens count, and the metric ``cut`` says so.
 
     ``chat_template`` wraps prompt and answer as messages of user and assistant in the model's own template; otherwise
     they are joined. ``question`` names the field of ``extra_info`` (see ``data.extra_keys``) to take for the prompt, a
@@ -115,7 +116,7 @@ def _trained(path: str, dtype: torch.dtype) -> Any:
     if missing:
         names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
         raise DataError(
-            f"{path} is no trained classifier: it has no weights for {names}, which would be drawn at random. Write the "
-            "folder of a model that was trained as AutoModelForSequenceClassification"
+            f"{path} is no trained classifier: it has no weights for {names}, which would be drawn at random. Write "
+            "the folder of a model that was trained as AutoModelForSequenceClassification"
         )
     return model

@@ -1,4 +1,4 @@
-"""What a reward can't be is refused by the plan, at its key: values out of range, no classifier, no route, no recipe."""
+"""What a reward can't be is refused by the plan at its key: values out of range, no classifier, no route, no recipe."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def test_tests_are_read_as_data_files_give_them() -> None:
     nested = {"fn_name": "f", "inputs": [np.array([np.array([1, 2]), "a"], dtype=object)], "outputs": [np.array([3])]}
     assert read_tests(nested)[0][1:3] == ([[1, 2], "a"], [3])
     for deep in ("[" * 100_000, {"fn_name": "f", "inputs": ["[" * 100_000], "outputs": ["1"]}):
-        with pytest.raises(DataError, match="nested too deeply|is no JSON"):
+        with pytest.raises(DataError, match=r"nested too deeply|is no JSON"):
             read_tests(deep)
     for wrong in (None, "", [], {"inputs": ["1"]}, {"inputs": ["1"], "outputs": []}, [1], 7):
         with pytest.raises(DataError, match="has no tests"):
