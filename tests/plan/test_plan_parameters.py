@@ -30,7 +30,7 @@ def all_parameters() -> Iterator[tuple[str, Parameter]]:
 
 
 @pytest.mark.parametrize(
-    ("where", "parameter"), all_parameters(), ids=lambda value: value if type(value) is str else ""
+    ("where", "parameter"), list(all_parameters()), ids=lambda value: value if type(value) is str else ""
 )
 def test_each_number_has_a_range_and_what_lies_outside_is_refused(where: str, parameter: Parameter) -> None:
     annotation = readable(parameter.annotation)
@@ -40,7 +40,7 @@ def test_each_number_has_a_range_and_what_lies_outside_is_refused(where: str, pa
     words = type_text(annotation)
     if not {"number", "integer"} & set(words.split()) or {where, parameter.name} & ANY_NUMBER:
         return
-    outside = [float("nan"), -1 if "integer" in words else -1e-3]
+    outside = [-1] if "integer" in words else [float("nan"), -1e-3]
     if ">" in words.split():
         outside.append(0)
     if "<=" in words.split() or "<" in words.split():
