@@ -42,7 +42,7 @@ class Loops:
 
 @dataclass(frozen=True)
 class AsyncSession(StreamingSession):
-    """A streaming session in which ``roles`` serve the actor with columns, some with weights of their own in ``models``."""
+    """A streaming session in which ``roles`` serve the actor with columns; ``models`` are those with own weights."""
 
     roles: tuple[ServingRole, ...]
     loops: Loops

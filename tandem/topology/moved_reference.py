@@ -1,6 +1,6 @@
 """The reference of the fully asynchronous mode as a part of a checkpoint.
 
-It has weights of its own. Those of the last refresh are nobody else's by then, unless it was at the start of the run, or
+It has weights of its own. Nobody else has those of the last refresh by then, unless that was at the start of the run, or
 at the very step that is saved: the actor publishes that version again.
 """
 
