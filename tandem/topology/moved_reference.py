@@ -1,7 +1,7 @@
 """The reference of the fully asynchronous mode as a part of a checkpoint.
 
-It has weights of its own. Nobody else has those of the last refresh by then, unless that was at the start of the run, or
-at the very step that is saved: the actor publishes that version again.
+It has weights of its own. Nobody else has those of the last refresh by then, unless that was at the start of the run,
+or at the very step that is saved: the actor publishes that version again.
 """
 
 from __future__ import annotations
