@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from pydantic import PositiveFloat
+
 from tandem.algorithms.groups import Groups, countable
 from tandem.algorithms.masked import masked_sum, masked_whiten, select
 from tandem.base.lazy import LazyModule
+from tandem.base.ranges import Fraction
 from tandem.base.registry import Registry, Scope
 
 if TYPE_CHECKING:
@@ -68,7 +71,7 @@ def grpo(
     reward_valid: torch.Tensor | None = None,
     *,
     norm_adv_by_std: bool = True,
-    epsilon: float = 1e-6,
+    epsilon: PositiveFloat = 1e-6,
 ) -> Advantages:
     """Score minus the group's mean, divided by the group's standard deviation plus epsilon.
 
@@ -131,7 +134,7 @@ def reinforce_plus_plus(
     response_mask: torch.Tensor,
     reward_valid: torch.Tensor | None = None,
     *,
-    gamma: float = 1.0,
+    gamma: Fraction = 1.0,
 ) -> Advantages:
     """Discounted reward-to-go, whitened over all trained tokens of the partition (arXiv 2501.03262)."""
     counted = response_mask & countable(token_rewards, response_mask, reward_valid).unsqueeze(-1)
@@ -150,8 +153,8 @@ def gae(
     values: torch.Tensor,
     reward_valid: torch.Tensor | None = None,
     *,
-    gamma: float = 1.0,
-    lam: float = 1.0,
+    gamma: Fraction = 1.0,
+    lam: Fraction = 1.0,
 ) -> Advantages:
     """Generalised advantage estimation, whitened over the partition (arXiv 1506.02438, equation 16).
 

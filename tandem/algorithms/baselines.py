@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pydantic import PositiveFloat
+
 from tandem.algorithms.advantage import ADVANTAGES, Advantages, per_token, reward_to_go, whiten_partition
 from tandem.algorithms.groups import Groups, countable
 from tandem.algorithms.masked import masked_sum, select
@@ -34,7 +36,7 @@ def grpo_passk(
     reward_valid: torch.Tensor | None = None,
     *,
     norm_adv_by_std: bool = True,
-    epsilon: float = 1e-6,
+    epsilon: PositiveFloat = 1e-6,
 ) -> Advantages:
     """Only the best sample of a group learns, by its lead over the second best; for pass@k (arXiv 2503.19595).
 
@@ -90,7 +92,7 @@ def gdpo(
     reward_valid: torch.Tensor | None = None,
     *,
     weights: Sequence[float] | None = None,
-    epsilon: float = 1e-6,
+    epsilon: PositiveFloat = 1e-6,
 ) -> Advantages:
     """Each of the K ``reward_components`` (B, K) normalised within its group, then added and whitened.
 
@@ -160,7 +162,7 @@ def gpg(
     group_ids: torch.Tensor,
     reward_valid: torch.Tensor | None = None,
     *,
-    f_norm: float = 1.0,
+    f_norm: PositiveFloat = 1.0,
 ) -> Advantages:
     """Deviation from the group's mean, times samples / samples with a score that is not 0, divided by ``f_norm``.
 
@@ -191,7 +193,7 @@ def optimal_token_baseline(
     tis_weights: torch.Tensor | None = None,
     reward_valid: torch.Tensor | None = None,
     *,
-    epsilon: float = 1e-8,
+    epsilon: PositiveFloat = 1e-8,
 ) -> Advantages:
     """Reward-to-go minus a baseline per token position, the mean over the group weighted by gradient energy.
 
@@ -230,7 +232,7 @@ def tir_optimal_token_baseline(
     tis_weights: torch.Tensor | None = None,
     reward_valid: torch.Tensor | None = None,
     *,
-    epsilon: float = 1e-8,
+    epsilon: PositiveFloat = 1e-8,
 ) -> Advantages:
     """``optimal_token_baseline`` for multi-turn responses.
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pydantic import NonNegativeFloat, PositiveFloat
+
 from tandem.algorithms.masked import select
 from tandem.algorithms.metric import Metric
-from tandem.algorithms.policy_loss import FINITE_LIMIT, POLICY_LOSSES, PolicyLoss, log_ratio, ppo_clip
+from tandem.algorithms.policy_loss import FINITE_LIMIT, POLICY_LOSSES, DualClip, PolicyLoss, log_ratio, ppo_clip
 from tandem.base.errors import ContractError
 from tandem.base.lazy import LazyModule
 from tandem.base.registry import Scope
@@ -33,11 +35,11 @@ def decoupled_ppo(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     *,
-    clip_ratio: float = 0.2,
-    clip_ratio_low: float | None = None,
-    clip_ratio_high: float | None = None,
-    clip_ratio_c: float | None = None,
-    behaviour_cap: float | None = 5.0,
+    clip_ratio: NonNegativeFloat = 0.2,
+    clip_ratio_low: NonNegativeFloat | None = None,
+    clip_ratio_high: NonNegativeFloat | None = None,
+    clip_ratio_c: DualClip | None = None,
+    behaviour_cap: PositiveFloat | None = 5.0,
 ) -> PolicyLoss:
     """``w ppo_clip(pi / pi_prox)`` with the constant weight ``w = pi_prox / pi_behaviour`` of each token.
 
@@ -77,7 +79,7 @@ def m2po(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     *,
-    m2_threshold: float = 0.04,
+    m2_threshold: PositiveFloat = 0.04,
 ) -> PolicyLoss:
     """``-A r`` with r = pi / pi_behaviour, without the outliers that hold the mean of ``(log r)^2`` above a threshold.
 

@@ -13,12 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pydantic import PositiveInt
+
 from tandem.algorithms.advantage import reward_to_go
 from tandem.algorithms.masked import select
 from tandem.algorithms.metric import Metric
 from tandem.algorithms.policy_loss import log_ratio
 from tandem.base.errors import ContractError
 from tandem.base.lazy import LazyModule
+from tandem.base.ranges import Fraction, InnerFraction
 from tandem.base.registry import Registry, Scope, Signature
 
 if TYPE_CHECKING:
@@ -64,7 +67,7 @@ def reverse_kl(
     teacher_logprobs: torch.Tensor,
     response_mask: torch.Tensor,
     *,
-    discount: float = 0.0,
+    discount: Fraction = 0.0,
 ) -> DistillationTerms:
     """Advantage ``log teacher - log student`` of each sampled token: on-policy descent of KL(student || teacher).
 
@@ -91,7 +94,7 @@ def forward_kl_topk(
     teacher_topk_logprobs: torch.Tensor,
     response_mask: torch.Tensor,
     *,
-    top_k: int = 64,
+    top_k: PositiveInt = 64,
 ) -> DistillationTerms:
     """KL(teacher || student) of the next token, over the teacher's ``top_k`` likeliest tokens and the rest as one.
 
@@ -116,8 +119,8 @@ def jsd_topk(
     teacher_topk_logprobs: torch.Tensor,
     response_mask: torch.Tensor,
     *,
-    top_k: int = 64,
-    beta: float = 0.5,
+    top_k: PositiveInt = 64,
+    beta: InnerFraction = 0.5,
 ) -> DistillationTerms:
     """Generalised Jensen-Shannon divergence of the next token, over the same k + 1 events as ``forward_kl_topk``.
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, NonNegativeFloat
 
 from tandem.algorithms.masked import select
 from tandem.algorithms.metric import Metric
@@ -36,6 +38,10 @@ class PolicyLoss:
     per_token: torch.Tensor
     metrics: dict[str, Metric] = field(default_factory=dict)
 
+
+DualClip = Annotated[
+    float, Field(gt=1, description="it bounds the loss at this multiple of the advantage; null: no dual clip")
+]
 
 POLICY_LOSSES: Registry[Callable[..., PolicyLoss]] = Registry("policy loss")
 
@@ -84,10 +90,10 @@ def ppo_clip(
     response_mask: torch.Tensor,
     tis_weights: torch.Tensor | None = None,
     *,
-    clip_ratio: float = 0.2,
-    clip_ratio_low: float | None = None,
-    clip_ratio_high: float | None = None,
-    clip_ratio_c: float | None = 3.0,
+    clip_ratio: NonNegativeFloat = 0.2,
+    clip_ratio_low: NonNegativeFloat | None = None,
+    clip_ratio_high: NonNegativeFloat | None = None,
+    clip_ratio_c: DualClip | None = 3.0,
 ) -> PolicyLoss:
     """PPO's clipped surrogate (arXiv 1707.06347, equation 7) with the dual clip of arXiv 1912.09729.
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from tandem.algorithms.masked import masked_mean, masked_sum
 from tandem.algorithms.metric import Metric
@@ -26,6 +28,9 @@ else:
 
 SURE = -1e-6
 """The largest mean log-prob of an answer whose odds are taken: those of a certain one are infinite."""
+
+
+Smoothing = Annotated[float, Field(ge=0, lt=0.5, description="it is the probability that a label is wrong")]
 
 
 @dataclass(frozen=True)
@@ -107,8 +112,8 @@ def dpo(
     preferred: torch.Tensor,
     group_ids: torch.Tensor,
     *,
-    beta: float = 0.1,
-    label_smoothing: float = 0.0,
+    beta: PositiveFloat = 0.1,
+    label_smoothing: Smoothing = 0.0,
 ) -> PreferenceLoss:
     """``-log sigmoid(beta h)``, h the chosen answer's log-ratio to the reference minus the rejected one's.
 
@@ -139,7 +144,7 @@ def ipo(
     preferred: torch.Tensor,
     group_ids: torch.Tensor,
     *,
-    beta: float = 0.1,
+    beta: PositiveFloat = 0.1,
 ) -> PreferenceLoss:
     """``(h - 1 / (2 beta))^2``, h as in ``dpo`` (IPO, arXiv 2310.12036, equation 17; ``beta`` is its tau).
 
@@ -164,7 +169,7 @@ def orpo(
     preferred: torch.Tensor,
     group_ids: torch.Tensor,
     *,
-    beta: float = 0.1,
+    beta: NonNegativeFloat = 0.1,
 ) -> PreferenceLoss:
     """Mean NLL of the chosen answer's tokens minus ``beta log sigmoid(log odds ratio)``: no reference.
 
@@ -196,7 +201,7 @@ def simpo(
     preferred: torch.Tensor,
     group_ids: torch.Tensor,
     *,
-    beta: float = 2.0,
+    beta: PositiveFloat = 2.0,
     gamma: float = 1.0,
 ) -> PreferenceLoss:
     """``-log sigmoid(r - r' - gamma)``, r = ``beta`` times the mean log-prob of an answer's tokens: no reference.
@@ -224,9 +229,9 @@ def kto(
     preferred: torch.Tensor,
     reference_point: torch.Tensor,
     *,
-    beta: float = 0.1,
-    desirable_weight: float = 1.0,
-    undesirable_weight: float = 1.0,
+    beta: PositiveFloat = 0.1,
+    desirable_weight: NonNegativeFloat = 1.0,
+    undesirable_weight: NonNegativeFloat = 1.0,
 ) -> PreferenceLoss:
     """``w (1 - sigmoid(+-beta (log-ratio - z)))``: plus for a good answer, minus for a bad one, each with its weight w.
 

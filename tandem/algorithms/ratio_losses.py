@@ -5,7 +5,9 @@ Same contract as ``tandem.algorithms.policy_loss``, into whose registry they go.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from tandem.algorithms.masked import select
 from tandem.algorithms.metric import Metric
@@ -48,9 +50,9 @@ def cispo(
     response_mask: torch.Tensor,
     tis_weights: torch.Tensor | None = None,
     *,
-    clip_ratio: float = 0.2,
-    clip_ratio_low: float | None = None,
-    clip_ratio_high: float | None = None,
+    clip_ratio: NonNegativeFloat = 0.2,
+    clip_ratio_low: NonNegativeFloat | None = None,
+    clip_ratio_high: NonNegativeFloat | None = None,
 ) -> PolicyLoss:
     """``-A sg(clip(r)) log pi``: the clip bounds a token's weight but never its gradient's direction.
 
@@ -66,6 +68,9 @@ def cispo(
         "ppo_kl": Metric.over(-delta, response_mask),
     }
     return PolicyLoss(weighted(per_token, tis_weights, response_mask), metrics)
+
+
+WeightBound = Annotated[float, Field(gt=0, description="it bounds the ratio by which a token is weighed")]
 
 
 def _inside_region(
@@ -107,10 +112,10 @@ def dppo_tv(
     response_mask: torch.Tensor,
     tis_weights: torch.Tensor | None = None,
     *,
-    clip_ratio: float = 0.2,
-    clip_ratio_low: float | None = None,
-    clip_ratio_high: float | None = None,
-    clip_ratio_c: float = 3.0,
+    clip_ratio: NonNegativeFloat = 0.2,
+    clip_ratio_low: NonNegativeFloat | None = None,
+    clip_ratio_high: NonNegativeFloat | None = None,
+    clip_ratio_c: WeightBound = 3.0,
 ) -> PolicyLoss:
     """Policy gradient within a trust region of total variation, ``pi - pi_old`` of the sampled token.
 
@@ -136,11 +141,11 @@ def dppo_kl(
     response_mask: torch.Tensor,
     tis_weights: torch.Tensor | None = None,
     *,
-    clip_ratio: float = 0.2,
-    clip_ratio_low: float | None = None,
-    clip_ratio_high: float | None = None,
-    clip_ratio_c: float = 3.0,
-    epsilon: float = 1e-8,
+    clip_ratio: NonNegativeFloat = 0.2,
+    clip_ratio_low: NonNegativeFloat | None = None,
+    clip_ratio_high: NonNegativeFloat | None = None,
+    clip_ratio_c: WeightBound = 3.0,
+    epsilon: PositiveFloat = 1e-8,
 ) -> PolicyLoss:
     """As ``dppo_tv`` with the KL of the two-outcome distribution (the sampled token, any other) as the distance.
 
@@ -168,8 +173,8 @@ def sapo(
     response_mask: torch.Tensor,
     tis_weights: torch.Tensor | None = None,
     *,
-    tau_pos: float = 1.0,
-    tau_neg: float = 1.05,
+    tau_pos: PositiveFloat = 1.0,
+    tau_neg: PositiveFloat = 1.05,
 ) -> PolicyLoss:
     """``-A f(r)`` with the soft gate ``f(r) = 4 / tau sigmoid(tau (r - 1))``: a clip without an edge.
 
@@ -198,7 +203,7 @@ def dro(
     response_mask: torch.Tensor,
     tis_weights: torch.Tensor | None = None,
     *,
-    dro_beta: float,
+    dro_beta: PositiveFloat,
 ) -> PolicyLoss:
     """``-A log pi + beta / 2 (log r)^2``: policy gradient with a quadratic pull to the old policy (arXiv 2405.19107).
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import NonNegativeFloat, NonNegativeInt
+
 from tandem.algorithms.masked import masked_mean, select
 from tandem.algorithms.metric import Metric
 from tandem.algorithms.policy_loss import FINITE_LIMIT, POLICY_LOSSES, ClipRange, PolicyLoss, log_ratio, weighted
 from tandem.base.errors import ContractError
 from tandem.base.lazy import LazyModule
+from tandem.base.ranges import Fraction
 from tandem.base.registry import Scope
 
 if TYPE_CHECKING:
@@ -34,9 +37,9 @@ def gspo(
     response_mask: torch.Tensor,
     tis_weights: torch.Tensor | None = None,
     *,
-    clip_ratio: float = 0.2,
-    clip_ratio_low: float | None = None,
-    clip_ratio_high: float | None = None,
+    clip_ratio: NonNegativeFloat = 0.2,
+    clip_ratio_low: NonNegativeFloat | None = None,
+    clip_ratio_high: NonNegativeFloat | None = None,
 ) -> PolicyLoss:
     """PPO's clip on the ratio of the sequence, the geometric mean of its tokens' (GSPO, arXiv 2507.18071, section 4.3).
 
@@ -69,9 +72,9 @@ def geo_mean(
     response_mask: torch.Tensor,
     tis_weights: torch.Tensor | None = None,
     *,
-    clip_ratio: float = 0.2,
-    clip_ratio_low: float | None = None,
-    clip_ratio_high: float | None = None,
+    clip_ratio: NonNegativeFloat = 0.2,
+    clip_ratio_low: NonNegativeFloat | None = None,
+    clip_ratio_high: NonNegativeFloat | None = None,
 ) -> PolicyLoss:
     """Minus the mean advantage times the geometric mean of the clipped ratios (GMPO, arXiv 2507.20673).
 
@@ -121,13 +124,13 @@ def clip_cov(
     response_mask: torch.Tensor,
     tis_weights: torch.Tensor | None = None,
     *,
-    clip_ratio: float = 0.2,
-    clip_ratio_low: float | None = None,
-    clip_ratio_high: float | None = None,
-    clip_cov_ratio: float = 0.0002,
+    clip_ratio: NonNegativeFloat = 0.2,
+    clip_ratio_low: NonNegativeFloat | None = None,
+    clip_ratio_high: NonNegativeFloat | None = None,
+    clip_cov_ratio: Fraction = 0.0002,
     clip_cov_lb: float = 1.0,
     clip_cov_ub: float = 5.0,
-    seed: int = 0,
+    seed: NonNegativeInt = 0,
 ) -> PolicyLoss:
     """PPO's clip, and no gradient for a random few of the tokens whose covariance lies between ``lb`` and ``ub``.
 
@@ -168,8 +171,8 @@ def kl_cov(
     response_mask: torch.Tensor,
     tis_weights: torch.Tensor | None = None,
     *,
-    kl_cov_ratio: float = 0.0002,
-    ppo_kl_coef: float = 1.0,
+    kl_cov_ratio: Fraction = 0.0002,
+    ppo_kl_coef: NonNegativeFloat = 1.0,
 ) -> PolicyLoss:
     """``-A r``, plus ``ppo_kl_coef |log r|`` on the fraction ``kl_cov_ratio`` of tokens with the largest covariance.
 

@@ -7,14 +7,17 @@ running anything.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
 from tandem.base.errors import TandemError, UnknownNameError
+from tandem.base.lazy import LazyModule
 
 T = TypeVar("T")
 
@@ -30,7 +33,11 @@ class Scope(IntEnum):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One YAML parameter of a registered entry. ``required`` means that it has no default."""
+    """One YAML parameter of a registered entry. ``required`` means that it has no default.
+
+    ``annotation`` is the type, or its source text where that can't be told without running or importing anything. A
+    range stands in it as ``Annotated[float, Field(gt=0)]`` (or pydantic's ``PositiveFloat``); the plan checks it.
+    """
 
     name: str
     default: object
@@ -72,6 +79,7 @@ def near(name: str, known: Iterable[str]) -> str:
 def read_signature(target: Callable[..., Any]) -> Signature:
     """Columns and YAML parameters of a function (positional | keyword-only) or of a class (its constructor)."""
     is_class = inspect.isclass(target)
+    namespace = _namespace(target)
     columns: list[str] = []
     optional: list[str] = []
     parameters: dict[str, Parameter] = {}
@@ -83,13 +91,38 @@ def read_signature(target: Callable[..., Any]) -> Signature:
             continue
         elif is_class or p.kind is p.KEYWORD_ONLY:
             required = p.default is p.empty
-            annotation = None if p.annotation is p.empty else p.annotation
+            annotation = None if p.annotation is p.empty else resolved(p.annotation, namespace)
             parameters[p.name] = Parameter(p.name, None if required else p.default, annotation, required)
         elif p.default is p.empty:
             columns.append(p.name)
         else:
             optional.append(p.name)
     return Signature(tuple(columns), tuple(optional), parameters, accepts_any)
+
+
+def _namespace(target: Callable[..., Any]) -> Mapping[str, object]:
+    """The names that the annotations of a function, or of a class's constructor, are made of."""
+    function = getattr(target, "__init__", target) if inspect.isclass(target) else inspect.unwrap(target)
+    module = sys.modules.get(getattr(target, "__module__", ""))
+    found: Mapping[str, object] = getattr(function, "__globals__", vars(module) if module is not None else {})
+    return found
+
+
+def resolved(annotation: object, namespace: Mapping[str, object]) -> object:
+    """The type that an annotation's text means, aliases followed; the text itself where a name of it isn't there.
+
+    So it stays where it names a module that is imported on first use: reading a signature imports nothing.
+    """
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        names = [node.id for node in ast.walk(ast.parse(annotation, mode="eval")) if isinstance(node, ast.Name)]
+        if any(isinstance(namespace.get(name), LazyModule) for name in names):
+            return annotation
+        found = eval(annotation, dict(namespace))
+        return resolved(found, namespace) if isinstance(found, str) and found != annotation else found
+    except Exception:  # another's annotation: whatever is wrong with it, it is not checked
+        return annotation
 
 
 class Registry(Generic[T]):

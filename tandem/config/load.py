@@ -74,7 +74,8 @@ def load_words(words: Sequence[str], kind: Any = None) -> Config | SftConfig:
     if tree and kind_of(tree) is not kind:
         raise InvalidConfigError([_wrong_command(arguments.files[0], tree, kind)])
     problems += arguments.problems
-    problems += choose_mode(arguments.modes, tree)
+    written = [assignment.text for assignment in arguments.assignments if assignment.path == MODE]
+    problems += choose_mode(arguments.modes, written, tree)
     for assignment in _mode_first(arguments):
         problems += assign(tree, assignment, kind)
     return _validate(tree, kind, problems)

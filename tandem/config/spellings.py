@@ -48,8 +48,8 @@ def place_kl(tree: dict[Any, Any]) -> list[Problem]:
     return problems
 
 
-def choose_mode(modes: set[str], tree: dict[Any, Any]) -> list[Problem]:
-    """The mode flags given on the command line, written into ``execution.mode``."""
+def choose_mode(modes: set[str], written: list[str], tree: dict[Any, Any]) -> list[Problem]:
+    """The mode flags given on the command line, put into ``execution.mode``; ``written`` beside them says the same."""
     problems: list[Problem] = []
     if {"fully_async", "colocate"} <= modes and "hybrid" not in modes:
         reason = "the two are different modes, and together they are not a way to ask for the hybrid one"
@@ -57,6 +57,11 @@ def choose_mode(modes: set[str], tree: dict[Any, Any]) -> list[Problem]:
         problems.append(Problem("--fully-async --colocate", True, reason, remedy))
     elif modes:
         mode = "hybrid" if "hybrid" in modes else next(iter(modes))
+        flag = f"--{mode.replace('_', '-')}"
+        for other in written:
+            if other != mode:
+                reason = f"{flag} on the same command line asks for {mode}"
+                problems.append(Problem("execution.mode", other, reason, "Write only one of the two"))
         execution = tree.setdefault("execution", {})
         if execution is None:
             execution = tree["execution"] = {}

@@ -148,17 +148,25 @@ def type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
         return type_text(annotation, (*metadata, *inside))
     if get_origin(annotation) in (Union, UnionType):
         return " or ".join(dict.fromkeys(type_text(part, metadata) for part in get_args(annotation)))
-    text = _one_type(annotation)
-    for constraint in metadata:
-        parts = constraint if isinstance(constraint, GroupedMetadata) else (constraint,)
-        if annotation in (int, float):
-            text += "".join(_bound(part) for part in parts if type(part) in BOUNDS)
-    return text
+    bounds = [
+        _bound(part)
+        for constraint in metadata
+        for part in _parts(constraint)
+        if annotation in (int, float) and type(part) in BOUNDS
+    ]
+    return " ".join([_one_type(annotation), *" and ".join(bounds).split()])
+
+
+def _parts(constraint: object) -> Sequence[object]:
+    """The bounds in a constraint, of which pydantic's fields hold several."""
+    if isinstance(constraint, FieldInfo):
+        return constraint.metadata
+    return tuple(constraint) if isinstance(constraint, GroupedMetadata) else (constraint,)
 
 
 def _bound(constraint: Any) -> str:
     name, sign = BOUNDS[type(constraint)]
-    return f" {sign} {getattr(constraint, name)}"
+    return f"{sign} {getattr(constraint, name)}"
 
 
 def _one_type(annotation: Any) -> str:

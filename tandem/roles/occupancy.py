@@ -68,6 +68,7 @@ class Occupancy:
         self._in_flight: Counter[int] = Counter()  # partition -> groups
         self._counted = clock()  # up to which time is shared out
         self._since = wall()  # the same moment, for the timeline
+        self._busy = self._longest = 0.0  # since the last look
         self._work: defaultdict[int, Work] = defaultdict(lambda: Work(self._since, self._since))
 
     def begin(self, group: Ticket) -> None:
@@ -87,7 +88,9 @@ class Occupancy:
                 return
             self._in_flight[group.partition] -= 1
             work = self._work[group.partition]
-            work.ended, work.longest = now, max(work.longest, self._counted - begun)
+            lasted = self._counted - begun
+            work.ended, work.longest = now, max(work.longest, lasted)
+            self._longest = max(self._longest, lasted)
 
     def abandon(self) -> None:
         """The engine is dead: nothing is generated from now on."""
@@ -95,6 +98,16 @@ class Occupancy:
             self._share_out()
             self._begun.clear()
             self._in_flight.clear()
+
+    def look(self) -> tuple[float, float]:
+        """Since the last look: seconds at work, for whichever partitions, and those of the longest group that ended.
+
+        Unlike those for a partition, seconds at work are never more than those that passed.
+        """
+        with self._lock:
+            self._share_out()
+            seen, self._busy, self._longest = (self._busy, self._longest), 0.0, 0.0
+            return seen
 
     def take(self, partition: int) -> Work | None:
         """What was done for ``partition``, which is over; None where nothing was."""
@@ -111,5 +124,6 @@ class Occupancy:
         counted, busy = self._clock(), +self._in_flight
         for partition, groups in busy.items():
             self._work[partition].seconds += (counted - self._counted) * groups / busy.total()
+        self._busy += (counted - self._counted) * bool(busy)
         self._counted, self._since = counted, wall()
         return self._since

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tandem.base.errors import Problem
 from tandem.base.registry import Entry, Scope
 from tandem.config.schema import Config, KlConfig
+from tandem.reward.parts import component_names
 from tandem.topology.checks_correction import check_correction, correction_scope
-from tandem.topology.checks_parameters import check_parameters
+from tandem.topology.checks_parameters import check_parameters, is_number
 from tandem.topology.plan_batch import longest_sequence, mini_batch_prompts
 from tandem.topology.plan_entries import Entries, advantage_name, estimator_columns
 from tandem.topology.plan_placement import train_ranks, uses_reference
@@ -36,21 +37,24 @@ def _check_loss(config: Config, entries: Entries) -> Iterator[Problem]:
         return
     loss = config.algorithm.policy_loss
     yield from check_parameters(LOSS, "policy loss", loss.type, loss.parameters, entries.policy_loss.signature)
-    dual = loss.parameters.get("clip_ratio_c")
-    if isinstance(dual, int | float) and not isinstance(dual, bool) and dual <= 1:
-        reason = "the dual clip bounds the loss at this multiple of the advantage, so it must be above 1"
-        yield Problem(
-            f"{LOSS}.clip_ratio_c", dual, reason, "Write a number above 1, such as 3.0, or null for no dual clip"
-        )
-    for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
-        ratio = loss.parameters.get(name)
-        if isinstance(ratio, int | float) and ratio < 0:
-            yield Problem(f"{LOSS}.{name}", ratio, "a clip range can't be negative", "Write a number such as 0.2")
+    yield from _check_band(loss.parameters, entries.policy_loss)
     yield from _check_whole_mini_batch(config, entries.policy_loss)
     if config.algorithm.loss_scale_factor is not None and config.algorithm.loss_agg_mode != "seq-mean-token-sum-norm":
         reason = f"it divides the loss of seq-mean-token-sum-norm, and the mode is {config.algorithm.loss_agg_mode}"
         remedy = "Remove it, or write loss_agg_mode: seq-mean-token-sum-norm"
         yield Problem("algorithm.loss_scale_factor", config.algorithm.loss_scale_factor, reason, remedy)
+
+
+def _check_band(written: Mapping[str, Any], loss: Entry[Any]) -> Iterator[Problem]:
+    """Clip-Cov draws from the tokens between two bounds."""
+    names, known = ("clip_cov_lb", "clip_cov_ub"), loss.signature.parameters
+    if not all(name in known for name in names):
+        return
+    low, high = (written.get(name, known[name].default) for name in names)
+    if is_number(low) and is_number(high) and low >= high:
+        key, value = (names[0], low) if names[0] in written else (names[1], high)
+        reason = f"no covariance lies between {low:g} and {high:g}, so nothing would ever be left out"
+        yield Problem(f"{LOSS}.{key}", value, reason, "Write clip_cov_lb below clip_cov_ub, such as 1.0 and 5.0")
 
 
 def _check_whole_mini_batch(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
@@ -83,6 +87,7 @@ def _check_estimator(config: Config, entries: Entries) -> Iterator[Problem]:
     if entry is None:
         return
     yield from check_parameters(ESTIMATOR, "advantage estimator", name, entries.advantage_parameters, entry.signature)
+    yield from _check_weights(config, entries)
     if not entries.estimates:
         return
     if n == 1 and entry.traits.get("group_baseline"):
@@ -96,6 +101,22 @@ def _check_estimator(config: Config, entries: Entries) -> Iterator[Problem]:
     if config.critic.enable and not needs_values and "values" not in entry.signature.optional_columns:
         reason = f"a critic would be trained and nothing reads its values: {name} doesn't"
         yield Problem("critic.enable", True, reason, "Write critic.enable: false, or adv_estimator: gae")
+
+
+def _check_weights(config: Config, entries: Entries) -> Iterator[Problem]:
+    """Of an estimator with a weight for each part of the reward."""
+    weights, reward = entries.advantage_parameters.get("weights"), config.reward_manager
+    if entries.advantage is None or "reward_components" not in entries.advantage.signature.columns:
+        return
+    if not isinstance(weights, list):
+        return
+    if weights and all(is_number(weight) and weight == 0 for weight in weights):
+        reason = "all parts weigh 0, so every advantage would be 0"
+        yield Problem(f"{ESTIMATOR}.weights", weights, reason, "Write a number other than 0 for one of them")
+    parts = component_names(reward.type, reward.file, reward.parameters)
+    if parts and len(parts) != len(weights):
+        reason = f"{len(weights)} weights, and reward_manager has {len(parts)} parts ({', '.join(parts)})"
+        yield Problem(f"{ESTIMATOR}.weights", weights, reason, f"Write {len(parts)} numbers, in the order of the parts")
 
 
 def _check_kl(config: Config) -> Iterator[Problem]:

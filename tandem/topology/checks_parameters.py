@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import ast
-import builtins
+import contextlib
+import functools
+import operator
+import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import ErrorDetails
 
 from tandem.base.errors import Problem
+from tandem.base.ranges import Fraction, InnerFraction
 from tandem.base.registry import Parameter, Signature, near
-from tandem.config.explain import EXPECTED, type_of, wrong_type
+from tandem.config.explain import BOUNDS, EXPECTED, type_of, wrong_type
+from tandem.config.tree import type_text
 
-PLAIN = {"int", "float", "bool", "str", "list", "dict", "tuple"}
+NAMED: dict[str, Any] = {
+    **{kind.__name__: kind for kind in (int, float, bool, str, list, dict, tuple)},
+    "PositiveInt": PositiveInt,
+    "NonNegativeInt": NonNegativeInt,
+    "PositiveFloat": PositiveFloat,
+    "NonNegativeFloat": NonNegativeFloat,
+    "Fraction": Fraction,
+    "InnerFraction": InnerFraction,
+}
+"""Types that an annotation in unread source may name."""
+
+UNIONS = (typing.Union, types.UnionType)
+CONTAINERS = {"list": list, "List": list, "Sequence": list, "dict": dict, "Dict": dict, "Mapping": dict}
 
 
 def check_parameters(
@@ -40,58 +67,133 @@ def check_parameters(
             yield Problem(f"{key}.{declared.name}", None, reason, f"Write {key}.{declared.name}=...")
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """A number as YAML means it: true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def check_type(key: str, value: Any, parameter: Parameter) -> Iterator[Problem]:
-    """Whether a value fits the annotation, as far as that is made of plain types; anything else is not judged."""
+    """Whether a value fits the annotation and its range, as far as that is made of plain types; else nothing is said.
+
+    A range with a ``description`` (``Annotated[float, Field(gt=1, description="...")]``) has it as its reason.
+    """
     annotation = readable(parameter.annotation)
     if annotation is None:
         return
     try:
         TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        default = "" if parameter.required else str(parameter.default)
-        if first["type"] in EXPECTED and len(first["loc"]) <= 1:
-            reason, remedy = wrong_type(value, EXPECTED[first["type"]], default if default != "None" else "")
-        elif first["type"] == "literal_error":
-            choices = [str(choice) for choice in typing.get_args(annotation)]
-            reason, remedy = "not one of the choices", near(str(value), choices)
-            remedy = remedy[0].upper() + remedy[1:]
-        else:
-            message = first["msg"]
-            reason, remedy = (
-                f"{type_of(value)}: {message[0].lower()}{message[1:]}",
-                f"Write {spelled(parameter.annotation)}",
-            )
-        yield Problem(key, value, reason, remedy)
+        yield _misfit(key, value, parameter, annotation, error.errors(include_url=False)[0])
+
+
+def _misfit(key: str, value: Any, parameter: Parameter, annotation: Any, first: ErrorDetails) -> Problem:
+    """The problem that the first error of a validation tells; inside a list it names the item."""
+    words, default = type_text(annotation), "" if parameter.default is None else str(parameter.default)
+    for index in (part for part in first["loc"] if isinstance(part, int)):
+        key, value, default = f"{key}[{index}]", value[index], ""
+        words = words.removeprefix("list of ").removesuffix(" or null")
+    example = f", such as {default} (the default)" if default else ""
+    if first["type"] in EXPECTED and (len(first["loc"]) <= 1 or not default):
+        return Problem(key, value, *wrong_type(value, EXPECTED[first["type"]], default))
+    if first["type"] == "literal_error":
+        remedy = near(str(value), [str(choice) for choice in choices_of(annotation)])
+        return Problem(key, value, "not one of the choices", remedy[0].upper() + remedy[1:])
+    if first["type"] == "finite_number":
+        return Problem(key, value, "not a finite number", f"Write a finite number{example}")
+    if first["type"] in BOUNDS:
+        bound, sign = BOUNDS[first["type"]]
+        reason = ": ".join([f"must be {sign} {first['ctx'][bound]:g}", *meanings(annotation)])
+        return Problem(key, value, reason, f"Write {with_article(words)}{example}")
+    message = first["msg"]
+    return Problem(key, value, f"{type_of(value)}: {message[0].lower()}{message[1:]}", f"Write {spelled(annotation)}")
+
+
+def with_article(words: str) -> str:
+    """``a number``, ``an integer``."""
+    return f"{'an' if words.startswith('integer') else 'a'} {words}"
+
+
+def choices_of(annotation: Any) -> tuple[object, ...]:
+    """What the ``Literal`` in an annotation offers."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return typing.get_args(annotation)
+    return tuple(choice for part in typing.get_args(annotation) for choice in choices_of(part))
+
+
+def meanings(annotation: Any) -> Iterator[str]:
+    """The descriptions of the ranges in an annotation."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        yield from (d for m in annotation.__metadata__ if isinstance(d := getattr(m, "description", None), str))
+        annotation = annotation.__origin__
+    for part in typing.get_args(annotation):
+        yield from meanings(part)
 
 
 def spelled(annotation: object) -> str:
-    """The annotation as its source writes it."""
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    """The annotation as its source writes it, with the bounds of a range."""
+    if isinstance(annotation, str):
+        return annotation
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return spelled(parts[0]) + type_text(annotation).removeprefix(type_text(parts[0]))
+    if origin in UNIONS:
+        return " | ".join(map(spelled, parts))
+    if annotation is type(None):
+        return "None"
+    if origin is typing.Literal or origin is None:
+        return getattr(annotation, "__name__", str(annotation)) if origin is None else f"Literal{list(parts)}"
+    return f"{getattr(origin, '__name__', origin)}[{', '.join(map(spelled, parts))}]"
 
 
 def readable(annotation: object) -> Any:
     """The type that an annotation means, if it is made of plain types; None if it isn't or there is none.
 
-    Annotations come as text (postponed evaluation, or source that is not run), and evaluating one could import torch.
+    Text (source that is not run, a name of a module that isn't imported) is parsed and never evaluated.
     """
     if annotation is None:
         return None
+    if not isinstance(annotation, str):
+        return _plain_type(annotation)
     try:
-        node = ast.parse(spelled(annotation), mode="eval").body
+        node = ast.parse(annotation, mode="eval").body
     except SyntaxError:
         return None
     return _type_of_node(node)
 
 
+def _plain_type(annotation: Any) -> Any:
+    """Of a type: itself, with sequences as lists and mappings as dicts, as YAML gives them."""
+    annotation = getattr(annotation, "__value__", annotation)  # of a ``type`` statement
+    if annotation in NAMED.values() or annotation is type(None):
+        return annotation
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return annotation
+    if origin is typing.Annotated:
+        inner = _plain_type(parts[0])
+        return None if inner is None else typing.Annotated[inner, *parts[1:]]
+    return _composed(origin, [_plain_type(part) for part in parts])
+
+
+def _composed(origin: object, types: list[Any]) -> Any:
+    if not types or any(found is None for found in types):
+        return None
+    if origin in UNIONS:
+        return functools.reduce(operator.or_, types)
+    if origin in (list, Sequence) and len(types) == 1:
+        return list.__class_getitem__(types[0])
+    if origin in (dict, Mapping) and len(types) == 2:
+        return dict.__class_getitem__((types[0], types[1]))
+    return None
+
+
 def _type_of_node(node: ast.expr) -> Any:
-    if isinstance(node, ast.Name) and node.id in PLAIN:
-        return getattr(builtins, node.id)
+    if isinstance(node, ast.Name | ast.Attribute):
+        return NAMED.get(ast.unparse(node).rpartition(".")[2])
     if isinstance(node, ast.Constant) and node.value is None:
         return type(None)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        left, right = _type_of_node(node.left), _type_of_node(node.right)
-        return None if left is None or right is None else left | right
+        return _composed(typing.Union, [_type_of_node(node.left), _type_of_node(node.right)])
     if isinstance(node, ast.Subscript):
         return _type_of_subscript(ast.unparse(node.value).rpartition(".")[2], node.slice)
     return None
@@ -101,13 +203,22 @@ def _type_of_subscript(name: str, inside: ast.expr) -> Any:
     parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
     if name == "Literal" and all(isinstance(part, ast.Constant) for part in parts):
         return typing.Literal[tuple(part.value for part in parts if isinstance(part, ast.Constant))]
+    if name == "Annotated":
+        inner, field = _type_of_node(parts[0]), Field(**dict(b for part in parts[1:] for b in _bounds_of_node(part)))
+        return None if inner is None else typing.Annotated[inner, field]
     types = [_type_of_node(part) for part in parts]
-    if any(found is None for found in types):
-        return None
     if name == "Optional":
-        return types[0] | None
-    if name in ("list", "List", "Sequence") and len(types) == 1:
-        return list.__class_getitem__(types[0])
-    if name in ("dict", "Dict", "Mapping") and len(types) == 2:
-        return dict.__class_getitem__((types[0], types[1]))
-    return None
+        return _composed(typing.Union, [*types, type(None)])
+    return _composed(CONTAINERS.get(name), types)
+
+
+def _bounds_of_node(node: ast.expr) -> Iterator[tuple[str, Any]]:
+    """The bounds and the description in ``Field(...)``, ``Gt(...)`` and their like, as far as they are literals."""
+    if not isinstance(node, ast.Call):
+        return
+    name = ast.unparse(node.func).rpartition(".")[2].lower()
+    given = [(keyword.arg, keyword.value) for keyword in node.keywords] + [(name, part) for part in node.args[:1]]
+    for key, part in given:
+        if key in ("gt", "ge", "lt", "le", "description"):
+            with contextlib.suppress(ValueError):
+                yield key, ast.literal_eval(part)

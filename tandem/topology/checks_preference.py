@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Any
 
 from tandem.base.errors import Problem
 from tandem.base.registry import Entry
@@ -12,13 +12,15 @@ from tandem.config.model import RolloutConfig
 from tandem.config.schema import AlgorithmConfig, Config, RewardConfig
 from tandem.topology.checks_algorithm import LOSS, ROLLOUT, check_reference
 from tandem.topology.checks_data import check_files, check_given, check_overlap, template_columns
-from tandem.topology.checks_parameters import check_parameters
+from tandem.topology.checks_parameters import check_parameters, is_number
 from tandem.topology.plan_batch import longest_sequence
 from tandem.topology.plan_preference import PREFERENCE_COLUMNS
 
 STAGED = ("logprobs", "ref_logprobs", "reference_point")
 """Columns that a stage or the training forward gives."""
 
+
+WEIGHTS = ("desirable_weight", "undesirable_weight")
 
 NO_SUCH_TERM = (
     "loss_agg_mode",
@@ -59,26 +61,15 @@ def preference_notes(config: Config) -> Iterator[str]:
 def _check_loss(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
     written = config.algorithm.policy_loss
     yield from check_parameters(LOSS, "preference loss", loss.name, written.parameters, loss.signature)
-    beta, smoothing = written.parameters.get("beta"), written.parameters.get("label_smoothing")
-    if _number(beta) and (beta < 0 or (beta == 0 and "ref_logprobs" in loss.signature.columns)):
-        reason = "with it nothing would be learned from the comparison"
-        yield Problem(f"{LOSS}.beta", beta, reason, "Write a number above 0, such as 0.1")
-    if _number(smoothing) and not 0 <= smoothing < 0.5:
-        reason = "it is the probability that a label is wrong"
-        yield Problem(f"{LOSS}.label_smoothing", smoothing, reason, "Write a number from 0 to below 0.5")
-    for name in ("desirable_weight", "undesirable_weight"):
-        weight = written.parameters.get(name)
-        if _number(weight) and weight < 0:
-            yield Problem(f"{LOSS}.{name}", weight, "a weight can't be negative", "Write 0 or more")
+    weights = [written.parameters.get(name, 1.0) for name in WEIGHTS if name in loss.signature.parameters]
+    if weights and all(is_number(weight) and weight == 0 for weight in weights):
+        reason = "good and bad answers both weigh 0, so nothing would be learned"
+        yield Problem(f"{LOSS}.{WEIGHTS[0]}", 0, reason, f"Write a number above 0 for it or for {WEIGHTS[1]}")
     for name in loss.signature.columns:
         if name not in (*PREFERENCE_COLUMNS, *STAGED):
             reason = f"{loss.name} needs the column {name!r}, which preference data don't give"
             remedy = f"Use another loss. If it is yours: columns are {', '.join((*PREFERENCE_COLUMNS[:5], *STAGED))}"
             yield Problem(f"{LOSS}.type", loss.name, reason, remedy)
-
-
-def _number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_ignored(config: Config) -> Iterator[Problem]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import PurePath
 
 from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
 from tandem.config.schema import NO_REWARD, Config, DistillationConfig
+from tandem.topology.checks_data import named_sources
 from tandem.topology.checks_model import read_checked
 from tandem.topology.checks_parameters import check_parameters
 from tandem.topology.plan_batch import longest_sequence
@@ -81,18 +81,10 @@ def _check_objective(config: Config, entries: Entries, facts: ModelFacts | None)
     if teaching.only and teaching.coef == 0:
         reason = "the teacher is all that is learned from, and its weight is 0"
         yield Problem(f"{OBJECTIVE}.coef", 0.0, reason, "Write a weight above 0, or only: false")
-    top_k, discount, beta = (distillation_parameter(config, name) for name in ("top_k", "discount", "beta"))
-    most = None if facts is None else facts.vocabulary
-    if isinstance(top_k, int) and (top_k < 1 or (most is not None and top_k > most)):
-        reason = f"the teacher's likeliest tokens are compared, of {'the vocabulary' if most is None else most}"
-        remedy = "Write a number from 1" + ("" if most is None else f" to {most}")
-        yield Problem(f"{OBJECTIVE}.top_k", top_k, reason, remedy)
-    if isinstance(discount, int | float) and not 0 <= discount <= 1:
-        reason = "it weighs what a token leads to against what it is"
-        yield Problem(f"{OBJECTIVE}.discount", discount, reason, "Write a number from 0 to 1")
-    if isinstance(beta, int | float) and not 0 < beta < 1:
-        reason = "it mixes teacher and student"
-        yield Problem(f"{OBJECTIVE}.beta", beta, reason, "Write a number between 0 and 1, or type: forward_kl_topk")
+    top_k, most = distillation_parameter(config, "top_k"), None if facts is None else facts.vocabulary
+    if isinstance(top_k, int) and most is not None and top_k > most:
+        reason = f"the teacher's likeliest tokens are compared, of {most}"
+        yield Problem(f"{OBJECTIVE}.top_k", top_k, reason, f"Write a number from 1 to {most}")
 
 
 def _check_only(config: Config) -> Iterator[Problem]:
@@ -168,12 +160,7 @@ def _check_sources(config: Config) -> Iterator[Problem]:
     section, data = config.actor_rollout_ref.teacher, config.data
     if not uses_teacher(config) or section.path is not None or not section.by_source:
         return
-    if data.data_source_key is not None or data.source is not None:
-        return  # a row tells; rows are checked as they are read
-    named = [PurePath(name).stem for name in data.train_files]
-    if data.reasoning_gym is not None and isinstance(data.reasoning_gym.get("dataset"), str):
-        named = [data.reasoning_gym["dataset"]]
-    for source in dict.fromkeys(named):
+    for source in named_sources(data, data.train_files):
         if source not in section.by_source:
             reason = f"the prompts of {source!r} have no teacher"
             remedy = f"Write {KEY}.by_source.{source}, {KEY}.path for the rest, or data.data_source_key"

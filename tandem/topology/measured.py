@@ -37,7 +37,7 @@ CLOCK = {
 }
 VALUES = "time/values"  # the critic's: in turn with the actor's forwards, but in fully async beside them
 PUBLISH, TURNS, PUSH, DRAIN = "time/publish", "time/turns", "time/push_", "time/push_drain"
-LONGEST = "rollout/longest_s"
+LONGEST, ENDED = "rollout/longest_s", "rollout/longest_ended_s"
 
 RESUMED = "limit/resumed_after"
 """Key of the first line after a resume: lines before it may be of another config."""
@@ -129,8 +129,8 @@ def step_summary(run: Path, setting: Setting) -> dict[str, str]:
 def step_limit(row: Mapping[str, object], setting: Setting) -> dict[str, float]:
     """The best possible step of the parts of one step, and the fraction of it that the step reached.
 
-    A step whose samples were made ahead, while others were trained, may reach more than 1. The mean over many steps
-    can't: all parts are seconds of steps, and what goes on side by side is counted once.
+    A step may reach more than 1, since a sample that takes several steps ends in one of them. The mean over many steps
+    can't: all parts are seconds of those steps, and what goes on side by side is counted once.
     """
     limit = best_step(parts_of([row], setting), setting).seconds
     return {"limit/step_s": limit, "limit/fraction": limit / float(str(row[STEP]))}
@@ -191,11 +191,12 @@ def parts_of(rows: Sequence[Mapping[str, object]], setting: Setting) -> Parts:
     drain = 0.0 if setting.overlap else _mean(rows, (DRAIN,))  # engines work in it: it is a part of rollout
     push = 0.0 if together or setting.overlap else max(0.0, _mean(rows, (PUBLISH,)) - drain)
     beside = _beside_generation(setting, push, clock)
+    longest = ENDED if any(ENDED in row for row in rows) else LONGEST
     pushes = 1 if setting.drains else setting.staleness  # that one group may live through
     return Parts(
         rollout=max(0.0, _mean(rows, (ROLLOUT,)) - beside) * setting.rollout,
         train=_mean(rows, TRAINING) * actor,
-        longest=max(0.0, _mean(rows, (LONGEST,)) - beside * pushes),
+        longest=max(0.0, _mean(rows, (longest,)) - beside * pushes),
         turns=turns if together else 0.0,
         push=push,
         **work,

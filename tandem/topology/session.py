@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from tandem.columns.proto import DataProto
@@ -160,11 +161,15 @@ class Session(Stepping):
         """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
         with self.log.timed("save"):
             root, keep = self.output_dir / CHECKPOINTS, self.config.trainer.keep_checkpoints
-            parts = self.exporter.write_parts(root)
-            if self.composite.critic is not None:
-                parts[CRITIC] = root / f".{CRITIC}.partial"
-                self.composite.critic.save(parts[CRITIC], step)
-            self.composite.actor.save(root, step, facts=self.facts(), keep=keep, parts=parts)
+            self.composite.actor.save(root, step, facts=self.facts(), keep=keep, parts=self._parts(root, step))
+
+    def _parts(self, root: Path, step: int) -> dict[str, Path]:
+        """Folders that belong into the checkpoint of ``step`` under ``root``, written beside it, by name."""
+        parts = self.exporter.write_parts(root)
+        if self.composite.critic is not None:
+            parts[CRITIC] = root / f".{CRITIC}.partial"
+            self.composite.critic.save(parts[CRITIC], step)
+        return parts
 
     @property
     def told(self) -> Told:
@@ -185,12 +190,18 @@ class Session(Stepping):
         return self.progress.step * self.config.data.train_batch_size
 
     def finish(self) -> None:
-        """Write what was trained as Hugging Face folders, or as an adapter."""
+        """Write what was trained as Hugging Face folders, or as an adapter, and settle the accounts.
+
+        Raises ``ContractError`` where samples got lost, or count twice.
+        """
         super().finish()
         critic = self.composite.critic
         if critic is not None:
             weights = dict(critic.export())
             save_pretrained_atomic(critic.model, self.composite.tokenizer, self.output_dir / CRITIC, weights=weights)
+        accounts = self.plane.status().accounts
+        accounts.check()
+        self.progress.samples = str(accounts)
 
     @property
     def exporter(self) -> Exporter:
@@ -198,9 +209,11 @@ class Session(Stepping):
         node, model = self.composite, self.config.actor_rollout_ref.model
         return Exporter(model, self.config.trainer, node.model, node.tokenizer, node.actor.export)
 
-    def _summary(self) -> dict[str, str]:
+    def summary(self) -> dict[str, str]:
+        """What the steps came to, and where all samples went."""
         done = self.progress.step > self.progress.began  # else what is there is of an earlier part of the run
-        return step_summary(self.output_dir, setting_of(self.config)) if done else {}
+        steps = step_summary(self.output_dir, setting_of(self.config)) if done else {}
+        return steps | ({"samples": self.progress.samples} if self.progress.samples else {})
 
 
 def _records(batch: DataProto, count: int, version: int) -> list[RolloutRecord]:

@@ -60,7 +60,8 @@ class StreamingSession(Session):
         """Around the loop: generation starts with it and ends with it."""
         try:
             self.crew.start()
-            yield
+            with self.crew.explaining():
+                yield
             self.crew.settle()
             self._draw_pushes()
         finally:
@@ -79,9 +80,13 @@ class StreamingSession(Session):
     def fill(self, partition: int) -> None:
         """Wait until the loops have filled the partition."""
         self._watch(partition, 0, lambda: self.plane.seal(partition, timeout=_TICK_S))
+        self.crew.require_rewards(partition)
 
     def arriving(self, partition: int, order: Order = "arrival") -> Iterator[DataProto]:
-        """The sub-batches of ``partition``, each once its groups are scored; what counts in nothing is masked."""
+        """The sub-batches of ``partition``, each once its groups are scored; what counts in nothing is masked.
+
+        Raises ``RewardError`` after the last one where not one sample has a reward.
+        """
         names, count = self.group_columns(), self.config.data.train_batch_size // self.sub_batches
         for index in range(self.sub_batches):
             with self.log.timed("wait"):
@@ -91,6 +96,7 @@ class StreamingSession(Session):
             batch.tokenizer = self.composite.tokenizer
             yield without_samples(batch, ~batch.dense("reward_valid"))
             self.plane.acknowledge(lease)
+        self.crew.require_rewards(partition)
 
     def begin_update(self) -> Update:
         """An empty update of the planned kind."""
@@ -111,13 +117,19 @@ class StreamingSession(Session):
         super().end_step(step, batch, update)
 
     def _generated(self, partition: int) -> dict[str, float]:
-        """Seconds that an engine worked for ``partition``, on average, and those of its longest group."""
+        """Seconds that an engine worked for ``partition``, on average, whenever that was, and its longest group."""
         done = self.crew.take_work(partition)
         lanes = self.max_staleness + 1  # partitions that may be under way at once
         for name, work in done:
             self.log.span(f"generate train_{partition}", work.begun, work.ended, f"{name}, {partition % lanes}")
         seconds = sum(work.seconds for _, work in done) / len(self.crew.members)
-        return {"time/rollout": seconds, "rollout/longest_s": max((work.longest for _, work in done), default=0.0)}
+        return {"rollout/work_s": seconds, "rollout/longest_s": max((work.longest for _, work in done), default=0.0)}
+
+    def _times(self) -> dict[str, float]:
+        """See ``Session._times``; what the engines did in the step is told too."""
+        busy, longest = self.crew.look()
+        self.progress.beside |= {"time/rollout": busy, "rollout/longest_ended_s": longest}
+        return super()._times()
 
     def _draw_pushes(self) -> None:
         """Put the pushes that have arrived into the timeline."""
@@ -154,13 +166,17 @@ class StreamingSession(Session):
                 waited = time.monotonic() - started
             if waited - warned < execution.stall_warning_s and waited < execution.deadline_s:
                 continue
-            cause = cause_of_stall(self.plane, self.keeper, self.crew.members, partition)
+            cause = self.causes(partition)
             place = f"{self.loop_name}(rollout_id={partition}) batch_index={index}"
             told = f"{place} stalled for {waited:.0f} seconds: {cause}"
             if waited >= execution.deadline_s:
                 raise DeadlineError(told)
             logger.warning(told)
             warned = waited
+
+    def causes(self, partition: int) -> str:
+        """Why ``partition`` isn't ready, in words."""
+        return cause_of_stall(self.plane, self.keeper, self.crew.members, partition)
 
     @property
     def order(self) -> Order:

@@ -168,10 +168,10 @@ def test_hybrid_stands_for_both_and_wins_over_the_file(tmp_path: Path) -> None:
     assert load_config(file, ["--no-hybrid"], kind=Config).execution.mode == "colocate"
 
 
-def test_fully_async_and_colocate_together_are_refused() -> None:
+def test_modes_that_contradict_each_other_are_refused() -> None:
     problem = only("--fully-async", "--colocate")
-    assert problem.key == "--fully-async --colocate"
-    assert "--hybrid" in problem.remedy
+    assert problem.key == "--fully-async --colocate" and "--hybrid" in problem.remedy
+    assert "asks for hybrid" in only("--hybrid", "execution.mode=colocate").reason
 
 
 def test_balance_data_is_refused_in_fully_async(tmp_path: Path) -> None:

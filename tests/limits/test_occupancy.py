@@ -96,6 +96,21 @@ def test_what_is_generated_between_steps_is_not_counted(clock: Clock) -> None:
     assert one.take(0) == Work(2.0, 17.0, 5.0, 5.0)
 
 
+def test_a_look_tells_what_was_done_since_the_last_for_whichever_partition(clock: Clock) -> None:
+    one = Occupancy()
+    one.begin(Ticket(0, 0))
+    one.begin(Ticket(1, 0))
+    clock(2.0)
+    one.end(Ticket(0, 0))
+    clock(3.0)
+    assert one.look() == (3.0, 2.0)
+    clock(4.0)
+    one.end(Ticket(1, 0))
+    clock(9.0)
+    assert one.look() == (1.0, 4.0)
+    assert one.look() == (0.0, 0.0)
+
+
 @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.integers(0, 3), st.integers(0, 3)), max_size=30))
 def test_the_shares_add_up_to_the_time_at_work(events: list[tuple[float, int, int]]) -> None:
     now, busy = 0.0, 0.0

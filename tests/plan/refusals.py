@@ -26,9 +26,9 @@ REFUSALS = [
     (f"{LOSS}.clip_ratio='0.3'", f"{LOSS}.clip_ratio", "a text where a number", "0.3 without quotes"),
     (f"{LOSS}.clip_ratio=true", f"{LOSS}.clip_ratio", "true or false where a number", "0.2"),
     (f"{LOSS}={{tipe: ppo_clip}}", f"{LOSS}.tipe", "no parameter", "'type'"),
-    (f"{LOSS}.clip_ratio=-0.1", f"{LOSS}.clip_ratio", "negative", "0.2"),
-    (f"{LOSS}.clip_ratio_c=1.0", f"{LOSS}.clip_ratio_c", "above 1", "3.0"),
-    (f"{LOSS}.clip_ratio_c=0", f"{LOSS}.clip_ratio_c", "above 1", "null"),
+    (f"{LOSS}.clip_ratio=-0.1", f"{LOSS}.clip_ratio", "must be >= 0", "0.2"),
+    (f"{LOSS}.clip_ratio_c=1.0", f"{LOSS}.clip_ratio_c", "must be > 1", "3.0"),
+    (f"{LOSS}.clip_ratio_c=0", f"{LOSS}.clip_ratio_c", "dual clip", "null"),
     ("algorithm.adv_estimator.norm_adv_by_st=1", "algorithm.adv_estimator.norm_adv_by_st", "no parameter", "norm_adv"),
     (
         "algorithm.adv_estimator.norm_adv_by_std=1",
@@ -68,7 +68,7 @@ REFUSALS = [
     ("reward_manager={type: reward_model, path: ./gone}", "reward_manager.path", "no such folder", "hub id"),
     ("reward_manager={type: code, timeout_s: 20}", "reward_manager.timeout_s", "may take 20 s", "more than 20"),
     (
-        "reward_manager={type: by_source, timeout_s: 9, routes: [{source: a, type: code, total_s: 10}]}",
+        "reward_manager={type: by_source, timeout_s: 9, routes: [{source: train, type: code, total_s: 10}]}",
         "reward_manager.timeout_s",
         "routes[0].total_s",
         "more than 10",
