@@ -299,6 +299,12 @@ def test_one_wrong_word_is_one_problem(tmp_path: Path, word: str, key: str, reas
     assert remedy in problem.remedy
 
 
+def test_a_key_misspelt_in_a_list_is_compared_with_those_of_its_item() -> None:
+    (problem,) = problems("model.path=m", "data.mix=[{files: a.jsonl}, {files: b.jsonl, wieght: 2}]", kind=SftConfig)
+    assert problem.key == "data.mix[1].wieght"
+    assert (problem.reason, problem.remedy) == ("unknown key 'wieght' in data.mix[1]", "Did you mean 'weight'?")
+
+
 def test_a_missing_required_key_says_what_it_is() -> None:
     (problem,) = problems("trainer.seed=1")
     assert problem.key == "actor_rollout_ref"

@@ -45,7 +45,6 @@ def test_an_sft_plan_counts_updates(sft_plan_of: Callable[..., SftPlan]) -> None
         (["data.train_files=[]", "data.mix=[{files: train.jsonl, response_key: anser}]"], "data.mix[0].response_key"),
         (["data.train_files=[]", "data.mix=[{files: train.jsonl, messages_key: talk}]"], "data.mix[0].messages_key"),
         (["data.train_files=[]", "data.mix=[{files: train.jsonl}, {files: train.jsonl}]"], "data.mix[1].name"),
-        (["data.train_files=[]", "data.mix=[{files: train.jsonl, wieght: 1}]"], "data.mix[0].wieght"),
         (["data.train_files=[]", "data.mix=[{files: []}]"], "data.mix[0].files"),
         (
             ["data.train_files=[]", "data.mix=[{files: train.jsonl}]", "data.val_files=[train.jsonl]"],
