@@ -21,10 +21,8 @@ def copy_weights(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -
     changes. Gives the names that came, each once. Raises ``ContractError`` naming a weight that the model lacks, one of
     another shape, or those that did not come.
     """
-    parameters = dict(model.model.named_parameters(remove_duplicate=False))
-    buffers = {name: tensor for name, tensor in model.model.state_dict().items() if name not in parameters}
-    adapters: dict[str, torch.Tensor] = {name: tensor for name, tensor in parameters.items() if is_adapter(name)}
-    own = adapters or {**parameters, **buffers}
+    own = own_weights(model)
+    adapters = any(map(is_adapter, own))
     missing = {id(parameter): name for name, parameter in model.model.named_parameters() if name in own}
     came: dict[str, None] = {}
     for name, tensor in weights:
@@ -43,6 +41,14 @@ def copy_weights(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -
         names = sorted(missing.values())
         raise ContractError(f"load: {len(names)} weights did not come, {names[0]!r} among them: send all of them")
     return list(came)
+
+
+def own_weights(model: CausalLM) -> dict[str, torch.Tensor]:
+    """What ``copy_weights`` fills, by name: adapters alone where there are some, else all parameters and buffers."""
+    parameters = dict(model.model.named_parameters(remove_duplicate=False))
+    buffers = {name: tensor for name, tensor in model.model.state_dict().items() if name not in parameters}
+    adapters: dict[str, torch.Tensor] = {name: tensor for name, tensor in parameters.items() if is_adapter(name)}
+    return adapters or {**parameters, **buffers}
 
 
 def _copy(own: torch.Tensor, whole: torch.Tensor) -> None:

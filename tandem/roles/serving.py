@@ -11,7 +11,7 @@ from tandem.base.errors import ContractError, DeadlineError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.models.causal_lm import CausalLM
-from tandem.models.weights import copy_weights
+from tandem.models.weights import copy_weights, own_weights
 from tandem.roles.stages import BatchStage
 from tandem.train.protocol import TrainEngine, Wanted, logprobs_and
 from tandem.weights.sync import Weights
@@ -49,6 +49,9 @@ class Scorer(Protocol):
     def place(self, weights: Weights) -> None:
         """Score with these weights from now on."""
 
+    def held(self) -> Weights:
+        """The weights in place, once others than those at the start were placed; for ``place``."""
+
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
         """See ``TrainEngine.forward``."""
 
@@ -67,6 +70,10 @@ class LocalScorer:
         """See ``Scorer``."""
         copy_weights(self._model, weights)
 
+    def held(self) -> Weights:
+        """See ``Scorer``."""
+        return own_weights(self._model).items()
+
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
         """See ``Scorer``."""
         return self._engine.forward(batch, want)
@@ -76,8 +83,8 @@ class ForwardModel:
     """Weights of its own that follow the actor's: the actor_fwd and reference roles.
 
     ``load`` may come at any time and only keeps the newest weights beside; ``adopt`` puts them in place, so that one
-    partition is scored by one version. ``version`` is the one in place. Only versions that ``every`` divides are taken
-    (None: none is).
+    partition is scored by one version. ``version`` is the one in place, ``awaited`` the oldest of those that ``adopt``
+    waits for, if it does. Only versions that ``every`` divides are taken (None: none is).
     """
 
     def __init__(self, name: str, scorer: Scorer, *, version: int, every: int | None = 1) -> None:
@@ -85,6 +92,7 @@ class ForwardModel:
         self._every = every
         self.version = version
         self._scorer = scorer
+        self.awaited: int | None = None
         self._newest: tuple[int, Weights] | None = None
         self._arrived = threading.Condition()
 
@@ -105,18 +113,28 @@ class ForwardModel:
         Waits for it. Raises ``DeadlineError`` naming the version that is awaited.
         """
         with self._arrived:
+            self.awaited = oldest if self._held() < oldest else None
             if not self._arrived.wait_for(lambda: self._held() >= oldest, seconds):
                 raise DeadlineError(
                     f"{self.name} waited {seconds:g} s for weights version {oldest} or newer, it has {self._held()}; "
                     "blocked by the actor, which publishes them"
                 )
-            kept, self._newest = self._newest, None
+            kept, self._newest, self.awaited = self._newest, None, None
         if kept is not None:
             version, weights = kept
             self._scorer.place(weights)
             self.version = version
         if self.version > newest:
             raise ContractError(f"{self.name} holds version {self.version}, the partition admits at most {newest}")
+
+    def held(self) -> Weights:
+        """The weights in place, where they are not those of the start."""
+        return self._scorer.held()
+
+    def restore(self, weights: Weights, version: int) -> None:
+        """Begin with ``weights``, which were ``held`` as ``version`` in an earlier run."""
+        self._scorer.place(weights)
+        self.version = version
 
     def logprobs(self, batch: DataProto, column: str, *, squares: bool = False) -> DataProto:
         """The batch with log-probs of its responses as ``column``; with ``squares`` also with ``sum_pi_squared``."""

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tandem.base.errors import DeadlineError
 from tandem.columns.proto import DataProto
@@ -15,8 +16,9 @@ from tandem.dataflow.tickets import Lease
 from tandem.roles.advantages import Told
 from tandem.roles.batch_metrics import check_lag
 from tandem.roles.loss import without_samples
-from tandem.roles.serving import ServingRole
+from tandem.roles.serving import ForwardModel, ServingRole
 from tandem.roles.stages import BatchStage
+from tandem.topology.moved_reference import REFERENCE, is_part, write_reference
 from tandem.topology.streaming import StreamingSession
 
 _TICK_S = 0.25
@@ -40,10 +42,11 @@ class Loops:
 
 @dataclass(frozen=True)
 class AsyncSession(StreamingSession):
-    """A streaming session in which ``roles`` serve the actor with columns."""
+    """A streaming session in which ``roles`` serve the actor with columns; ``models`` are those with own weights."""
 
     roles: tuple[ServingRole, ...]
     loops: Loops
+    models: tuple[ForwardModel, ...]
 
     @contextmanager
     def serving(self, serve: Callable[[ServingRole, AsyncSession], None]) -> Iterator[None]:
@@ -112,6 +115,23 @@ class AsyncSession(StreamingSession):
         for partition, stage in [key for key in list(self.loops.seconds) if key[0] == step]:
             self.progress.beside[f"time/{stage}"] = self.loops.seconds.pop((partition, stage))
         self.loops.told.pop(step - 1, None)
+
+    def _parts(self, root: Path, step: int) -> dict[str, Path]:
+        """See ``Session._parts``; the weights of a reference that moves are one."""
+        parts = super()._parts(root, step)
+        for model in self.models:
+            if model.name == REFERENCE and is_part(self.config, step):
+                parts[REFERENCE] = write_reference(model, self.config, step, root)
+        return parts
+
+    def causes(self, partition: int) -> str:
+        """See ``StreamingSession.causes``; roles that wait for weights are named."""
+        waiting = [
+            f"{model.name} waits for weights version {model.awaited} or newer, it has {model.version}"
+            for model in self.models
+            if model.awaited is not None
+        ]
+        return "; ".join([super().causes(partition), *waiting])
 
     def give(self, role: ServingRole, lease: Lease, batch: DataProto) -> None:
         """Put the columns that ``role`` gives into the plane, and acknowledge the groups."""

@@ -19,6 +19,7 @@ from tandem.topology.connect_async import connect_async
 from tandem.topology.connect_streaming import connect_streaming, connect_turns
 from tandem.topology.critic import check_tokens
 from tandem.topology.local_runtime import LocalRuntime
+from tandem.topology.moved_reference import require_reference
 from tandem.topology.parts import Parts
 from tandem.topology.plan import Plan
 from tandem.topology.ray_roles import RayRoles
@@ -40,6 +41,8 @@ def build_session(config: Config, plan: Plan) -> Session:
     if config.runtime.torch_threads is not None:
         torch.set_num_threads(config.runtime.torch_threads)
     resumed = find_checkpoint(config)
+    if resumed is not None:
+        require_reference(config, resumed)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     check_tokens(config, tokenizer)
     tables = prompt_tables(config)
@@ -65,7 +68,7 @@ def build_session(config: Config, plan: Plan) -> Session:
         rewards.await_ready()  # loaded beside the model; what can't be made is told before anything is generated
         if resumed is not None:
             _restore(composite, resumed)
-        parts = Parts(config, plan, runtime, composite, source, held_out, rewards, progress, closing)
+        parts = Parts(config, plan, runtime, composite, source, held_out, rewards, progress, closing, resumed)
         return CONNECTORS[plan.runtime, plan.mode](parts)
     except BaseException:
         closing.close()

@@ -14,10 +14,11 @@ from tandem.roles.serving import ForwardModel, ServingRole, columns_read
 from tandem.roles.stages import BatchStage
 from tandem.topology.async_session import AsyncSession, Loops
 from tandem.topology.connect_streaming import connect_loops
+from tandem.topology.moved_reference import REFERENCE, last_refresh, restore_reference
 from tandem.topology.parts import Parts
 from tandem.topology.plan_teacher import TEACHER
 
-ACTOR_FWD, REFERENCE, ADVANTAGES = "actor_fwd", "reference", "advantages"
+ACTOR_FWD, ADVANTAGES = "actor_fwd", "advantages"
 ELSEWHERE = ("ref", TEACHER, "old", "values", "train_critic")
 """Stages that other roles than the advantages run."""
 
@@ -33,6 +34,8 @@ def connect_async(parts: Parts) -> AsyncSession:
     groups = parts.config.data.train_batch_size // parts.plan.batch.sub_batches
     deadline_s, roles = execution.deadline_s, []
     if reference is not None:
+        if parts.resumed is not None:
+            restore_reference(reference, parts.resumed)
         begin = partial(_refresh, reference, interval, deadline_s)
         roles.append(
             _serving(parts, REFERENCE, {"ref": partial(reference.logprobs, column="ref_logprobs")}, groups, begin)
@@ -51,7 +54,8 @@ def connect_async(parts: Parts) -> AsyncSession:
     own = {stage.name: stage.run for stage in parts.composite.stages if stage.name not in ELSEWHERE}
     if own:
         roles.append(_serving(parts, ADVANTAGES, own, parts.config.data.train_batch_size))
-    return connect_loops(parts, AsyncSession, followers, roles=tuple(roles), loops=Loops())
+    handles = {"roles": tuple(roles), "models": tuple(followers), "loops": Loops()}
+    return connect_loops(parts, AsyncSession, followers, **handles)
 
 
 def _has(parts: Parts, stage: str) -> bool:
@@ -91,7 +95,7 @@ def _follow(model: ForwardModel, max_staleness: int, seconds: float, partition: 
 
 def _refresh(model: ForwardModel, interval: int | None, seconds: float, partition: int) -> None:
     """The reference of partition k is the actor of the last multiple of the interval; version 0 without one."""
-    wanted = 0 if interval is None else partition // interval * interval
+    wanted = last_refresh(interval, partition)
     model.adopt(wanted, wanted, seconds)
 
 

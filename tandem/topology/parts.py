@@ -25,13 +25,17 @@ from tandem.topology.runtime import Runtime
 from tandem.topology.session import Session, Tally
 from tandem.topology.stepping import CHECKPOINTS, Progress
 from tandem.train import checkpoint
+from tandem.train.checkpoint import Checkpoint
 
 S = TypeVar("S", bound=Session)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The roles and facts that exist before a mode connects them. ``closing`` ends what was started for them."""
+    """The roles and facts that exist before a mode connects them.
+
+    ``closing`` ends what was started for them; ``resumed`` is the checkpoint that the run goes on from.
+    """
 
     config: Config
     plan: Plan
@@ -42,6 +46,7 @@ class Parts:
     rewards: RewardManager
     progress: Progress
     closing: ExitStack
+    resumed: Checkpoint | None = None
 
     def gate(self, max_staleness: int, engines: Sequence[str]) -> Gate:
         """A gate over the steps that are left, with engines that have loaded nothing yet."""

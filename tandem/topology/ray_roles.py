@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.schema import Config
@@ -89,7 +88,9 @@ class RayRoles:
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> GroupScorer:
         """See ``Runtime``."""
         several = len(self._plan.teachers) if role == TEACHER else 1
-        return GroupScorer(self._group(role, partial(forward_engine, self._config, moves, path), several))
+        bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
+        group = self._group(role, partial(forward_engine, self._config, moves, path), several)
+        return GroupScorer(group, bucket_bytes)
 
     def close(self) -> None:
         """See ``Runtime``."""
@@ -112,10 +113,14 @@ class RayRoles:
 
 
 class GroupScorer:
-    """A ``Scorer`` over ranks; weights stay in Ray's shared memory until they are put in place."""
+    """A ``Scorer`` over ranks; weights stay in Ray's shared memory, in buckets of ``bucket_bytes``.
 
-    def __init__(self, ranks: TrainGroup) -> None:
-        self._ranks = ranks
+    What is in place stays there too, so that nobody need ask the ranks for it while they score.
+    """
+
+    def __init__(self, ranks: TrainGroup, bucket_bytes: int) -> None:
+        self._ranks, self._bucket_bytes = ranks, bucket_bytes
+        self._held: Weights = ()
 
     def keep(self, weights: Weights) -> Weights:
         """See ``Scorer``; holding the references keeps them."""
@@ -123,9 +128,13 @@ class GroupScorer:
 
     def place(self, weights: Weights) -> None:
         """See ``Scorer``."""
-        if not isinstance(weights, RemoteWeights):
-            raise ContractError("a role on Ray takes weights from Ray's shared memory")
-        self._ranks.call(TAKE_WEIGHTS, list(weights.refs))
+        remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights, self._bucket_bytes)
+        self._ranks.call(TAKE_WEIGHTS, list(remote.refs))
+        self._held = remote
+
+    def held(self) -> Weights:
+        """See ``Scorer``."""
+        return self._held
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
         """See ``Scorer``."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from tandem.columns.proto import DataProto
@@ -158,11 +159,15 @@ class Session(Stepping):
         """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
         with self.log.timed("save"):
             root, keep = self.output_dir / CHECKPOINTS, self.config.trainer.keep_checkpoints
-            parts = self.exporter.write_parts(root)
-            if self.composite.critic is not None:
-                parts[CRITIC] = root / f".{CRITIC}.partial"
-                self.composite.critic.save(parts[CRITIC], step)
-            self.composite.actor.save(root, step, facts=self.facts(), keep=keep, parts=parts)
+            self.composite.actor.save(root, step, facts=self.facts(), keep=keep, parts=self._parts(root, step))
+
+    def _parts(self, root: Path, step: int) -> dict[str, Path]:
+        """Folders that belong into the checkpoint of ``step`` under ``root``, written beside it, by name."""
+        parts = self.exporter.write_parts(root)
+        if self.composite.critic is not None:
+            parts[CRITIC] = root / f".{CRITIC}.partial"
+            self.composite.critic.save(parts[CRITIC], step)
+        return parts
 
     @property
     def told(self) -> Told:

@@ -147,13 +147,17 @@ class StreamingSession(Session):
                 waited = time.monotonic() - started
             if waited - warned < execution.stall_warning_s and waited < execution.deadline_s:
                 continue
-            cause = cause_of_stall(self.plane, self.keeper, self.crew.members, partition)
+            cause = self.causes(partition)
             place = f"{self.loop_name}(rollout_id={partition}) batch_index={index}"
             told = f"{place} stalled for {waited:.0f} seconds: {cause}"
             if waited >= execution.deadline_s:
                 raise DeadlineError(told)
             logger.warning(told)
             warned = waited
+
+    def causes(self, partition: int) -> str:
+        """Why ``partition`` isn't ready, in words."""
+        return cause_of_stall(self.plane, self.keeper, self.crew.members, partition)
 
     @property
     def order(self) -> Order:

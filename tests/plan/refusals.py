@@ -68,7 +68,7 @@ REFUSALS = [
     ("reward_manager={type: reward_model, path: ./gone}", "reward_manager.path", "no such folder", "hub id"),
     ("reward_manager={type: code, timeout_s: 20}", "reward_manager.timeout_s", "may take 20 s", "more than 20"),
     (
-        "reward_manager={type: by_source, timeout_s: 9, routes: [{source: a, type: code, total_s: 10}]}",
+        "reward_manager={type: by_source, timeout_s: 9, routes: [{source: train, type: code, total_s: 10}]}",
         "reward_manager.timeout_s",
         "routes[0].total_s",
         "more than 10",
