@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
@@ -121,10 +121,16 @@ class StreamingRollout(Rollout):
         """The scorings of a partition that is over, those of dropped groups too."""
         return self._scores.pop(partition, [])
 
-    def take_counts(self) -> Counter[str]:
-        """Groups dropped since the last look, by reason."""
-        counts, self.counts = self.counts, Counter()
-        return counts
+    def scores(self, partition: int | None = None) -> list[Scores]:
+        """The scorings so far that weren't taken: of a partition, or of all that are under way."""
+        numbers = sorted(self._scores.copy()) if partition is None else [partition]
+        return [found for number in numbers for found in self._scores.get(number, ())]
+
+    @property
+    def scoring(self) -> str | None:
+        """Who scores what the engine has generated, in words; None where nothing waits for a score."""
+        waiting = [t for t, group in self._pending.copy().items() if group.handle is not None and not group.handle.done]
+        return self._rewards.activity() if waiting else None
 
     def _run(self) -> None:
         try:
@@ -207,7 +213,12 @@ class StreamingRollout(Rollout):
             self._keeper.wait(_TICK_S)
 
     def _settle_done(self) -> None:
-        """Store the rewards of groups whose scoring has ended, or have their tickets drawn anew."""
+        """Store the rewards of groups whose scoring has ended, or have their tickets drawn anew.
+
+        Raises ``RewardError`` where those under way will never end.
+        """
+        if self._pending:
+            self._rewards.check()
         done = [t for t, group in self._pending.items() if group.handle is not None and group.handle.done]
         for ticket in sorted(done):
             self._settle(ticket, self._pending.pop(ticket), self._scores[ticket.partition])
@@ -260,13 +271,16 @@ class UpdatedStream:
 
 
 def cause_of_stall(plane: DataPlane, gate: GateKeeper, rollouts: Iterable[StreamingRollout], partition: int) -> str:
-    """Why a partition isn't ready, in words: what is unfilled, who is paused, which version the gate awaits."""
+    """Why a partition isn't ready, in words: what is unfilled, who scores, who is paused, what the gate awaits."""
     causes = []
     status = plane.status().partitions
     if partition in status:
         causes.append(status[partition].blocker())
     else:
         causes.append(f"partition {partition}: nothing was put yet")
+    rollouts = list(rollouts)
+    scoring = {doing for rollout in rollouts if (doing := rollout.scoring) is not None}  # one pool serves them all
+    causes += [f"scoring: {doing}" for doing in scoring]
     for rollout in rollouts:
         with suppress(TandemError):
             closed: Closed | None = gate.closed(rollout.name)
