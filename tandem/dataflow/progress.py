@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -46,8 +47,11 @@ class OpenTicket:
     seconds: float
     settled: int
 
-    def __str__(self) -> str:
+    def told(self, gone: Collection[str] = ()) -> str:
+        """For a message; the engines ``gone`` have died since they got it."""
         engine = f"on engine {self.engine!r}" if self.engine else "given to no engine"
+        if self.engine in gone:
+            engine = f"given back, for engine {self.engine!r} died,"
         return f"ticket {self.ticket.place} (attempt {self.ticket.attempt}) {engine} for {self.seconds:.1f} s"
 
 
@@ -74,15 +78,14 @@ class PartitionStatus:
     tasks: dict[str, TaskProgress]
     drops: dict[str, int]
 
-    def blocker(self, task: str | None = None) -> str:
-        """Who or what keeps ``task`` (None: the seal) waiting, in words."""
+    def blocker(self, task: str | None = None, gone: Collection[str] = ()) -> str:
+        """Who or what keeps ``task`` (None: the seal) waiting, in words; the engines ``gone`` have died."""
         causes = []
         if self.open:
             longest = sorted(self.open, key=lambda entry: -entry.seconds)
             more = f", and {len(longest) - _NAMED} more" if len(longest) > _NAMED else ""
-            causes.append(
-                f"{len(longest)} of {self.tickets} groups unfilled: {', '.join(map(str, longest[:_NAMED]))}{more}"
-            )
+            named = ", ".join(entry.told(gone) for entry in longest[:_NAMED])
+            causes.append(f"{len(longest)} of {self.tickets} groups unfilled: {named}{more}")
             if self.drops:
                 causes.append("dropped so far: " + ", ".join(f"{n} x {reason}" for reason, n in self.drops.items()))
         if task is not None and task in self.tasks:
