@@ -38,8 +38,8 @@ def per_token(scores: torch.Tensor, response_mask: torch.Tensor, like: torch.Ten
 
 
 def whiten_partition(values: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """``masked_whiten`` over all trained tokens of the partition; a partition without any has nothing to whiten."""
-    if not bool(response_mask.any()):
+    """``masked_whiten`` over all trained tokens of the partition; 0 where fewer than two leave nothing to compare."""
+    if int(response_mask.sum()) < 2:
         return torch.zeros_like(values)
     return masked_whiten(values, response_mask)
 

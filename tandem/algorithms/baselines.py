@@ -166,7 +166,9 @@ def gpg(
 ) -> Advantages:
     """Deviation from the group's mean, times samples / samples with a score that is not 0, divided by ``f_norm``.
 
-    The factor undoes the dilution by samples without a gradient (arXiv 2504.02546).
+    Both counts are over the partition, without samples that failed. GPG (arXiv 2504.02546) divides by the samples whose
+    group gives a gradient; here a sample's own score decides. With rewards of 0 and 1 the divisor counts the right
+    answers: those of an all-right group, which give no gradient, too, and wrong ones never.
     """
     if f_norm <= 0:
         raise ContractError(f"gpg f_norm = {f_norm}: write a positive divisor, such as 1.0")

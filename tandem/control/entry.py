@@ -18,7 +18,6 @@ from tandem.control.sft import require_updates, tune
 from tandem.dataflow.catalog import RowCounts
 from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, read_rows
 from tandem.topology.build import build_session
-from tandem.topology.measured import setting_of, step_summary
 from tandem.topology.plan import PREFERENCE, Plan
 from tandem.topology.preference_session import build_preference_session
 from tandem.topology.sft_session import build_sft_session
@@ -55,8 +54,7 @@ def run_train(config: Config, plan: Plan) -> int:
     if session.progress.step < session.progress.last:
         raise ContractError(f"the run ended after {session.progress.step} of {session.progress.last} steps")
     require_updates(session.actor.updates, session.progress.last)
-    measured = {} if plan.loop == PREFERENCE else step_summary(session.output_dir, setting_of(config))
-    _summarize(Path(config.trainer.output_dir), measured)
+    _summarize(Path(config.trainer.output_dir), session.summary())
     return 0
 
 
@@ -83,8 +81,8 @@ def _tell_counts(counts: RowCounts) -> None:
         print(f"data: {counts}")
 
 
-def _summarize(output_dir: Path, steps: Mapping[str, str]) -> None:
-    """The first and last steps of the curve, what the ``steps`` came to, and where everything is."""
+def _summarize(output_dir: Path, summary: Mapping[str, str]) -> None:
+    """The first and last steps of the curve, the run's own ``summary``, and where everything is."""
     rows = read_rows(output_dir / METRICS_FILE)
     for label, key in CURVES:
         values = [float(str(row[key])) for row in rows if row.get(key) is not None]
@@ -93,7 +91,7 @@ def _summarize(output_dir: Path, steps: Mapping[str, str]) -> None:
             first, last = sum(values[:window]) / window, sum(values[-window:]) / window
             span = f" (means of {window} steps)" if window > 1 else ""
             print(f"{label}: {first:.3f} -> {last:.3f}{span}")
-    for label, told in steps.items():
+    for label, told in summary.items():
         print(f"{label}: {told}")
     print(f"model: {output_dir / FINAL_FOLDER}")
     print(f"report: {output_dir / 'report.html'}")

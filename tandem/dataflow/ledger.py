@@ -101,6 +101,8 @@ class Ledger:
         elif group.failed & mask or all(group.has(column) & mask == mask for column in columns):
             return Outcome.DUPLICATE
         partition.write(ticket.place, columns, mask)
+        if produces and group.has(self.produced_by) == self._everyone:
+            partition.groups[ticket.place].since = now  # from here on it waits for others than its engine
         return self._end_if_failed(ticket, now) or Outcome.STORED
 
     def drop(self, ticket: Ticket, reason: str, now: float, sample: int | None = None, retry: bool = False) -> Outcome:
@@ -269,7 +271,7 @@ class Ledger:
         """The state of one partition, for the diagnosis of a stall."""
         home = self._open(number, now)
         unfilled = tuple(
-            OpenTicket(Ticket(number, i, group.attempt), group.engine, now - group.since, home.ended(group).bit_count())
+            self._open_ticket(Ticket(number, i, group.attempt), home, now)
             for i, group in enumerate(home.groups)
             if not group.filled
         )
@@ -315,6 +317,13 @@ class Ledger:
                 self._dropped["interrupted"] += half_written
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _open_ticket(self, ticket: Ticket, home: Partition, now: float) -> OpenTicket:
+        group = home.groups[ticket.place]
+        generated = group.has(self.produced_by) == self._everyone
+        lacking = [name for name in sorted(self.settled_by) if generated and group.has(name) != self._everyone]
+        settled = home.ended(group).bit_count()
+        return OpenTicket(ticket, group.engine, now - group.since, settled, tuple(lacking))
 
     def _is_over(self, number: int) -> bool:
         return number < self._first or number in self._over

@@ -32,6 +32,11 @@ class Accounts:
     queued: int
     dropped: dict[str, int]
 
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items())
+        dropped = f"{sum(self.dropped.values())}" + (f" ({reasons})" if reasons else "")
+        return f"produced {self.produced}, trained {self.trained}, dropped {dropped}, left in the queue {self.queued}"
+
     def check(self) -> None:
         """Raise ``ContractError`` unless produced = trained + queued + dropped."""
         if self.produced != self.trained + self.queued + sum(self.dropped.values()):
@@ -40,19 +45,25 @@ class Accounts:
 
 @dataclass(frozen=True)
 class OpenTicket:
-    """A ticket without a whole group: who fills it (None: nobody), for how long, how many samples are settled."""
+    """A ticket without a whole group: who fills it (None: nobody), how many samples are settled.
+
+    ``lacking`` are the columns that a group lacks which is generated; none before. ``seconds`` is how long the group is
+    being generated, or has been waiting for those columns.
+    """
 
     ticket: Ticket
     engine: str | None
     seconds: float
     settled: int
+    lacking: tuple[str, ...] = ()
 
     def told(self, gone: Collection[str] = ()) -> str:
         """For a message; the engines ``gone`` have died since they got it."""
         engine = f"on engine {self.engine!r}" if self.engine else "given to no engine"
-        if self.engine in gone:
+        if self.engine in gone and not self.lacking:
             engine = f"given back, for engine {self.engine!r} died,"
-        return f"ticket {self.ticket.place} (attempt {self.ticket.attempt}) {engine} for {self.seconds:.1f} s"
+        waits = f", generated, waits for {' and '.join(self.lacking)}" if self.lacking else ""
+        return f"ticket {self.ticket.place} (attempt {self.ticket.attempt}) {engine}{waits} for {self.seconds:.1f} s"
 
 
 @dataclass(frozen=True)
@@ -84,8 +95,12 @@ class PartitionStatus:
         if self.open:
             longest = sorted(self.open, key=lambda entry: -entry.seconds)
             more = f", and {len(longest) - _NAMED} more" if len(longest) > _NAMED else ""
-            named = ", ".join(entry.told(gone) for entry in longest[:_NAMED])
-            causes.append(f"{len(longest)} of {self.tickets} groups unfilled: {named}{more}")
+            generated = sum(bool(entry.lacking) for entry in self.open)
+            causes.append(
+                f"{len(longest)} of {self.tickets} groups unfilled"
+                + (f", {generated} of them generated" if generated else "")
+                + f": {', '.join(entry.told(gone) for entry in longest[:_NAMED])}{more}"
+            )
             if self.drops:
                 causes.append("dropped so far: " + ", ".join(f"{n} x {reason}" for reason, n in self.drops.items()))
         if task is not None and task in self.tasks:

@@ -67,8 +67,12 @@ class StorageUnit:
             self._shelf.free_partition(partition)
 
     async def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> Packed:
-        """The columns of the groups in the order of ``tickets``, a packed dict."""
-        pieces = self._shelf.pieces(tickets, columns)
+        """The columns of the groups in the order of ``tickets``, a packed dict.
+
+        It waits for a write under way: the ledger may have lent what that is about to shelve.
+        """
+        async with self._one_writer:
+            pieces = self._shelf.pieces(tickets, columns)
         return pack({name: join(cut) for name, cut in pieces.items()})
 
     async def pid(self) -> int:

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tandem.base.registry import Scope
-from tandem.reward.outcome import Outcome, Sample, Verdict, failed
+from tandem.reward.outcome import Outcome, Sample, Verdict, failed, unusable
 from tandem.reward.parts import DEFAULT_ROUTES, Part
-from tandem.reward.registry import REWARDS, CallStyle
+from tandem.reward.registry import REWARDS, CallStyle, no_objection
 from tandem.reward.scoring import Scorer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Combined(Scorer):
         """The verdict of one sample."""
 
 
-@REWARDS.register("weighted_sum", scope=Scope.SEQUENCE, packages=())
+@REWARDS.register("weighted_sum", scope=Scope.SEQUENCE, packages=(), check=no_objection)
 class WeightedSum(Combined):
     """The sum of ``weight`` times the score of each part.
 
@@ -61,12 +61,12 @@ class WeightedSum(Combined):
             metrics[part.name] = verdict.reward
             metrics.update({f"{part.name}/{key}": number for key, number in verdict.metrics.items()})
         total = sum(terms)
-        if not math.isfinite(total):
-            return failed(f"the weighted sum is {total}")
+        if reasons := [reason for number in (*terms, total) if (reason := unusable(number)) is not None]:
+            return failed(f"the weighted sum has {reasons[0]}")
         return Verdict(total, metrics=metrics, components=tuple(terms))
 
 
-@REWARDS.register("by_source", scope=Scope.SEQUENCE, packages=())
+@REWARDS.register("by_source", scope=Scope.SEQUENCE, packages=(), check=no_objection)
 class BySource(Combined):
     """The scorer of the first route whose ``source`` fits the sample's ``data_source``.
 

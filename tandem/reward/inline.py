@@ -46,6 +46,13 @@ class InlineScoring:
         """The scores of a group."""
         return handle.scores()
 
+    def check(self) -> None:
+        """What goes wrong is in the verdicts."""
+
+    def activity(self) -> str:
+        """Scorings end with ``submit``."""
+        return "nothing"
+
     def close(self) -> None:
         """Nothing to end."""
 

@@ -11,12 +11,14 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tandem.base.errors import RewardError
-from tandem.reward.registry import register_reward
+from tandem.reward.exchange import Exchange, Request, opener
+from tandem.reward.ranges import Count, NotNegative, Positive
+from tandem.reward.registry import Objection, register_reward
 
 PROMPT = """\
 Grade the answer to the question below from 0 (wrong or useless) to 10 (right and complete).
@@ -42,7 +44,30 @@ _MOST_BYTES = 1 << 20
 _WORTH_ANOTHER_TRY = (408, 409, 425, 429)
 
 
-@register_reward("judge")
+def check_judge(parameters: Mapping[str, Any]) -> Iterator[Objection]:
+    """An address, a range, a template with the answer in it, an expression with a group, a key that is there."""
+    if not parameters["base_url"].startswith(("http://", "https://")):
+        yield Objection("base_url", "it is no address", "Write for example http://localhost:8000/v1")
+    lowest, highest = parameters["lowest"], parameters["highest"]
+    if not lowest < highest:
+        yield Objection("highest", f"grades begin at lowest = {lowest:g}", "Write a higher one")
+    if parameters["template"] is not None and "{response}" not in parameters["template"]:
+        yield Objection("template", "the template shows no answer", "Write {response} where it belongs")
+    try:
+        if re.compile(parameters["grade"]).groups < 1:
+            yield Objection("grade", "it has no group", f"Put brackets around the number, as in {GRADE}")
+    except (re.error, RecursionError, OverflowError) as error:
+        yield Objection("grade", f"it is no regular expression: {error}", f"Write one such as {GRADE}")
+    if parameters["attempts"] < 1:
+        yield Objection("attempts", "nothing would be asked", "Write 1 or more")
+    name = parameters["api_key_env"]
+    if name is not None and not os.environ.get(name):
+        yield Objection(
+            "api_key_env", "there is no such environment variable", f"Write export {name}=... before the run"
+        )
+
+
+@register_reward("judge", check=check_judge)
 class Judge:
     """The grade that a language model gives to the answer, from 0 at ``lowest`` to 1 at ``highest``.
 
@@ -67,29 +92,34 @@ class Judge:
         lowest: float = 0.0,
         highest: float = 10.0,
         api_key_env: str | None = None,
-        temperature: float = 0.0,
-        max_tokens: int = 512,
-        attempts: int = 4,
-        call_s: float = 20.0,
-        total_s: float = 25.0,
-        concurrency: int = 8,
+        temperature: NotNegative = 0.0,
+        max_tokens: Count = 512,
+        attempts: Count = 4,
+        call_s: Positive = 20.0,
+        total_s: Positive = 25.0,
+        concurrency: Count = 8,
     ) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise RewardError(f"base_url = {base_url!r} is no address: write for example http://localhost:8000/v1")
-        if not lowest < highest:
-            raise RewardError(f"grades go from lowest = {lowest:g} to highest = {highest:g}: write a higher one")
-        if template is not None and "{response}" not in template:
-            raise RewardError("the template shows no answer: write {response} where it belongs")
+        given = {
+            "base_url": base_url,
+            "template": template,
+            "grade": grade,
+            "lowest": lowest,
+            "highest": highest,
+            "api_key_env": api_key_env,
+            "attempts": attempts,
+        }
+        for wrong in check_judge(given):
+            raise RewardError(f"{wrong.parameter} = {given[wrong.parameter]!r}: {wrong.reason}. {wrong.remedy}")
         self._url = base_url.rstrip("/") + "/chat/completions"
-        self._key = _key(api_key_env)
+        self._key = None if api_key_env is None else os.environ[api_key_env]
         self._asked = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
         self._template = PROMPT if template is None else template
-        self._grade = _pattern(grade)
+        self._grade = re.compile(grade, re.IGNORECASE)
         self._range = lowest, highest
-        self._attempts, self._call_s, self._total_s = max(1, attempts), call_s, total_s
+        self._attempts, self._call_s, self._total_s = attempts, call_s, total_s
         self._threads = ThreadPoolExecutor(max(1, concurrency), thread_name_prefix="judge")
         # A redirect would carry the key to another address.
-        self._opener = urllib.request.build_opener(_NoRedirect())
+        self._opener = opener(_NoRedirect())
 
     async def __call__(self, response: str, prompt: str, ground_truth: object = None) -> dict[str, float]:
         """The score of one answer, 0 to 1, and the ``grade`` itself."""
@@ -134,8 +164,17 @@ class Judge:
         """The reply to one message. Raises ``_AgainError`` where another attempt may help, else ``RewardError``."""
         body = json.dumps({**self._asked, "messages": [{"role": "user", "content": content}]}).encode()
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
+        with Exchange(seconds) as exchange:
+            try:
+                return self._reply(Request(self._url, body, headers, exchange), seconds)
+            except _AgainError:
+                if not exchange.expired:
+                    raise
+        raise _AgainError(f"timed out: the whole reply was not there after {seconds:g} s", 0.0)
+
+    def _reply(self, request: Request, seconds: float) -> str:
         try:
-            with self._opener.open(urllib.request.Request(self._url, body, headers), timeout=seconds) as answer:
+            with self._opener.open(request, timeout=seconds) as answer:
                 return _content(json.loads(answer.read(_MOST_BYTES)))
         except urllib.error.HTTPError as error:
             with error:
@@ -144,6 +183,8 @@ class Judge:
             if error.code in _WORTH_ANOTHER_TRY or error.code >= 500:
                 raise _AgainError(message, _seconds(error.headers.get("Retry-After"))) from None
             raise RewardError(f"the judge at {self._url} refuses: {message}") from None
+        except RecursionError:
+            raise _AgainError("a reply that is nested too deeply to be read", 0.0) from None
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
             raise _AgainError(self._hidden(f"{type(error).__name__}: {error}"), 0.0) from None
 
@@ -178,24 +219,3 @@ def _seconds(header: str | None) -> float:
     except ValueError:
         return 0.0
     return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
-
-
-def _key(name: str | None) -> str | None:
-    if name is None:
-        return None
-    key = os.environ.get(name)
-    if not key:
-        raise RewardError(
-            f"api_key_env = {name!r}, and there is no such environment variable: export it before the run"
-        )
-    return key
-
-
-def _pattern(grade: str) -> re.Pattern[str]:
-    try:
-        pattern = re.compile(grade, re.IGNORECASE)
-    except re.error as error:
-        raise RewardError(f"grade = {grade!r} is no regular expression: {error}") from None
-    if pattern.groups < 1:
-        raise RewardError(f"grade = {grade!r} has no group: put brackets around the number, as in {GRADE}")
-    return pattern

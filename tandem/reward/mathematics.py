@@ -8,6 +8,7 @@ from typing import Any
 from tandem.base.errors import DataError
 from tandem.reward.answers import extract_numbers, math_package, parse_reference, score_math
 from tandem.reward.final_answer import as_fraction, last_answer_line, last_box, plain, same_answer
+from tandem.reward.ranges import NotNegative
 from tandem.reward.registry import register_reward
 
 _SAID = re.compile(r"answer\s+is\s*:?\s*([^\n]+)", re.IGNORECASE)
@@ -42,7 +43,9 @@ def dapo_answer(response: str, *, strict_box: bool = False) -> str | None:
 
 
 @register_reward("prime_math", packages=("math_verify",))
-def prime_math(response: str, ground_truth: object, *, tolerance: float = 1e-4, lowest_terms: bool = True) -> float:
+def prime_math(
+    response: str, ground_truth: object, *, tolerance: NotNegative = 1e-4, lowest_terms: bool = True
+) -> float:
     r"""1 if the answer has the value of the ground truth within a relative ``tolerance``, else 0; looser than ``math``.
 
     The answer is the last ``\boxed{}``, else what follows the last "answer is" or ``Answer:``, else the last number.

@@ -11,6 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 from tandem.base.errors import RewardError
 
+LARGEST = (2 - 2**-23) * 2.0**127
+"""The largest float32, as which rewards are kept."""
+
 
 class Sample(NamedTuple):
     """What a scorer of single samples may ask for, by the names of ``registry.SAMPLE_FIELDS``."""
@@ -59,8 +62,9 @@ def timed_out(seconds: float) -> Verdict:
 def as_verdict(value: object) -> Verdict:
     """Judge what a scorer returned for one sample.
 
-    A finite number (bool, int, float, a NumPy or torch scalar) is scored; so is a dict whose ``score`` is one. Of its
-    other entries the finite numbers become metrics, the rest is left out. Anything else is a failure.
+    A number (bool, int, float, a NumPy or torch scalar) that is finite as float32 is scored; so is a dict whose
+    ``score`` is one. Of its other entries the finite numbers become metrics, the rest is left out. Anything else is a
+    failure.
     """
     metrics: dict[str, float] = {}
     if isinstance(value, Mapping):
@@ -72,9 +76,16 @@ def as_verdict(value: object) -> Verdict:
     number = _number(value)
     if number is None:
         return failed(f"returned {_shown(value)}, not a number")
-    if not math.isfinite(number):
-        return failed(f"returned {number}, not a finite number")
+    if (reason := unusable(number)) is not None:
+        return failed(f"returned {reason}")
     return Verdict(number, metrics=metrics)
+
+
+def unusable(number: float) -> str | None:
+    """Why a number is no reward; None if it is one."""
+    if not math.isfinite(number):
+        return f"{number}, not a finite number"
+    return f"{number:g}, which is beyond float32" if abs(number) > LARGEST else None
 
 
 def as_verdicts(values: object, count: int) -> list[Verdict]:
@@ -94,7 +105,7 @@ def _number(value: object) -> float | None:
         return None if not isinstance(value, int) else float(value)
     try:
         return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of many elements, an int beyond float
+    except Exception:  # a tensor of many elements, an int beyond float, an object of the user's
         return None
 
 

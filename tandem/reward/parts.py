@@ -71,6 +71,9 @@ def _terms(parameters: Mapping[str, Any], key: str) -> Parts:
             reason = "two parts would report the same metric"
             return Problem(f"{found.key}.name", name, reason, "Give one of them another name:")
         parts.append(found._replace(weight=float(weight), name=name))
+    if not any(part.weight for part in parts):
+        reason = "all weights are 0, and so would every reward be"
+        return Problem(f"{parts[0].key}.weight", parts[0].weight, reason, "Give a part another weight, such as 1.0")
     return parts
 
 

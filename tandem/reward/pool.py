@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import pickle
 import selectors
@@ -17,14 +18,18 @@ from typing import Any
 from tandem.base.deadline import Deadline
 from tandem.base.errors import RewardError
 from tandem.reward.job import Group, Handle, Job, make_jobs
-from tandem.reward.outcome import Scores, failed, timed_out
+from tandem.reward.outcome import Outcome, Scores, Verdict, failed, timed_out
 from tandem.reward.process import ScoringProcess
 from tandem.reward.scoring import ScorerSpec
 from tandem.reward.wire import Setup, unpack_verdicts
 
+logger = logging.getLogger(__name__)
+
 _TICK_S = 1.0  # between looks at processes that say nothing
 _LOOK_S = 0.25  # between looks, of one who waits for scores, at whether the pool still works
 _STARTS = 3  # processes in a row that end before they are ready
+_DEATHS = 8  # processes in a row that end in a scoring, before anything is scored; each costs a start
+_DEATHS_LATER = 64  # the same of a scorer that has scored: one that often dies is no use either
 _GRACE_S = 1.0  # for async scorers, which keep their deadlines themselves if they can
 _MESSAGE_S = 0.02  # of scoring in one message: long against what a message costs, short against a deadline
 _MOST_PER_MESSAGE = 64
@@ -36,8 +41,8 @@ class ScoringPool:
 
     A scoring is one sample, or for a scorer of batches one submitted group. One that isn't done in time is ended with
     its process, and another process takes its place; a process that dies fails the sample that it was scoring. Other
-    samples are not affected. One thread sees to all of this, so ``submit`` returns at once. No process outlives the
-    pool or its owner, however that ends.
+    samples are not affected. Where process after process dies and nothing is scored, the pool ends. One thread sees to
+    all of this, so ``submit`` returns at once. No process outlives the pool or its owner, however that ends.
 
     ``start_s`` is a process's time to get ready: imports, the scorer's constructor and what it loads.
     ``tokenizer`` goes to the processes of a batch scorer, which finds it on the DataProto and on its items.
@@ -55,6 +60,7 @@ class ScoringPool:
     ) -> None:
         _check_importable(spec)
         self._call = spec.call
+        self._name = f"the scorer {spec.type!r}" + (f" of {spec.file}" if spec.file else "")
         self._deadline_s, self._start_s = deadline_s, start_s
         self._ready = threading.Event()
         sent_tokenizer = pickle.dumps(tokenizer) if spec.call.is_batch and tokenizer is not None else None
@@ -64,6 +70,9 @@ class ScoringPool:
         self._broken: str | None = None
         self._closing = False
         self._failed_starts = 0
+        self._deaths = 0  # in a row, in scorings
+        self._scored = False  # anything, ever
+        self._warned: set[Outcome] = set()
         self._mean_s = _MESSAGE_S / 4  # of one scoring; learned
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
@@ -113,8 +122,19 @@ class ScoringPool:
         while not handle.wait(min(deadline.left, _LOOK_S)):
             with self._lock:
                 self._check_alive()
-            deadline.check(f"the rewards of {', '.join(handle.missing())}", self._blocker())
+            deadline.check(f"the rewards of {', '.join(handle.missing())}", self.activity())
         return handle.scores()
+
+    def check(self) -> None:
+        """Raise ``RewardError`` once the pool can't score any more: who polls handles would wait in vain."""
+        with self._lock:
+            self._check_alive()
+
+    def activity(self) -> str:
+        """Which process scores what, since when, and how much waits."""
+        now = time.monotonic()
+        doing = [f"process {p.pid} {p.activity} for {now - p.since:.1f} s" for p in list(self._processes) if not p.idle]
+        return f"{'; '.join(doing) or 'no process'}; {len(self._pending)} jobs wait"
 
     def close(self) -> None:
         """End the processes at once; what isn't scored stays so. Safe to call twice."""
@@ -162,6 +182,8 @@ class ScoringPool:
             else:
                 number, verdicts, seconds = unpack_verdicts(answer)
                 process.answer(number).put(verdicts)
+                self._deaths = 0
+                self._scored = self._scored or any(verdict.outcome is Outcome.SCORED for verdict in verdicts)
                 self._mean_s += 0.1 * (seconds - self._mean_s)
         if process.inbox.closed and self._broken is None:
             self._replace(process, late=False)
@@ -172,21 +194,33 @@ class ScoringPool:
         ending = process.kill()
         if not process.ready:
             self._count_failed_start(f"didn't get ready in {self._start_s:g} s" if late else ending)
+        left = process.unanswered
+        if left and not late:
+            self._count_death(left[0], ending)
         place = self._processes.index(process)
         self._processes[place : place + 1] = [self._start()] if self._broken is None else []
-        left = process.unanswered
         if len(left) > 1 and self._call.is_async:  # all were under way and any may have been the cause
             self._put_back([job.isolated() for job in left])
             return
         verdict = timed_out(self._deadline_s) if late else failed(f"the scoring process {ending}")
         for job in left[:1]:
             job.put([verdict])
+            self._warn(job, verdict)
         self._put_back(left[1:])
 
     def _count_failed_start(self, ending: str) -> None:
         self._failed_starts += 1
         if self._failed_starts == _STARTS:
             self._break(f"{_STARTS} scoring processes in a row didn't start; the last one {ending}")
+
+    def _count_death(self, job: Job, ending: str) -> None:
+        self._deaths += 1
+        if self._deaths >= (_DEATHS_LATER if self._scored else _DEATHS):
+            nothing = "" if self._scored else ", and nothing was scored"
+            self._break(
+                f"{self._name} ended its process {self._deaths} times in a row{nothing}; the last process, at "
+                f"{job.name}, {ending}"
+            )
 
     def _start(self) -> ScoringProcess:
         process = ScoringProcess(self._setup)
@@ -246,10 +280,16 @@ class ScoringPool:
         if self._closing:
             raise RewardError("nothing can be scored: the pool is closed")
 
-    def _blocker(self) -> str:
-        now = time.monotonic()
-        doing = [f"process {p.pid} {p.activity} for {now - p.since:.1f} s" for p in list(self._processes) if not p.idle]
-        return f"{'; '.join(doing) or 'no process'}; {len(self._pending)} jobs wait"
+    def _warn(self, job: Job, verdict: Verdict) -> None:
+        """Tell the first loss of each kind: each costs a process, and none is seen before its step is over."""
+        if verdict.outcome not in self._warned:
+            self._warned.add(verdict.outcome)
+            logger.warning(
+                "no reward for %s: %s. Another process takes its place; from now on see the metric reward/%s",
+                job.name,
+                verdict.reason,
+                verdict.outcome,
+            )
 
 
 def _check_importable(spec: ScorerSpec) -> None:

@@ -6,14 +6,17 @@ import functools
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from tandem.base.errors import DataError
+from tandem.reward.ranges import Count, Positive
 from tandem.reward.registry import register_reward
 from tandem.reward.sandbox import Ending, Isolation, Sandbox
 
-_BLOCK = re.compile(r"```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)```", re.DOTALL)
+_MARK = re.compile(r"[ \t]*([\w+#.-]*)")
+_FENCE = re.compile(r"([ \t]*)```([\w+#.-]?)")
+_INDENTED = 4  # columns from which on a fence belongs to the program (CommonMark)
 _PYTHON = ("python", "py", "python3")
 _EXAMPLE = (
     '{"inputs": [...], "outputs": [...]} (with "fn_name" for calls instead of standard input), or assert statements'
@@ -35,10 +38,10 @@ def code(
     ground_truth: object,
     *,
     partial: bool = False,
-    seconds: float = 5.0,
-    total_s: float = 20.0,
-    memory_mb: int = 512,
-    output_kb: int = 1024,
+    seconds: Positive = 5.0,
+    total_s: Positive = 20.0,
+    memory_mb: Count = 512,
+    output_kb: Count = 1024,
     fenced: bool = True,
     isolation: Isolation = "full",
 ) -> dict[str, float]:
@@ -76,13 +79,50 @@ def _checked_sandbox(isolation: Isolation, seconds: float, memory_mb: int, outpu
 
 
 def find_program(text: str) -> str | None:
-    """The last fenced block that is marked as Python, else the last that isn't marked; None if there is none."""
-    blocks = [(mark.lower(), block) for mark, block in _BLOCK.findall(text)]
+    """The last fenced block that is marked as Python, else the last that isn't marked; None if there is none.
+
+    A block ends at a fence that begins a line. One inside a line (in a string, say) belongs to the program, unless no
+    other ends it.
+    """
+    blocks = list(_blocks(text))
     for marks in (_PYTHON, ("",)):
         found = [block for mark, block in blocks if mark in marks]
         if found:
             return str(found[-1])
     return None
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """The mark of each fenced block, in lower case, and what is in it."""
+    opened: tuple[str, int] | None = None
+    block: list[str] = []
+    for line in text.split("\n"):
+        fence = _FENCE.match(line)
+        if opened is not None and fence is not None and len(fence[1]) < opened[1] + _INDENTED:
+            if not fence[2]:
+                yield opened[0], _joined(block)
+                opened = None
+                continue
+            yield from _cut(opened[0], block)  # another one opens
+            opened = None
+        if opened is not None:
+            block.append(line)
+        elif line.count("```") == 1:
+            mark = _MARK.match(line, line.index("```") + 3)
+            opened, block = (mark[1].lower() if mark else "", len(line) - len(line.lstrip())), []
+    if opened is not None:
+        yield from _cut(opened[0], block)
+
+
+def _cut(mark: str, block: list[str]) -> Iterator[tuple[str, str]]:
+    """A block that no line ends, up to its last fence; none where it has none."""
+    inside, fence, _ = "\n".join(block).rpartition("```")
+    if fence:
+        yield mark, inside
+
+
+def _joined(block: list[str]) -> str:
+    return "".join(line + "\n" for line in block)
 
 
 def read_tests(ground_truth: object) -> list[Test]:
@@ -112,20 +152,37 @@ def _unpacked(value: object) -> object:
             return json.loads(value)
         except ValueError:
             return value
+        except RecursionError as error:
+            raise DataError(f"ground_truth {value[:40]!r} is nested too deeply to be read") from error
     return list(value) if isinstance(value, tuple) else value
 
 
 def _test(given: Any, expected: Any, function: str | None) -> Test:
+    """One test. A call whose input is text has one argument a line, as JSON, and so is its value where it is text.
+
+    Where the input is a list, the arguments and the value are what stands there: a text is a text.
+    """
     if not function:
         return Test("stdin", _lines(given), _lines(expected))
-    if isinstance(given, str):  # one argument a line, as JSON, and so is the value
+    if isinstance(given, str):
         try:
-            given = [json.loads(line) for line in given.splitlines() if line.strip()]
+            arguments = [json.loads(line) for line in given.splitlines() if line.strip()]
             expected = json.loads(expected) if isinstance(expected, str) else expected
-        except ValueError as error:
-            raise DataError(f"the call {given!r} -> {expected!r} is no JSON, an argument a line: {error}") from error
-    arguments = _unpacked(given)
-    return Test("call", arguments if isinstance(arguments, list) else [arguments], _unpacked(expected), function)
+        except (ValueError, RecursionError) as error:
+            call = f"{given[:80]!r} -> {str(expected)[:80]!r}"
+            raise DataError(f"the call {call} is no JSON, an argument a line: {error}") from error
+        return Test("call", arguments, _listed(expected), function)
+    arguments = _listed(given)
+    return Test("call", arguments if isinstance(arguments, list) else [arguments], _listed(expected), function)
+
+
+def _listed(value: Any) -> Any:
+    """With lists for the arrays and tuples that a column may hold, at any depth."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _listed(item) for key, item in value.items()}
+    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _lines(value: Any) -> str:
@@ -142,9 +199,19 @@ def _passes(sandbox: Sandbox, program: str, test: Test, seconds: float) -> bool:
     ended = sandbox.call(program, test.function, test.given, seconds)
     try:
         value = json.loads(ended.result)
+        same = any(_same(value, expected) for expected in (test.expected, *_alone(test.expected)))
     except (ValueError, RecursionError):  # a program may say anything
         return False
-    return ended.ending is Ending.DONE and value in (test.expected, *_alone(test.expected))
+    return ended.ending is Ending.DONE and same
+
+
+def _same(value: Any, expected: Any) -> bool:
+    """Whether two values are equal as JSON: 1 is 1.0, and true is not 1."""
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(map(_same, value, expected))
+    if isinstance(value, dict) and isinstance(expected, dict):
+        return value.keys() == expected.keys() and all(_same(value[key], expected[key]) for key in value)
+    return isinstance(value, bool) is isinstance(expected, bool) and bool(value == expected)
 
 
 def _alone(expected: Any) -> list[Any]:

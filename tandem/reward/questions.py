@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from tandem.base.errors import DataError
 from tandem.reward.final_answer import last_box
-from tandem.reward.registry import register_reward
+from tandem.reward.registry import Objection, register_reward
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -82,7 +83,15 @@ _SENTENCE = re.compile(r"\s+[a-z]")  # goes on behind an "A" or "I" that may be 
 _STANDING = re.compile(r"(?<![A-Za-z0-9'’])[A-Z](?![A-Za-z0-9'’])(?!\s+[a-z])")
 
 
-@register_reward("multiple_choice")
+def check_letters(parameters: Mapping[str, Any]) -> Iterator[Objection]:
+    """Letters of the Latin alphabet, two at least, each once."""
+    letters = parameters["letters"].upper()
+    if len(letters) < 2 or len(set(letters)) < len(letters) or not (letters.isascii() and letters.isalpha()):
+        reason = "there are two letters to choose from at least, of A to Z, each once"
+        yield Objection("letters", reason, 'Write for example "ABCD"')
+
+
+@register_reward("multiple_choice", check=check_letters)
 def multiple_choice(
     response: str,
     ground_truth: object,
@@ -95,7 +104,7 @@ def multiple_choice(
     The choice is read, in this order, from the last ``\boxed{}``, the last ``<answer>``, the last "answer is",
     "Answer:" or "答案是", or a last line that is or begins with a letter: ``B``, ``(b)``, ``**B.** text``.
     ``flexible``: else from the last capital letter that stands alone. ``ground_truth`` is letters (``B``, ``A, C``), or
-    an int, which counts from 0. ``letters`` are those that there are.
+    an integer (``1``, also as text), which counts from 0. ``letters`` are those that there are, each once.
     """
     expected = _expected_letters(ground_truth, letters)
     return float(chosen(response, letters, flexible=method == "flexible") == expected)
@@ -135,9 +144,10 @@ def _letters_at(text: str, start: int, letters: str, *, alone: bool) -> frozense
 
 
 def _expected_letters(ground_truth: object, letters: str) -> frozenset[str]:
-    if isinstance(ground_truth, int) and not isinstance(ground_truth, bool):
-        if 0 <= ground_truth < len(letters):
-            return frozenset(letters[ground_truth].upper())
+    number = _whole(ground_truth)
+    if number is not None:
+        if 0 <= number < len(letters):
+            return frozenset(letters[number].upper())
     elif isinstance(ground_truth, str):
         written = re.sub(r"[\s(),.、]", "", ground_truth)
         if written and all(c.upper() in letters.upper() for c in written):
@@ -145,3 +155,12 @@ def _expected_letters(ground_truth: object, letters: str) -> frozenset[str]:
     raise DataError(
         f"ground_truth {str(ground_truth)[:80]!r} is no choice of {letters!r}: write a letter, or a number from 0 on"
     )
+
+
+def _whole(value: object) -> int | None:
+    """An integer, also one written as text (``"1"``) or of NumPy."""
+    if isinstance(value, str):
+        return int(value) if value.isascii() and value.strip().isdecimal() else None
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        return None
+    return operator.index(value)  # type: ignore[arg-type]

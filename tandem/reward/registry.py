@@ -20,14 +20,26 @@ metrics.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tandem.base.errors import TandemError
 from tandem.base.registry import Registry, Scope, near
 
 ScorerTarget = Callable[..., Any]
+
+
+class Objection(NamedTuple):
+    """Why a scorer can't take the value of a ``parameter``, and what to write instead."""
+
+    parameter: str
+    reason: str
+    remedy: str
+
+
+Check = Callable[[Mapping[str, Any]], Iterator[Objection]]
+"""From all parameters of a scorer, defaults included and types right, to what is wrong with their values."""
 Target = TypeVar("Target", bound=ScorerTarget)
 
 SAMPLE_FIELDS = {
@@ -54,18 +66,26 @@ class CallStyle:
     is_async: bool
 
 
-def register_reward(name: str, *, packages: tuple[str, ...] = ()) -> Callable[[Target], Target]:
+def no_objection(parameters: Mapping[str, Any]) -> Iterator[Objection]:
+    """The check of a scorer whose annotations say all: a range is ``Annotated[float, Gt(0)]``."""
+    yield from ()
+
+
+def register_reward(
+    name: str, *, packages: tuple[str, ...] = (), check: Check = no_objection
+) -> Callable[[Target], Target]:
     """Decorator that makes a scorer known as ``type: name``.
 
     ``packages`` are the importable names that it imports itself when first called; they are looked for by the plan and
-    imported before the first sample, whose deadline they would eat up.
+    imported before the first sample, whose deadline they would eat up. ``check`` objects to values of parameters, for
+    the plan: what no annotation can say.
 
     Raises ``TandemError`` if the name is taken or the scorer asks for what no sample has.
     """
 
     def add(target: Target) -> Target:
         call_style(target, name)
-        REWARDS.register(name, scope=Scope.SEQUENCE, packages=packages)(target)
+        REWARDS.register(name, scope=Scope.SEQUENCE, packages=packages, check=check)(target)
         return target
 
     return add

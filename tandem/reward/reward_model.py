@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tandem.base.errors import DataError
 from tandem.base.lazy import LazyModule
 from tandem.reward.outcome import Sample
+from tandem.reward.ranges import Count, Whole
 from tandem.reward.registry import register_reward
 from tandem.reward.samples import samples_of
 
@@ -25,9 +26,10 @@ else:
 class RewardModel:
     """The score of a sequence classifier (``AutoModelForSequenceClassification``) for prompt and answer.
 
-    ``path`` is a Hugging Face folder or a hub id; the model's own tokenizer reads the text. One output: the score is
-    its value. Several: the probability of the one with number ``label``. At most ``batch_size`` texts are read at a
-    time, on ``device``; of a longer text the last ``max_length`` tokens count, and the metric ``cut`` says so.
+    ``path`` is a Hugging Face folder or a hub id of a model whose head is trained (``DataError`` if it has none); the
+    model's own tokenizer reads the text. One output: the score is its value. Several: the probability of the one with
+    number ``label``. At most ``batch_size`` texts are read at a time, on ``device``; of a longer text the last
+    ``max_length`` tokens count, and the metric ``cut`` says so.
 
     ``chat_template`` wraps prompt and answer as messages of user and assistant in the model's own template; otherwise
     they are joined. ``question`` names the field of ``extra_info`` (see ``data.extra_keys``) to take for the prompt, a
@@ -41,9 +43,9 @@ class RewardModel:
         path: str,
         device: str = "cpu",
         dtype: Literal["float32", "bfloat16"] = "float32",
-        batch_size: int = 8,
-        max_length: int = 4096,
-        label: int | None = None,
+        batch_size: Count = 8,
+        max_length: Count = 4096,
+        label: Whole | None = None,
         chat_template: bool = False,
         question: str | None = None,
     ) -> None:
@@ -52,9 +54,7 @@ class RewardModel:
         self._tokenizer = load_tokenizer(path)
         if chat_template and not self._tokenizer.chat_template:
             raise DataError(f"the tokenizer of {path} has no chat template: write chat_template: false")
-        self._model: Any = transformers.AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=getattr(torch, dtype)
-        )
+        self._model: Any = _trained(path, getattr(torch, dtype))
         outputs = int(self._model.config.num_labels)
         if outputs > 1 and (label is None or not 0 <= label < outputs):
             raise DataError(f"the reward model {path} has {outputs} outputs: write label: 0 to {outputs - 1}")
@@ -103,3 +103,20 @@ class RewardModel:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
         text = asked if isinstance(asked, str) else "\n".join(str(message["content"]) for message in asked)
         return list(self._tokenizer.encode(text + sample.response))
+
+
+def _trained(path: str, dtype: torch.dtype) -> Any:
+    """The classifier with all of its weights. Raises ``DataError`` where some would be drawn at random."""
+    model, found = transformers.AutoModelForSequenceClassification.from_pretrained(
+        path, dtype=dtype, output_loading_info=True
+    )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise DataError(f"{path} is an adapter: merge it with its model, and write the folder of the whole classifier")
+    missing = sorted(found["missing_keys"])
+    if missing:
+        names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+        raise DataError(
+            f"{path} is no trained classifier: it has no weights for {names}, which would be drawn at random. Write "
+            "the folder of a model that was trained as AutoModelForSequenceClassification"
+        )
+    return model

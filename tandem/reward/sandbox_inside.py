@@ -105,6 +105,9 @@ _REFUSED: dict[str, tuple[int, int]] = {
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
     "fanotify_init": (300, 262),
+    "inotify_init": (253, -1),
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
     # the machine
     "setrlimit": (160, 164),
     "prctl": (157, 167),
@@ -194,6 +197,7 @@ def main(order: Order) -> None:
         leave(1)
     module = types.ModuleType("__main__" if order.kind == "stdin" else "program")
     sys.modules[module.__name__], sys.argv = module, ["program.py"]
+    sys.orig_argv = ["program.py"]
     names = vars(module)
     exec(compile(program, "program.py", "exec", dont_inherit=True), names)
     if order.kind == "call":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from tandem.base.errors import DataError
 from tandem.base.procedural import RECIPE, create_task
 from tandem.reward.answers import score_gsm8k
-from tandem.reward.registry import register_reward
+from tandem.reward.ranges import Count, NotNegative, Whole
+from tandem.reward.registry import Objection, register_reward
 
 
 @register_reward("none")
@@ -30,7 +31,13 @@ def exact(response: str, ground_truth: object, *, stop: str | None = None) -> fl
     return float(response.strip() == _text(ground_truth).strip())
 
 
-@register_reward("keyword")
+def check_keyword(parameters: Mapping[str, Any]) -> Iterator[Objection]:
+    """No empty text, which every answer has."""
+    if not parameters["keyword"]:
+        yield Objection("keyword", "every answer has an empty text in it", "Write the text to look for")
+
+
+@register_reward("keyword", check=check_keyword)
 def keyword(response: str, *, keyword: str) -> float:
     """1 if ``keyword`` occurs in the answer, else 0."""
     return float(keyword in response)
@@ -51,7 +58,7 @@ def match_fraction(response: str, ground_truth: object) -> float:
 
 
 @register_reward("length_penalty")
-def length_penalty(response_length: int, *, target: int, over: int, penalty: float = 1.0) -> float:
+def length_penalty(response_length: int, *, target: Whole, over: Count, penalty: NotNegative = 1.0) -> float:
     """0 up to ``target`` tokens, then linearly down to ``-penalty`` at ``target + over`` tokens, and no lower.
 
     The soft overlong punishment of DAPO (arXiv:2503.14476, eq. 13) with ``target`` = L_max - L_cache and

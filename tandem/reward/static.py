@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib.machinery
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -111,7 +112,7 @@ def _signature(node: ast.stmt, bound: dict[str, ast.stmt]) -> Signature | str:
     return Signature(
         tuple(positional[:required]),
         tuple(positional[required:]),
-        _keyword_only(arguments),
+        _keyword_only(arguments, bound),
         arguments.kwarg is not None,
     )
 
@@ -126,27 +127,43 @@ def _constructor(node: ast.ClassDef, bound: dict[str, ast.stmt]) -> Signature:
     if init is not None:
         positional = [*init.args.posonlyargs, *init.args.args]
         defaults: list[ast.expr | None] = [None] * (len(positional) - len(init.args.defaults)) + [*init.args.defaults]
-        parameters = {a.arg: _parameter(a, d) for a, d in list(zip(positional, defaults, strict=True))[1:]}
-        return Signature((), (), parameters | _keyword_only(init.args), init.args.kwarg is not None)
+        parameters = {a.arg: _parameter(a, d, bound) for a, d in list(zip(positional, defaults, strict=True))[1:]}
+        return Signature((), (), parameters | _keyword_only(init.args, bound), init.args.kwarg is not None)
     if node.bases:
         base = bound.get(ast.unparse(node.bases[0]))
         return _constructor(base, bound) if isinstance(base, ast.ClassDef) and base is not node else _UNKNOWN
     if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         fields = [n for n in node.body if isinstance(n, ast.AnnAssign)]
         named = ((ast.unparse(n.target), n) for n in fields)
-        return Signature(
-            (), (), {k: _parameter(ast.arg(k, n.annotation), n.value) for k, n in named}, accepts_any=False
-        )
+        parameters = {k: _parameter(ast.arg(k, n.annotation), n.value, bound) for k, n in named}
+        return Signature((), (), parameters, accepts_any=False)
     return Signature((), (), {}, accepts_any=False)
 
 
-def _keyword_only(arguments: ast.arguments) -> dict[str, Parameter]:
-    return {a.arg: _parameter(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
+def _keyword_only(arguments: ast.arguments, bound: dict[str, ast.stmt]) -> dict[str, Parameter]:
+    return {a.arg: _parameter(a, d, bound) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
 
 
-def _parameter(argument: ast.arg, default: ast.expr | None) -> Parameter:
-    annotation = None if argument.annotation is None else ast.unparse(argument.annotation)
+def _parameter(argument: ast.arg, default: ast.expr | None, bound: dict[str, ast.stmt]) -> Parameter:
+    annotation = None if argument.annotation is None else _spelled_out(argument.annotation, bound)
     return Parameter(argument.arg, _literal(default), annotation, required=default is None)
+
+
+def _spelled_out(annotation: ast.expr, bound: dict[str, ast.stmt]) -> str:
+    """The source of an annotation, what the file's own aliases stand for in their place."""
+    aliases = {
+        name: node.value
+        for name, node in bound.items()
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Subscript | ast.BinOp)
+    }
+
+    class Aliases(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return aliases.get(node.id, node)
+
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):  # quoted
+        annotation = ast.Name(annotation.value)
+    return ast.unparse(Aliases().visit(copy.deepcopy(annotation)))
 
 
 def _literal(node: ast.expr | None) -> object:

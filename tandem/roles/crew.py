@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from tandem.base.deadline import Deadline
-from tandem.base.errors import EngineDiedError
+from tandem.base.errors import EngineDiedError, StarvationError
 from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.reward.outcome import Scores
 from tandem.roles.fleet import Fleet
 from tandem.roles.occupancy import Work
+from tandem.roles.rollout import first_failure, require_rewards
 from tandem.roles.rollout_stream import StreamingRollout, silence
 from tandem.rollout.protocol import Mortal
 from tandem.weights.sync import Receiver, WeightSync
@@ -127,11 +129,23 @@ class Crew:
                 self._bury(error)
 
     def tell(self, partition: int) -> None:
-        """Bring ``counts`` and ``report`` up to date: groups dropped, and what the scorings of ``partition`` told."""
+        """Bring ``counts`` and ``report`` up to date: groups of ``partition`` dropped, and what its scorings told."""
         scores = [found for stream in self._everyone for found in stream.take_scores(partition)]
         self.report = Scores.joined(scores).report() if scores else {}
-        for stream in self._everyone:
-            self.counts += stream.take_counts()
+        self.counts = sum((stream.take_counts(partition) for stream in self._everyone), Counter[str]())
+
+    def require_rewards(self, partition: int) -> None:
+        """Raise ``RewardError`` where not one sample of ``partition`` could be scored; all its scorings are over."""
+        require_rewards([found for stream in self._everyone for found in stream.scores(partition)], partition)
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """A ``StarvationError`` inside, wherever it was met, tells the first scoring that failed."""
+        try:
+            yield
+        except StarvationError as error:
+            scores = [found for stream in self._everyone for found in stream.scores()]
+            raise StarvationError(f"{error}{first_failure(scores)}") from error
 
     def take_work(self, partition: int) -> list[tuple[str, Work]]:
         """What each engine did for ``partition``, by name."""

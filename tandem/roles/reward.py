@@ -35,6 +35,12 @@ class Scoring(Protocol):
     def collect(self, handle: Handle, deadline: Deadline) -> Scores:
         """The scores of a group."""
 
+    def check(self) -> None:
+        """Raise ``RewardError`` where nothing can be scored any more."""
+
+    def activity(self) -> str:
+        """Who scores what, since when, in words."""
+
     def close(self) -> None:
         """End what was started."""
 
@@ -79,6 +85,14 @@ class RewardManager:
         patience = self._timeout_s * max(1, len(handle)) + _SLACK_S
         scores = self._scoring.collect(handle, Deadline(patience))
         return scores, bool(apply_policy(scores, self._on_error).refill)
+
+    def check(self) -> None:
+        """Raise ``RewardError`` where nothing can be scored any more: who polls handles would wait in vain."""
+        self._scoring.check()
+
+    def activity(self) -> str:
+        """Who scores what, since when, in words."""
+        return self._scoring.activity()
 
     def columns(self, scores: Scores) -> dict[str, torch.Tensor]:
         """``rewards`` (B,) and ``reward_valid`` (B,), with ``reward_components`` (B, K) where there are such.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -56,8 +56,8 @@ class Pending:
 class Rollout:
     """One engine that works through the tickets that the gate admits.
 
-    ``name`` is the engine's in the gate and in messages. ``counts`` are the groups dropped since the last look, by
-    reason, and ``report`` the scorer's own metrics of the last partition.
+    ``name`` is the engine's in the gate and in messages. Of the last partition filled, ``counts`` are the groups
+    dropped by reason and ``report`` the scorer's own metrics.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Rollout:
         self.engine = engine
         self.counts: Counter[str] = Counter()
         self.report: dict[str, float] = {}
+        self._drops: defaultdict[int, Counter[str]] = defaultdict(Counter)  # by partition
         self._source = source
         self._rewards = rewards
         self._plane = plane
@@ -98,15 +99,16 @@ class Rollout:
             while self._round(scores):
                 pass
         except StarvationError as error:
-            raise StarvationError(f"{error}{_first_failure(scores)}") from error
+            raise StarvationError(f"{error}{first_failure(scores)}") from error
+        finally:
+            self.counts = self.take_counts(partition)
         self._plane.seal(partition, timeout=0.0)  # nobody else fills it: what is open now stays open
-        joined = Scores.joined(scores)
-        if not any(joined.valid):
-            raise RewardError(
-                f"not one of the {len(joined)} samples of step {partition + 1} has a reward, so there is nothing to "
-                f"learn from{_first_failure(scores)}"
-            )
-        self.report = joined.report()
+        require_rewards(scores, partition)
+        self.report = Scores.joined(scores).report()
+
+    def take_counts(self, partition: int) -> Counter[str]:
+        """Groups of ``partition`` that were dropped, by reason."""
+        return self._drops.pop(partition, Counter())
 
     def _round(self, scores: list[Scores]) -> int:
         """Generate a group for every ticket that is due; score them; how many of them were dropped."""
@@ -163,7 +165,7 @@ class Rollout:
         elif self._filling.filter_equal and _equal(signal[valid], centred=self._filling.sampling.baseline):
             reason = FILTERED
         if reason is not None:
-            self.counts[reason] += 1
+            self._drops[ticket.partition][reason] += 1
             self._plane.drop(ticket, reason)
             self._gate.redraw(ticket)
             return True
@@ -172,7 +174,17 @@ class Rollout:
         return False
 
 
-def _first_failure(scores: list[Scores]) -> str:
+def require_rewards(scores: Iterable[Scores], partition: int) -> None:
+    """Raise ``RewardError`` where not one sample of ``partition`` could be scored."""
+    joined = Scores.joined(scores)
+    if not any(joined.valid):
+        raise RewardError(
+            f"not one of the {len(joined)} samples of step {partition + 1} has a reward, so there is nothing to "
+            f"learn from{first_failure([joined])}"
+        )
+
+
+def first_failure(scores: Iterable[Scores]) -> str:
     """The first scoring that failed, for a message."""
     joined = Scores.joined(scores)
     failures = ((name, reason) for name, reason in zip(joined.names, joined.reasons, strict=True) if reason)

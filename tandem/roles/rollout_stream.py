@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
@@ -122,10 +122,16 @@ class StreamingRollout(Rollout):
         """The scorings of a partition that is over, those of dropped groups too."""
         return self._scores.pop(partition, [])
 
-    def take_counts(self) -> Counter[str]:
-        """Groups dropped since the last look, by reason."""
-        counts, self.counts = self.counts, Counter()
-        return counts
+    def scores(self, partition: int | None = None) -> list[Scores]:
+        """The scorings so far that weren't taken: of a partition, or of all that are under way."""
+        numbers = sorted(self._scores.copy()) if partition is None else [partition]
+        return [found for number in numbers for found in self._scores.get(number, ())]
+
+    @property
+    def scoring(self) -> str | None:
+        """Who scores what the engine has generated, in words; None where nothing waits for a score."""
+        waiting = [t for t, group in self._pending.copy().items() if group.handle is not None and not group.handle.done]
+        return self._rewards.activity() if waiting else None
 
     def _run(self) -> None:
         try:
@@ -208,7 +214,12 @@ class StreamingRollout(Rollout):
             self._keeper.wait(_TICK_S)
 
     def _settle_done(self) -> None:
-        """Store the rewards of groups whose scoring has ended, or have their tickets drawn anew."""
+        """Store the rewards of groups whose scoring has ended, or have their tickets drawn anew.
+
+        Raises ``RewardError`` where those under way will never end.
+        """
+        if self._pending:
+            self._rewards.check()
         done = [t for t, group in self._pending.items() if group.handle is not None and group.handle.done]
         for ticket in sorted(done):
             self._settle(ticket, self._pending.pop(ticket), self._scores[ticket.partition])
@@ -293,7 +304,7 @@ def cause_of_stall(
     partition: int,
     starting: Collection[str] = (),
 ) -> str:
-    """Why a partition isn't ready, in words: what is unfilled, who is paused or silent, which version the gate awaits.
+    """Why a partition isn't ready, in words: what is unfilled, who scores, is paused or silent, what the gate awaits.
 
     The engines of ``starting`` have died.
     """
@@ -303,6 +314,9 @@ def cause_of_stall(
         causes.append(status[partition].blocker("train", gone=starting))
     else:
         causes.append(f"partition {partition}: nothing was put yet")
+    rollouts = list(rollouts)
+    scoring = {doing for rollout in rollouts if (doing := rollout.scoring) is not None}  # one pool serves them all
+    causes += [f"scoring: {doing}" for doing in scoring]
     for rollout in rollouts:
         if rollout.name in starting:
             causes.append(f"{rollout.name} has died and is starting again")

@@ -147,11 +147,15 @@ class AsyncSession(StreamingSession):
         return self.loops.told.get(self.progress.step - 1) or super().told
 
     def complete(self, partition: int) -> DataProto:
-        """The partition in canonical order, with every column that the train call needs."""
+        """The partition in canonical order, with every column that the train call needs.
+
+        Raises ``RewardError`` where not one sample has a reward.
+        """
         given = [name for role in self.roles for name in role.gives]
         names = list(dict.fromkeys([*self.group_columns(), *given]))
         with self.log.timed("wait"):
             lease = self.next_groups(partition, 0, names, "canonical", self.config.data.train_batch_size)
+        self.crew.require_rewards(partition)
         batch = self.plane.get(lease.tickets, names)
         check_lag(batch, partition, self.max_staleness)
         self.plane.acknowledge(lease)

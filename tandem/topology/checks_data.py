@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import difflib
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from tandem.base.errors import DataError, Problem
@@ -251,3 +251,16 @@ def _sentence(text: str) -> str:
 
 def _without_name(error: Exception, name: str) -> str:
     return str(error).removeprefix(f"{name}: ").removeprefix(f"{name}, ")
+
+
+def named_sources(data: DataConfig, files: Iterable[str]) -> list[str]:
+    """The data sources that are known before a row is read: by the names of ``files``, or of the procedural task.
+
+    None where rows tell; those are checked as they are read.
+    """
+    if data.data_source_key is not None or data.source is not None:
+        return []
+    if data.reasoning_gym is not None:
+        named = data.reasoning_gym.get("dataset")
+        return [named] if isinstance(named, str) else []
+    return list(dict.fromkeys(PurePath(name).stem for name in files))

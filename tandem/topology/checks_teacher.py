@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import PurePath
 
 from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
 from tandem.config.schema import NO_REWARD, Config, DistillationConfig
+from tandem.topology.checks_data import named_sources
 from tandem.topology.checks_model import read_checked
 from tandem.topology.checks_parameters import check_parameters
 from tandem.topology.plan_batch import longest_sequence
@@ -109,7 +109,9 @@ def _check_model(config: Config, teacher: Teacher, facts: ModelFacts | None) -> 
     key = key_of(teacher)
     theirs, problems = read_checked(key, ModelConfig(path=teacher.path))
     for problem in problems:
-        yield Problem(key, problem.value, problem.reason, problem.remedy)
+        adapter = "LoRA adapter" in problem.reason
+        remedy = "Merge it into its model first (tandem export), and name that folder" if adapter else problem.remedy
+        yield Problem(key, problem.value, problem.reason, remedy)
     folder, own = model_folder(teacher.path), model_folder(config.actor_rollout_ref.model.tokenizer)
     if theirs is None or folder is None:
         return
@@ -160,12 +162,7 @@ def _check_sources(config: Config) -> Iterator[Problem]:
     section, data = config.actor_rollout_ref.teacher, config.data
     if not uses_teacher(config) or section.path is not None or not section.by_source:
         return
-    if data.data_source_key is not None or data.source is not None:
-        return  # a row tells; rows are checked as they are read
-    named = [PurePath(name).stem for name in data.train_files]
-    if data.reasoning_gym is not None and isinstance(data.reasoning_gym.get("dataset"), str):
-        named = [data.reasoning_gym["dataset"]]
-    for source in dict.fromkeys(named):
+    for source in named_sources(data, data.train_files):
         if source not in section.by_source:
             reason = f"the prompts of {source!r} have no teacher"
             remedy = f"Write {KEY}.by_source.{source}, {KEY}.path for the rest, or data.data_source_key"

@@ -188,12 +188,18 @@ class Session(Stepping):
         return self.progress.step * self.config.data.train_batch_size
 
     def finish(self) -> None:
-        """Write what was trained as Hugging Face folders, or as an adapter."""
+        """Write what was trained as Hugging Face folders, or as an adapter, and settle the accounts.
+
+        Raises ``ContractError`` where samples got lost, or count twice.
+        """
         super().finish()
         critic = self.composite.critic
         if critic is not None:
             weights = dict(critic.export())
             save_pretrained_atomic(critic.model, self.composite.tokenizer, self.output_dir / CRITIC, weights=weights)
+        accounts = self.plane.status().accounts
+        accounts.check()
+        self.progress.samples = str(accounts)
 
     @property
     def exporter(self) -> Exporter:
@@ -201,8 +207,10 @@ class Session(Stepping):
         node, model = self.composite, self.config.actor_rollout_ref.model
         return Exporter(model, self.config.trainer, node.model, node.tokenizer, node.actor.export)
 
-    def _summary(self) -> dict[str, str]:
-        return step_summary(self.output_dir, setting_of(self.config))
+    def summary(self) -> dict[str, str]:
+        """What the steps came to, and where all samples went."""
+        samples = {"samples": self.progress.samples} if self.progress.samples else {}
+        return step_summary(self.output_dir, setting_of(self.config)) | samples
 
 
 def _records(batch: DataProto, count: int, version: int) -> list[RolloutRecord]:

@@ -27,6 +27,7 @@ class Progress:
 
     ``seconds`` and ``trained`` (batch, metrics of the update) are of the step before it; ``executed`` are its stages,
     ``push`` the seconds of the last publication by phase, ``beside`` those of what went on beside the loop.
+    ``samples`` tells at the end of a run where all of them went.
     """
 
     step: int
@@ -36,6 +37,7 @@ class Progress:
     push: dict[str, float] = field(default_factory=dict)
     beside: dict[str, float] = field(default_factory=dict)
     trained: tuple[DataProto, dict[str, float]] | None = None
+    samples: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Stepping(ABC):
                 yield
                 self.finish()
             finally:
-                told = self._summary()
+                told = self.summary()
                 self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step, **told)
                 self.closing.close()
 
@@ -148,6 +150,6 @@ class Stepping(ABC):
         """Parts of the finished step that the log doesn't know of itself."""
         return {}
 
-    def _summary(self) -> dict[str, str]:
+    def summary(self) -> dict[str, str]:
         """What the end of the run tells beside its length."""
         return {}

@@ -57,7 +57,8 @@ class StreamingSession(Session):
         """Around the loop: generation starts with it and ends with it."""
         try:
             self.crew.start()
-            yield
+            with self.crew.explaining():
+                yield
             with self._awaiting("ending"):
                 self.crew.settle()
             self._draw_pushes()
@@ -74,9 +75,13 @@ class StreamingSession(Session):
     def fill(self, partition: int) -> None:
         """Wait until the loops have filled the partition."""
         self._watch(partition, 0, lambda: self.plane.seal(partition, timeout=_TICK_S))
+        self.crew.require_rewards(partition)
 
     def arriving(self, partition: int, order: Order = "arrival") -> Iterator[DataProto]:
-        """The sub-batches of ``partition``, each once its groups are scored; what counts in nothing is masked."""
+        """The sub-batches of ``partition``, each once its groups are scored; what counts in nothing is masked.
+
+        Raises ``RewardError`` after the last one where not one sample has a reward.
+        """
         names, count = self.group_columns(), self.config.data.train_batch_size // self.sub_batches
         for index in range(self.sub_batches):
             with self.log.timed("wait"):
@@ -86,6 +91,7 @@ class StreamingSession(Session):
             batch.tokenizer = self.composite.tokenizer
             yield without_samples(batch, ~batch.dense("reward_valid"))
             self.plane.acknowledge(lease)
+        self.crew.require_rewards(partition)
 
     def begin_update(self) -> Update:
         """An empty update of the planned kind."""

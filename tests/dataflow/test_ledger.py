@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -255,6 +256,31 @@ def test_a_stall_names_ticket_engine_and_time() -> None:
     fill(book, [1, 2])
     take(book, 1, task="late", columns=("ref_logprobs",))
     assert "ref_logprobs in 3 groups" in book.status(0, 65.0).blocker("late")
+
+
+def test_a_stall_of_generated_groups_is_not_blamed_on_their_engine() -> None:
+    book = Ledger(2, 2, capacity=2, max_draws=2, settled_by=("responses", "rewards"))
+    for place in range(2):
+        book.assign(Ticket(0, place), "rollout-1", 5.0)
+    book.put(Ticket(0, 0), ["responses"], 40.0)
+    book.put(Ticket(0, 1), ["responses"], 41.0, sample=0)
+    words = book.status(0, 65.0).blocker()
+    assert "2 of 2 groups unfilled, 1 of them generated: " in words
+    assert "ticket 0 (attempt 0) on engine 'rollout-1', generated, waits for rewards for 25.0 s" in words
+    assert "ticket 1 (attempt 0) on engine 'rollout-1' for 60.0 s" in words
+    book.put(Ticket(0, 0), ["rewards"], 66.0)
+    assert "generated" not in book.status(0, 67.0).blocker()
+
+
+def test_accounts_tell_where_every_sample_went() -> None:
+    book = ledger(2, 2)
+    fill(book, [0])
+    book.drop(Ticket(0, 0), "all rewards equal", 1.0)
+    fill(book, [1])
+    told = "produced 4, trained 0, dropped 2 (2 all rewards equal), left in the queue 2"
+    assert str(book.accounts()) == told
+    with pytest.raises(ContractError, match="not conserved: produced 5, trained 0"):
+        replace(book.accounts(), produced=5).check()
 
 
 @pytest.mark.parametrize(

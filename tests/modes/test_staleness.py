@@ -11,8 +11,14 @@ from typing import Any
 
 import pytest
 
-from tandem.base.errors import DeadlineError, RewardError, StarvationError
-from tandem.control.entry import LOOPS
+from tandem.base.errors import ContractError, DeadlineError, RewardError, StarvationError
+from tandem.config.load import load_words
+from tandem.config.schema import Config
+from tandem.control.entry import LOOPS, run_train
+from tandem.observe.metrics import METRICS_FILE, read_rows
+from tandem.reward.pool import ScoringPool
+from tandem.reward.resolve import resolve
+from tandem.topology.plan import compile_plan
 from tandem.topology.streaming import StreamingSession
 from tests.e2e.seven import prepare, train
 from tests.modes.gates import EventLog, SlowEngine, with_engine
@@ -81,6 +87,69 @@ def test_an_error_in_a_loop_ends_the_run_with_it(task: Path, tmp_path: Path, mod
         )
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("policy", "error", "message"),
+    [
+        ("mask", RewardError, r"not one of the 32 samples of step 1 .*ValueError: boom \(.*failing\.py:2\)"),
+        ("refill", StarvationError, r"reward failed.*ValueError: boom \(.*failing\.py:2\)"),
+    ],
+)
+def test_b56_a_reward_that_always_fails_ends_the_first_step_with_the_reason(
+    task: Path, tmp_path: Path, mode: str, policy: str, error: type[Exception], message: str
+) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text("def failing(response):\n    raise ValueError('boom')\n")
+    words = ("algorithm.filter_groups.max_draws=3", "data.train_batch_size=4")
+    with pytest.raises(error, match=message):
+        train(
+            task,
+            f"trainer.output_dir={tmp_path / 'run'}",
+            f"execution={{mode: {mode}, num_iters_per_train_update: 2}}",
+            f"reward_manager={{type: failing, file: {file}, on_error: {policy}}}",
+            *words,
+        )
+    assert not read_rows(tmp_path / "run" / METRICS_FILE)
+
+
+def scored_by(session: StreamingSession, folder: Path, body: str) -> ScoringPool:
+    """A pool of one process, ready to score for the session."""
+    file = folder / "scorer.py"
+    file.write_text(f"import os, time\ndef scorer(response):\n    {body}\n")
+    pool = ScoringPool(resolve("scorer", str(file)))
+    pool.await_ready()
+    session.rewards._scoring = pool
+    return pool
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_scorer_that_always_ends_its_process_ends_the_run(task: Path, tmp_path: Path, mode: str) -> None:
+    words = (f"execution={{mode: {mode}, deadline_s: 60}}", "data.train_batch_size=4", "trainer.total_steps=2")
+    session = streaming(task, f"trainer.output_dir={tmp_path}", *words)
+    with (
+        scored_by(session, tmp_path, "os._exit(3)"),
+        pytest.raises(RewardError, match=r"the scorer 'scorer' .* ended its process 8 times in a row.*status 3"),
+        session.running(),
+    ):
+        LOOPS[mode](session)
+
+
+@pytest.mark.parametrize("mode", ["colocate", *MODES])
+def test_the_end_of_a_run_settles_its_accounts(
+    task: Path, tmp_path: Path, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(task), f"trainer.output_dir={tmp_path}", f"execution.mode={mode}", "data.train_batch_size=4"]
+    config = load_words([*words, "trainer.total_steps=2"], Config)
+    assert run_train(config, compile_plan(config)) == 0
+    told = "samples: produced 64, trained 64, dropped 0, left in the queue 0"
+    assert told in capsys.readouterr().out.splitlines()
+    assert told.removeprefix("samples: ") in (tmp_path / "report.html").read_text()
+    session = prepare(*words, "trainer.total_steps=1")
+    with pytest.raises(ContractError, match="not conserved: produced 33, trained 32"), session.running():
+        LOOPS[mode](session)
+        session.plane._ledger._produced += 1  # type: ignore[attr-defined]
+
+
 class TestStalls:
     """The three causes of a stall, each provoked, each named in the warning and in the error after it."""
 
@@ -112,6 +181,18 @@ class TestStalls:
         assert warning.startswith("train_hybrid(rollout_id=0) batch_index=3 stalled for ")
         assert "4 of 4 groups unfilled" in warning and "rollout-0" in warning
         assert "4 of 4 groups unfilled" in error
+
+    def test_scoring_that_hangs(
+        self, session: StreamingSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        session.publish(0)
+        with scored_by(session, tmp_path, "time.sleep(3600)") as pool:
+            (process,) = pool.pids
+            warning, error = self.stalled(session, caplog)
+        for told in (warning, error):
+            assert "4 of 4 groups unfilled, 4 of them generated: " in told
+            assert "on engine 'rollout-0', generated, waits for rewards for " in told
+            assert f"scoring: process {process} scores " in told and "jobs wait" in told
 
     def test_rollout_that_is_paused(self, session: StreamingSession, caplog: pytest.LogCaptureFixture) -> None:
         session.publish(0)

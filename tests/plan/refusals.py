@@ -68,7 +68,7 @@ REFUSALS = [
     ("reward_manager={type: reward_model, path: ./gone}", "reward_manager.path", "no such folder", "hub id"),
     ("reward_manager={type: code, timeout_s: 20}", "reward_manager.timeout_s", "may take 20 s", "more than 20"),
     (
-        "reward_manager={type: by_source, timeout_s: 9, routes: [{source: a, type: code, total_s: 10}]}",
+        "reward_manager={type: by_source, timeout_s: 9, routes: [{source: train, type: code, total_s: 10}]}",
         "reward_manager.timeout_s",
         "routes[0].total_s",
         "more than 10",
@@ -333,6 +333,8 @@ REFUSALS = [
         "40",
     ),
     (f"trainer.exact=true {MODEL}.dtype=bfloat16", "trainer.exact", "float32", "dtype: float32"),
+    (f"{MODEL}.lora_target_modules=[q_proj]", f"{MODEL}.lora_target_modules", "no adapters", "lora_rank: 16"),
+    (f"{CORRECTION}.veto=1.0", f"{CORRECTION}.veto", "must be < 1", "< 1"),
     (f"{MODEL}.lora_rank=4 {MODEL}.lora_target_modules=[]", f"{MODEL}.lora_target_modules", "nothing", "all-linear"),
     ("execution.weight_sync.lora=adapter", "execution.weight_sync.lora", "no adapter to send", "lora_rank: 16"),
     (

@@ -88,3 +88,11 @@ def test_only_a_sum_has_components() -> None:
     assert component_names("weighted_sum", "mine.py", parts) == ()
     assert component_names("weighted_sum", None, {}) == ()
     assert component_names("by_source", None, ROUTES) == ()
+
+
+@pytest.mark.parametrize("weights", [(1e38, 1e38), (1e300, -1e300), (3e38, 3e38)])
+def test_a_sum_beyond_float32_is_no_reward(weights) -> None:
+    parts = [{"type": "exact", "name": str(i), "weight": 4 * weight} for i, weight in enumerate(weights)]
+    verdict = run_now(bind(resolve("weighted_sum", None, {"parts": parts})).score(Sample("5", "5")))
+    assert verdict.outcome is Outcome.FAILED
+    assert "beyond float32" in verdict.reason

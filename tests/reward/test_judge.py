@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -146,7 +148,7 @@ def test_what_may_pass_is_tried_again(service: Service, status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", [b"<html>", b"{}", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}']
+    "reply", [b"[" * 200_000, b"<html>", b"{}", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}']
 )
 def test_a_reply_that_is_none_is_tried_again(service: Service, reply: bytes) -> None:
     service.answer = lambda number, content: (200, {}, reply) if number == 1 else graded("Grade: 5")
@@ -185,6 +187,34 @@ def test_a_judge_that_says_nothing_is_left(service: Service) -> None:
         gone.set()
 
 
+@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 50000\r\n\r\n", b"HTTP/1.1 200 OK\r\nA: "])
+def test_a_judge_that_says_little_at_a_time_is_left_by_its_thread_too(start: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        calls: list[socket.socket] = []
+        ended: list[bool] = []
+
+        def serve() -> None:
+            call = server.accept()[0]
+            calls.append(call)
+            with contextlib.suppress(OSError):
+                call.sendall(start)
+                for _ in range(1000):
+                    call.sendall(b"x")
+                    time.sleep(0.02)
+                return
+            ended.append(True)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        judge = Judge(base_url=f"http://127.0.0.1:{server.getsockname()[1]}/v1", model="m", call_s=0.2, attempts=1)
+        with pytest.raises(RewardError, match="timed out"):
+            ask(judge)
+        judge._threads.shutdown(wait=True)
+        thread.join(10)
+        assert ended == [True]  # the connection is closed
+        calls[0].close()
+
+
 def test_so_many_are_under_way_at_once(service: Service) -> None:
     def slow(number: int, content: str) -> Reply:
         time.sleep(0.05)
@@ -209,6 +239,7 @@ def test_so_many_are_under_way_at_once(service: Service) -> None:
         ({"grade": "("}, "no regular expression"),
         ({"grade": "[0-9]"}, "has no group"),
         ({"lowest": 1, "highest": 1}, "higher one"),
+        ({"attempts": 0}, "1 or more"),
     ],
 )
 def test_wrong_parameters_are_told_before_anything_is_asked(parameters: dict[str, Any], reason: str) -> None:

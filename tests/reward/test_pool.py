@@ -190,6 +190,27 @@ def test_async_scorers_wait_together_and_fail_alone() -> None:
         assert pool.pids != first
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_scorer_that_always_ends_its_process_ends_the_pool(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    message = rf"the scorer 'obedient' of {FILE} ended its process 8 times in a row, and nothing was scored.*status 3"
+    with ScoringPool(resolve("obedient", FILE), workers=workers, deadline_s=20) as pool:
+        handle = pool.submit(samples(*["exit 3"] * 40), "g")
+        with pytest.raises(RewardError, match=message):
+            pool.collect(handle, Deadline(60))
+        with pytest.raises(RewardError, match=message):
+            pool.check()
+        assert not handle.done
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "no reward for g[" in warning and "exited with status 3" in warning and "reward/failed" in warning
+
+
+def test_a_scorer_that_has_scored_may_end_many_processes() -> None:
+    with ScoringPool(resolve("obedient", FILE), deadline_s=20) as pool:
+        scores = score(pool, "1", *["exit 3"] * 9, "2")
+        pool.check()
+    assert scores.outcomes == (SCORED, *[FAILED] * 9, SCORED)
+
+
 def test_a_scorer_that_cannot_be_made_is_told_and_nothing_waits() -> None:
     with ScoringPool(resolve("unmakeable", FILE), workers=1) as pool:
         with pytest.raises(RewardError, match="the scorer can't be made: OSError: no such judge"):

@@ -50,6 +50,8 @@ def test_every_isolation_holds_on_this_machine() -> None:
         ("import sys; print('a', end=''); sys.exit()", Ending.DONE, "a"),
         ("import os, sys; print('a'); sys.stdout.flush(); os._exit(0)", Ending.DONE, "a\n"),
         ("if __name__ == '__main__': print(__name__)", Ending.DONE, "__main__\n"),
+        ("import sys; print(sys.argv, sys.orig_argv)", Ending.DONE, "['program.py'] ['program.py']\n"),
+        ("import ctypes; print(ctypes.CDLL(None).inotify_init1(0))", Ending.DONE, "-1\n"),
         ("import threading as t; x = t.Thread(target=print, args=('a',)); x.start(); x.join()", Ending.DONE, "a\n"),
         ("import heapq, decimal, random, sqlite3; print(len({'a', 'b'}))", Ending.DONE, "2\n"),
         ("import sys; sys.exit(3)", *NOTHING),
@@ -201,6 +203,14 @@ CALLS = {"fn_name": "add", "inputs": [[1, 2], ["a", "b"]], "outputs": [3, "ab"]}
         (ADD, "def check(f):\n    assert f(1, 2) == 3\ncheck(add)", 1.0),
         ("import os; os._exit(0)", "assert False", 0.0),
         ("raise SystemExit(0)", ["assert True"], 0.0),
+        ("def f(x): return str(x)", {"fn_name": "f", "inputs": [[[1, 2]]], "outputs": ["[1, 2]"]}, 1.0),
+        ("def f(x): return x", {"fn_name": "f", "inputs": [[[1, 2]]], "outputs": ["[1, 2]"]}, 0.0),
+        ("def f(x): return str(x)", {"fn_name": "f", "inputs": ["[1, 2]"], "outputs": ["[1, 2]"]}, 0.0),
+        ("def f(x): return x", {"fn_name": "f", "inputs": ["[1, 2]"], "outputs": ["[1, 2]"]}, 1.0),
+        ("def f(x): return x", {"fn_name": "f", "inputs": ['"[1]"'], "outputs": ['"[1]"']}, 1.0),
+        ("def f(x): return str(x)", {"fn_name": "f", "inputs": ["7", [{}]], "outputs": ["7", "{}"]}, 0.5),
+        ("def f(x): return x == 3", {"fn_name": "f", "inputs": [[3], [3], [3]], "outputs": [1, True, [1]]}, 1 / 3),
+        ("def f(x): return [{'a': x}]", {"fn_name": "f", "inputs": [[1], [True]], "outputs": [[{"a": 1.0}]] * 2}, 0.5),
         ("print('[1, 2]'); exit()", {"fn_name": "f", "inputs": [[1]], "outputs": [[1, 2]]}, 0.0),
     ],
 )
@@ -220,6 +230,11 @@ def test_tests_are_read_as_data_files_give_them() -> None:
     ]
     for tests in many:
         assert code(fenced(DOUBLE), tests)["score"] == 1.0
+    nested = {"fn_name": "f", "inputs": [np.array([np.array([1, 2]), "a"], dtype=object)], "outputs": [np.array([3])]}
+    assert read_tests(nested)[0][1:3] == ([[1, 2], "a"], [3])
+    for deep in ("[" * 100_000, {"fn_name": "f", "inputs": ["[" * 100_000], "outputs": ["1"]}):
+        with pytest.raises(DataError, match=r"nested too deeply|is no JSON"):
+            read_tests(deep)
     for wrong in (None, "", [], {"inputs": ["1"]}, {"inputs": ["1"], "outputs": []}, [1], 7):
         with pytest.raises(DataError, match="has no tests"):
             read_tests(wrong)
@@ -244,6 +259,12 @@ def test_an_answer_without_a_program_gets_nothing() -> None:
         ("```py\na\n```\n```python3\nb\n```", "b\n"),
         ("```\na\n```", "a\n"),
         ("```python\na\n```\nprints\n```\n7\n```", "a\n"),
+        ("```python\ns = '```'\nb\n```", "s = '```'\nb\n"),
+        ("```python\ns = '''\n    ```\n    '''\n```", "s = '''\n    ```\n    '''\n"),
+        ("- so\n  ```python\n  a\n  ```\n", "  a\n"),
+        ("```python\na```", "a"),
+        ("```python\na```\nand\n```python\nb\n```", "b\n"),
+        ("one ``` here: ``` \n```python\na\n```", "a\n"),
         ("```cpp\na\n```", None),
         ("```python\na", None),
         ("", None),

@@ -101,8 +101,10 @@ def test_several_letters_are_all_wanted() -> None:
 
 
 def test_a_number_counts_letters_from_zero() -> None:
-    assert multiple_choice("Answer: B", 1) == 1.0
-    for truth in (9, "E", "", None, True, 1.5):
+    for truth in (1, "1", " 1\n", np.int64(1)):
+        assert multiple_choice("Answer: B", truth) == 1.0
+        assert multiple_choice("Answer: A", truth) == 0.0
+    for truth in (9, "9", "-1", "1.0", "E", "", None, True, 1.5):
         with pytest.raises(DataError, match="is no choice of 'ABCD'"):
             multiple_choice("Answer: B", truth, letters="ABCD")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, LlamaConfig
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
 
 from tandem.base.deadline import Deadline
 from tandem.base.errors import DataError
@@ -102,6 +104,20 @@ def test_several_outputs_need_a_label(tmp_path: Path) -> None:
     assert sum(shares) == pytest.approx(1.0, abs=1e-5)
     with pytest.raises(DataError, match="no chat template"):
         RewardModel(path=path, label=0, chat_template=True)
+
+
+def test_a_model_without_a_trained_head_is_refused(folder: str, tmp_path: Path) -> None:
+    config = LlamaConfig.from_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "lm")
+    lora = LoraConfig(target_modules=["q_proj"], r=2)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "lm"), lora).save_pretrained(tmp_path / "lora")
+    renamed = tmp_path / "renamed"  # a config that says what the weights aren't
+    shutil.copytree(tmp_path / "lm", renamed)
+    shutil.copy(Path(folder) / "config.json", renamed / "config.json")
+    for place, reason in (("lm", "no weights for score.weight"), ("lora", "adapter"), ("renamed", "no weights for")):
+        TOKENIZER.save_pretrained(tmp_path / place)
+        with pytest.raises(DataError, match=reason):
+            RewardModel(path=str(tmp_path / place))
 
 
 def test_in_a_process_of_its_own(folder: str) -> None:

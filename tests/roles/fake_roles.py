@@ -117,6 +117,12 @@ class FakeScoring:
     def collect(self, handle: Handle, deadline: Deadline) -> Scores:
         return handle.scores()
 
+    def check(self) -> None:
+        """It can always score."""
+
+    def activity(self) -> str:
+        return "nothing"
+
     def close(self) -> None:
         self.closed = True
 

@@ -18,11 +18,11 @@ from tandem.dataflow.gate import Gate
 from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.store import LocalStore
-from tandem.reward.outcome import Verdict
+from tandem.reward.outcome import Verdict, failed
 from tandem.roles.crew import Crew
 from tandem.roles.fleet import Fleet
 from tandem.roles.reward import RewardManager
-from tandem.roles.rollout import Filling
+from tandem.roles.rollout import FAILED, Filling
 from tandem.roles.rollout_stream import StreamingRollout, UpdatedStream, cause_of_stall
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
 from tandem.weights.sync import Snapshot, WeightSync
@@ -109,7 +109,8 @@ class Company:
         ledger = Ledger(TICKETS, N, capacity=capacity, max_draws=3, settled_by=("responses", "rewards"))
         self.plane = LocalStore(ledger, lease_seconds=60.0)
         self.source = prompts(TICKETS * STEPS)
-        self.rewards = RewardManager(FakeScoring(lambda group, i: Verdict(float(i))), on_error="mask")
+        self.scoring = FakeScoring(lambda group, i: Verdict(float(i)))
+        self.rewards = RewardManager(self.scoring, on_error="mask")
         streams = [self.stream(name) for name in self.names]
         engines: dict[str, RolloutEngine] = {stream.name: stream.engine for stream in streams}
         publisher = WeightSync(
@@ -144,18 +145,23 @@ class Company:
 
     def batch(self, partition: int) -> DataProto:
         """The sealed partition, once it is there."""
-        names, until = ["responses", "rewards", "token_versions", "uid"], time.monotonic() + 20
-        while True:
-            self.crew.check()
-            status = self.plane.status().partitions
-            if partition in status and status[partition].filled == TICKETS:
-                break
-            assert time.monotonic() < until, status
-            time.sleep(0.005)
+        names = ["responses", "rewards", "token_versions", "uid"]
+        self.await_filled(partition)
         self.plane.seal(partition, timeout=0.0)
         lease = self.plane.take("train", names, TICKETS, timeout=0.0, partition=partition, order="canonical")
         assert lease is not None
         return self.plane.get(lease.tickets, names)
+
+    def await_filled(self, partition: int) -> None:
+        """Return once every group of the partition is there."""
+        until = time.monotonic() + 20
+        while True:
+            self.crew.check()
+            status = self.plane.status().partitions
+            if partition in status and status[partition].filled == TICKETS:
+                return
+            assert time.monotonic() < until, status
+            time.sleep(0.005)
 
     def train(self) -> list[DataProto]:
         """All partitions, as an actor would go through them."""
@@ -188,6 +194,27 @@ def told(batches: list[DataProto]) -> list[tuple[list[str], list[list[int]]]]:
 def expected() -> list[tuple[list[str], list[list[int]]]]:
     """What one engine that doesn't die makes."""
     return told(Company(lambda name, life: MortalEngine(name), ["only"]).train())
+
+
+def test_dropped_groups_are_told_of_their_own_partition() -> None:
+    company = Company(lambda name, life: MortalEngine(name), ["a", "b"])
+    company.rewards._on_error = "refill"
+    judge = company.scoring.judge
+    company.scoring.judge = lambda group, i: (
+        failed("broken") if group.non_tensor_batch["uid"][0] == f"p{TICKETS}" else judge(group, i)
+    )
+    counts = []
+    try:
+        company.crew.start()
+        company.crew.publish(0)
+        company.await_filled(1)  # ahead of the partition that is told
+        for k in range(2):
+            company.batch(k)
+            company.crew.tell(k)
+            counts.append(dict(company.crew.counts))
+    finally:
+        company.crew.stop(10.0)
+    assert counts[0] == {} and counts[1][FAILED] >= 1
 
 
 def test_samples_are_those_of_the_tickets_whoever_makes_them(expected: list[tuple[list[str], list[list[int]]]]) -> None:
