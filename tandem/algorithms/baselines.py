@@ -74,7 +74,7 @@ def reinforce_plus_plus_baseline(
     groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
     compared = response_mask & groups.comparable.unsqueeze(-1)
     centred, _ = per_token(groups.deviation(scores), compared, token_rewards)
-    advantages = whiten_partition(centred, compared)
+    advantages = whiten_partition(centred, compared, response_mask)
     return advantages, advantages
 
 
@@ -112,7 +112,7 @@ def gdpo(
         total = total + weight * groups.deviation(component) / (groups.std(component)[groups.slot] + epsilon)
     compared = response_mask & groups.comparable.unsqueeze(-1)
     spread, _ = per_token(total, compared, token_rewards)
-    advantages = whiten_partition(spread, compared)
+    advantages = whiten_partition(spread, compared, response_mask)
     return advantages, advantages
 
 
@@ -166,7 +166,9 @@ def gpg(
 ) -> Advantages:
     """Deviation from the group's mean, times samples / samples with a score that is not 0, divided by ``f_norm``.
 
-    The factor undoes the dilution by samples without a gradient (arXiv 2504.02546).
+    Both counts are over the partition, without samples that failed. GPG (arXiv 2504.02546) divides by the samples whose
+    group gives a gradient; here a sample's own score decides. With rewards of 0 and 1 the divisor counts the right
+    answers: those of an all-right group, which give no gradient, too, and wrong ones never.
     """
     if f_norm <= 0:
         raise ContractError(f"gpg f_norm = {f_norm}: write a positive divisor, such as 1.0")

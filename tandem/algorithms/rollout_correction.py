@@ -136,9 +136,9 @@ class Rejection:
         if reduction == "seq_mean":
             return masked_mean(value, response_mask, dim=-1).unsqueeze(-1)
         if reduction == "seq_max":
-            return value.amax(dim=-1, keepdim=True)
+            return _largest(value, response_mask)
         if reduction == "seq_min":
-            return value.amin(dim=-1, keepdim=True)
+            return -_largest(-value, response_mask)
         return value
 
 
@@ -266,6 +266,12 @@ def _once_each(
     if weighting.level == Level.TOKEN:
         return values, response_mask
     return select(values, response_mask).amax(dim=-1), response_mask.any(dim=-1)
+
+
+def _largest(value: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """The largest value (B, 1) over the trained tokens of each sequence; 0 for one without any."""
+    largest = select(value, response_mask, fill=-math.inf).amax(dim=-1, keepdim=True)
+    return torch.where(response_mask.any(dim=-1, keepdim=True), largest, 0.0)
 
 
 def _bounded(delta: torch.Tensor) -> torch.Tensor:

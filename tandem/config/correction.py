@@ -52,7 +52,7 @@ class RolloutCorrectionConfig(Node):
     """Divide the weights by their mean over the partition."""
     reject: list[RejectionConfig] = []
     """What is left out of the loss; it stays in the statistics of its group."""
-    veto: PositiveFloat | None = None
+    veto: Annotated[float, Field(gt=0, lt=1)] | None = None
     """An answer with a token whose ratio old / rollout is below this is left out, such as 1.0e-4."""
 
     @property

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
 from tandem.base.errors import Problem
 from tandem.base.registry import near
 from tandem.config.execution import ColocateExecution, FullyAsyncExecution, HybridExecution, Role
-from tandem.config.tree import keys_of, paths_of
+from tandem.config.tree import keys_of, members, nodes_of, paths_of
 
 Path = tuple[str | int, ...]
 
@@ -49,11 +49,21 @@ def node_at(root: type[BaseModel], path: Path, tree: Any) -> dict[str, Any]:
     if path == ("execution",):
         mode = at(tree, ("execution", "mode"))
         return dict(keys_of(MODES.get(mode if isinstance(mode, str) else "", ColocateExecution)))
-    nodes: tuple[type[BaseModel], ...] = (root,)
-    for end in range(1, len(path) + 1):
-        known = paths_of(root).get(dotted(path[:end]))
-        nodes = known.nodes if known is not None else ()
-    return {key: info for node in nodes for key, info in keys_of(node).items()}
+    return {
+        key: info for known in types_at(root, path) for node in nodes_of(known) for key, info in keys_of(node).items()
+    }
+
+
+def types_at(root: type[BaseModel], path: Path) -> tuple[Any, ...]:
+    """The types that may stand at ``path``, also inside lists; none where the schema has no such place."""
+    types: tuple[Any, ...] = (root,)
+    for part in path:
+        if isinstance(part, int):
+            types = tuple(m for known in types if get_origin(known) is list for m in members(get_args(known)[0]))
+        else:
+            infos = [keys_of(node).get(part) for known in types for node in nodes_of(known)]
+            types = tuple(m for info in infos if info is not None for m in members(info.annotation))
+    return types
 
 
 def unknown_key(root: type[BaseModel], path: Path, value: object, tree: Any) -> Problem:
@@ -79,7 +89,7 @@ def closest(root: type[BaseModel], path: Path, tree: Any) -> str | None:
 def _known_parent(root: type[BaseModel], path: Path, tree: Any) -> tuple[Path, dict[str, Any]]:
     parent: Path = ()
     for end in range(1, len(path)):
-        if dotted(path[:end]) not in paths_of(root):
+        if not types_at(root, path[:end]):
             break
         parent = path[:end]
     return parent, node_at(root, parent, tree)

@@ -72,8 +72,12 @@ def _trained(run: Path) -> tuple[str, ...]:
     always = (f"{model}.lora_rank=0", "trainer.export=merged", "trainer.resume=null")
     if (final / ADAPTER_CONFIG).is_file():
         return f"{model}.adapter_path={final}", *always
-    whole = (f"{model}.adapter_path=null", f"{model}.lora_base_dtype=float32", "execution.weight_sync.lora=null")
-    return f"{model}.path={final}", *whole, *always
+    plain = (
+        f"{model}.adapter_path=null",
+        f"{model}.lora_target_modules=all-linear",
+        f"{model}.lora_base_dtype=float32",
+    )
+    return f"{model}.path={final}", *plain, "execution.weight_sync.lora=null", *always
 
 
 def run_export(saved: Path, out: Path, adapter: bool | None = None) -> int:

@@ -8,7 +8,6 @@ from typing import Protocol
 
 import torch
 
-from tandem.algorithms.metric import Metric
 from tandem.algorithms.preference_losses import reference_point_of
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
@@ -88,33 +87,31 @@ def with_reference_point(batch: DataProto, actor: Scorer) -> DataProto:
 
 
 class PreferenceEvaluator:
-    """The loss and its metrics on held-out preferences, ``batch_size`` at a time."""
+    """The loss and its metrics on held-out preferences.
+
+    All are one batch, so that what a loss estimates over a batch (KTO's z) doesn't depend on how they are cut; only
+    log-probs are kept of them at once, and the actor's budget cuts its forwards.
+    """
 
     def __init__(
         self,
         preferences: Sequence[Preference],
-        batch_size: int,
         actor: Scorer,
         stages: Sequence[BatchStage],
         objective: Objective,
     ) -> None:
-        self._preferences, self._batch_size = list(preferences), batch_size
+        self._preferences = list(preferences)
         self._actor, self._stages, self._objective = actor, stages, objective
 
     def metrics(self) -> dict[str, float]:
         """``eval/loss``, and the metrics of the loss under ``eval/`` (accuracy, margin, rewards, log-probs)."""
-        loss = divisor = 0.0
-        found: dict[str, Metric] = {}
-        for start in range(0, len(self._preferences), self._batch_size):
-            batch = as_groups(self._preferences[start : start + self._batch_size])
-            for stage in self._stages:
-                batch = stage(batch)
-            part = self._sum(batch)
-            loss, divisor = loss + float(part.loss), divisor + self._objective.denominator(batch)
-            for name, metric in part.metrics.items():
-                found[name] = found[name] + metric if name in found else metric
-        means = {name.partition("/")[2] or name: metric.mean for name, metric in found.items()}
-        return {f"eval/{name}": value for name, value in {"loss": loss / divisor, **means}.items()}
+        batch = as_groups(self._preferences)
+        for stage in self._stages:
+            batch = stage(batch)
+        found = self._sum(batch)
+        means = {name.partition("/")[2] or name: metric.mean for name, metric in found.metrics.items()}
+        loss = float(found.loss) / self._objective.denominator(batch)
+        return {f"eval/{name}": value for name, value in {"loss": loss, **means}.items()}
 
     @torch.no_grad()
     def _sum(self, batch: DataProto) -> LossSum:

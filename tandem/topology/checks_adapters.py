@@ -44,6 +44,11 @@ def check_adapters(key: str, model: ModelConfig, facts: ModelFacts | None) -> It
     elif dtype != "float32" and model.dtype == "float32":
         reason = f"the forward computes in float32 ({key}.dtype), so the weights must be there in float32"
         yield Problem(f"{key}.lora_base_dtype", dtype, reason, "Write dtype: bfloat16 too, or leave it out")
+    if model.lora_target_modules != "all-linear" and not model.trains_adapters:
+        reason = "there are no adapters: all weights are trained"
+        yield Problem(
+            f"{key}.lora_target_modules", model.lora_target_modules, reason, "Remove it, or write lora_rank: 16"
+        )
     if model.adapter_path is not None:
         yield from _check_start(key, model)
     elif model.trains_adapters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tandem.algorithms import PREFERENCE_LOSSES
 from tandem.base.errors import Problem
 from tandem.base.registry import Entry, Scope
 from tandem.config.schema import Config, KlConfig
@@ -140,6 +141,11 @@ def check_reference(config: Config) -> Iterator[Problem]:
     if interval is not None and not uses_reference(config):
         reason = "there is no reference policy to refresh: nothing compares with one"
         remedy = "Remove it, or write algorithm.kl.in: loss with a coefficient above 0"
+        if config.algorithm.policy_loss.type in PREFERENCE_LOSSES:
+            with_one = [
+                n for n in PREFERENCE_LOSSES.names() if "ref_logprobs" in PREFERENCE_LOSSES[n].signature.columns
+            ]
+            remedy = f"Remove it, or take a loss that compares with a reference: {', '.join(with_one)}"
         yield Problem("actor_rollout_ref.ref.update_interval", interval, reason, remedy)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.base.errors import Problem
 from tandem.base.registry import Entry
-from tandem.config.model import RolloutConfig
+from tandem.config.model import RolloutConfig, TeacherConfig
 from tandem.config.schema import AlgorithmConfig, Config, RewardConfig
 from tandem.topology.checks_algorithm import LOSS, ROLLOUT, check_reference
 from tandem.topology.checks_data import check_files, check_given, check_overlap, template_columns
@@ -51,6 +51,7 @@ def preference_notes(config: Config) -> Iterator[str]:
         "reward_manager": config.reward_manager != RewardConfig(),
         "algorithm.adv_estimator": algorithm.adv_estimator != AlgorithmConfig().adv_estimator,
         ROLLOUT: rollout != RolloutConfig(),
+        "actor_rollout_ref.teacher": config.actor_rollout_ref.teacher != TeacherConfig(),
         "data.answer_key": config.data.answer_key not in (None, "answer"),
     }
     for key, written in unused.items():

@@ -109,7 +109,9 @@ def _check_model(config: Config, teacher: Teacher, facts: ModelFacts | None) -> 
     key = key_of(teacher)
     theirs, problems = read_checked(key, ModelConfig(path=teacher.path))
     for problem in problems:
-        yield Problem(key, problem.value, problem.reason, problem.remedy)
+        adapter = "LoRA adapter" in problem.reason
+        remedy = "Merge it into its model first (tandem export), and name that folder" if adapter else problem.remedy
+        yield Problem(key, problem.value, problem.reason, remedy)
     folder, own = model_folder(teacher.path), model_folder(config.actor_rollout_ref.model.tokenizer)
     if theirs is None or folder is None:
         return

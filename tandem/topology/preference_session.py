@@ -128,7 +128,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
         trained=actor,
         stages=stages,
         objective=objective,
-        evaluator=PreferenceEvaluator(held_out, size, actor, stages, objective) if held_out else None,
+        evaluator=PreferenceEvaluator(held_out, actor, stages, objective) if held_out else None,
         source=source,
         log=RunLog(info, config.trainer.logger, trace=config.trainer.trace),
         progress=progress,
@@ -153,7 +153,7 @@ def held_out_evaluator(config: Config, plan: Plan, trained: ModelConfig) -> Pref
     loss = config.algorithm.policy_loss
     objective = PreferenceObjective(loss.type, loss.parameters)
     stages = preference_stages(plan, scorer)
-    return PreferenceEvaluator(held_out, config.data.train_batch_size, scorer, stages, objective)
+    return PreferenceEvaluator(held_out, scorer, stages, objective)
 
 
 def preference_stages(plan: Plan, actor: Scorer) -> tuple[BatchStage, ...]:

@@ -229,6 +229,20 @@ def test_b12_one_valid_reward_in_a_group_is_no_comparison_and_never_a_nan(name: 
     assert bool(advantages[8:].any())
 
 
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_b12_a_partition_with_one_token_that_counts_is_no_end_of_the_run(name: str) -> None:
+    batch = scored([1.0, 3.0], [0, 0])
+    first = torch.zeros_like(batch.mask)
+    first[:, 0] = True
+    batch = replace(batch, mask=first, components=batch.components + 1)
+    if "reward_valid" in ADVANTAGES[name].signature.optional_columns:
+        advantages, returns = run_estimator(name, batch, valid=torch.tensor([True, False]))
+        assert bool(advantages.isfinite().all()) and bool(returns.isfinite().all())
+        assert not advantages[1].any()
+        if name in GROUPED or "whiten" in (ADVANTAGES[name].target.__doc__ or ""):
+            assert not advantages.any()
+
+
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "optimal_token_baseline"])
 @settings(max_examples=15, deadline=None)
 @given(batch=batches(empty=False), data=st.data())

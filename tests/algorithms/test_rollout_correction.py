@@ -137,6 +137,28 @@ def test_equal_engines_need_no_correction(batch: Batch, cap: float, level: str) 
 # -- veto and quantiles --
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rejection("seq_min_k1", low=1.5),
+        Rejection("seq_max_k2", 0.4),
+        Rejection("seq_max_k3", 0.5),
+        Rejection("seq_min_k1", quantile=0.5),
+    ],
+    ids=str,
+)
+def test_an_extreme_is_that_of_the_trained_tokens_whatever_the_padding(rule: Rejection) -> None:
+    ratios = torch.tensor([[2.0, 3.0], [2.2, 1.6]])
+    mask = torch.tensor([[True, True], [True, True]])
+    narrow = correct_rollout(torch.zeros(2, 2), -ratios.log(), mask, rejections=[rule])
+    padded = torch.nn.functional.pad
+    wide = correct_rollout(torch.zeros(2, 4), padded(-ratios.log(), (0, 2)), padded(mask, (0, 2)), rejections=[rule])
+    assert torch.equal(wide.response_mask[:, :2], narrow.response_mask)
+    assert wide.metrics["rejected"] == narrow.metrics["rejected"]
+    if rule.low is not None:
+        assert torch.equal(narrow.response_mask, mask)
+
+
 def test_a_veto_leaves_out_the_whole_answer() -> None:
     result = correct_rollout(OLD, rollout(1.0, 1e-5, 0.9), MASK, rejections=[Rejection("seq_min_k1", low=1e-4)])
     assert result.response_mask.tolist() == [[False, False], [True, False]]

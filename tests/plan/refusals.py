@@ -333,6 +333,8 @@ REFUSALS = [
         "40",
     ),
     (f"trainer.exact=true {MODEL}.dtype=bfloat16", "trainer.exact", "float32", "dtype: float32"),
+    (f"{MODEL}.lora_target_modules=[q_proj]", f"{MODEL}.lora_target_modules", "no adapters", "lora_rank: 16"),
+    (f"{CORRECTION}.veto=1.0", f"{CORRECTION}.veto", "must be < 1", "< 1"),
     (f"{MODEL}.lora_rank=4 {MODEL}.lora_target_modules=[]", f"{MODEL}.lora_target_modules", "nothing", "all-linear"),
     ("execution.weight_sync.lora=adapter", "execution.weight_sync.lora", "no adapter to send", "lora_rank: 16"),
     (

@@ -49,10 +49,16 @@ def test_a_pair_is_two_samples_and_a_labelled_row_one(pairs: Path, plan_of: Plan
 
 
 def test_sections_that_nothing_reads_are_noted_and_may_stay(pairs: Path, plan_of: Plans) -> None:
-    plan = plan_of(DPO, "reward_manager.type=gsm8k", "algorithm.adv_estimator=rloo")
+    unread = ("reward_manager.type=gsm8k", "algorithm.adv_estimator=rloo", "actor_rollout_ref.teacher.path=model")
+    plan = plan_of(DPO, *unread)
     assert plan.problems == ()
     told = [note.partition(" ")[0] for note in plan.notes if "is not used" in note]
-    assert told == ["reward_manager", "algorithm.adv_estimator", "actor_rollout_ref.rollout"]
+    assert told == [
+        "reward_manager",
+        "algorithm.adv_estimator",
+        "actor_rollout_ref.rollout",
+        "actor_rollout_ref.teacher",
+    ]
 
 
 # words | key | part of the reason | part of the remedy
@@ -88,7 +94,7 @@ REFUSALS = [
     ("evaluation.interval=5", "evaluation.interval", "no held-out", "val_files"),
     ("execution.resource={rollout: [1, 1]}", "execution.resource.rollout", "no role of its own", "actor"),
     ("actor_rollout_ref.ref.update_interval=5 algorithm.policy_loss.type=orpo",
-     "actor_rollout_ref.ref.update_interval", "no reference", "Remove"),
+     "actor_rollout_ref.ref.update_interval", "no reference", "dpo, ipo, kto"),
 ]  # fmt: skip
 
 

@@ -46,6 +46,8 @@ def models(place: Path) -> None:
     make_model(place / "short", max_position_embeddings=128)
     make_model(place / "moved", {**VOCABULARY, "a": 1, "b": 0})
     make_model(place / "more", added=("<tool>",))
+    (place / "adapter").mkdir()
+    (place / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4}')
     make_model(place / "unigram", [[token, 0.0] for token in VOCABULARY])
     (place / "bare").mkdir()
     (place / "bare" / "config.json").write_text(json.dumps(MODEL_CONFIG))
@@ -182,6 +184,7 @@ REFUSED = [
     (("algorithm.distillation.coef=-1", TAUGHT), "algorithm.distillation.coef", "", "0"),
     (("algorithm.distillation={only: true, coef: 0}",), "algorithm.distillation.coef", "weight is 0", "above 0"),
     ((REVERSE, "actor_rollout_ref.teacher.path=./absent"), "actor_rollout_ref.teacher.path", "no such folder", ""),
+    ((REVERSE, "actor_rollout_ref.teacher.path=adapter"), "actor_rollout_ref.teacher.path", "adapter", "Merge it"),
     ((REVERSE, "actor_rollout_ref.teacher.path=moved"), "actor_rollout_ref.teacher.path", "'a' has id 0", "token ids"),
     ((REVERSE, "actor_rollout_ref.teacher.path=more"), "actor_rollout_ref.teacher.path", "'<tool>' has id none", ""),
     ((REVERSE, "actor_rollout_ref.teacher.path=narrow_vocabulary"), "actor_rollout_ref.teacher.path", "64 tokens", ""),

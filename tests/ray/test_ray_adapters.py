@@ -15,7 +15,6 @@ from tests.e2e.seven import Run, prepare
 
 __all__ = ["task"]
 
-pytestmark = pytest.mark.timeout(300)
 WORDS = (
     "actor_rollout_ref.model.lora_rank=4",
     "trainer.total_steps=2",

@@ -17,8 +17,6 @@ from tandem.topology.ray_devices import Share
 
 ray = pytest.importorskip("ray")
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Code in a process of its own."""

@@ -24,7 +24,6 @@ from tests.e2e.seven import Run, distance, equal, prepare
 
 __all__ = ["task"]
 
-pytestmark = pytest.mark.timeout(300)
 FIVE = (
     "trainer.total_steps=5",
     "trainer.exact=true",

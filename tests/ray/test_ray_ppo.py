@@ -16,7 +16,6 @@ from tests.e2e.seven import Run, distance, prepare, train
 
 __all__ = ["task"]
 
-pytestmark = pytest.mark.timeout(300)
 PPO = (
     "algorithm.adv_estimator=gae",
     "critic.enable=true",

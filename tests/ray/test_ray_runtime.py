@@ -32,7 +32,6 @@ from tests.rollout.process_engines import order
 from tests.rollout.tiny_models import llama, requests
 from tests.train.conftest import build_batch
 
-pytestmark = pytest.mark.timeout(120)
 SAMPLING = Sampling(n=2, max_tokens=8, stop_token_ids=(0, 1))
 OBJECTIVE = PolicyObjective(aggregation="seq-mean-token-mean")
 PLACED = (Placement("actor", "actor", 1, 2), Placement("rollout", "rollout", 1, 2))

@@ -24,8 +24,6 @@ from tests.dataflow.store_cases import COLUMNS, MakeStore, StoreCases, check_row
 
 ray = pytest.importorskip("ray")
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Renewed(RayStore):
     """A store that can start over in the processes it has: a fresh one for every case would cost seconds."""

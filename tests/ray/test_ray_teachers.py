@@ -13,7 +13,6 @@ from tests.e2e.seven import ALPHABET, SHAPE, train
 
 __all__ = ["task"]
 
-pytestmark = pytest.mark.timeout(300)
 SMALL = (
     "trainer.total_steps=2",
     "data.train_batch_size=4",

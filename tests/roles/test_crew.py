@@ -23,7 +23,7 @@ from tandem.roles.crew import Crew
 from tandem.roles.fleet import Fleet
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import FAILED, Filling
-from tandem.roles.rollout_stream import StreamingRollout, UpdatedStream
+from tandem.roles.rollout_stream import StreamingRollout, UpdatedStream, cause_of_stall
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
 from tandem.weights.sync import Snapshot, WeightSync
 from tests.roles.fake_roles import LENGTH, FakeEngine, FakeScoring, FakeTokenizer, prompts
@@ -296,6 +296,10 @@ def test_an_engine_that_starts_again_gets_nothing_before_it_is_ready() -> None:
     second = company.made["a"][1]
     assert second.calls == [] and company.crew.streams == []
     assert "has loaded no weights" in str(company.keeper.closed("a"))
+    cause = cause_of_stall(company.plane, company.keeper, company.crew.members, 0, company.crew.starting)
+    assert "given back, for engine 'a' died," in cause and "a has died and is starting again" in cause
+    assert "on engine" not in cause
+    assert company.crew.blockers() == "a has died and is starting again"
     second.started = True
     company.crew.gather(10.0)
     assert second.calls == ["load 0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,15 +62,19 @@ def test_the_reference_point_is_zero_at_the_start_and_the_log_ratio_of_mismatche
     assert with_reference_point(batch, actor).dense("reference_point").tolist() == pytest.approx([z] * 8, abs=1e-5)
 
 
-def test_the_evaluation_does_not_depend_on_how_it_is_cut() -> None:
-    actor = actor_of()
-    stage = BatchStage("ref", ("prompts", "responses", "response_mask"), ("ref_logprobs",), actor.ref_logprobs)
-    found = [
-        PreferenceEvaluator(PAIRS, size, actor, [stage], PreferenceObjective("dpo")).metrics() for size in (1, 3, 4)
-    ]
-    assert found[0] == pytest.approx(found[2], abs=1e-5) and found[1] == pytest.approx(found[2], abs=1e-5)
-    assert found[0]["eval/loss"] == pytest.approx(0.6931, abs=1e-3)
-    assert found[0]["eval/chosen_logprob"] < 0
+def test_the_evaluation_is_over_all_held_out_preferences_at_once() -> None:
+    actor, batch = actor_of(), as_groups(PAIRS)
+    read = ("prompts", "responses", "response_mask")
+    ref = BatchStage("ref", read, ("ref_logprobs",), actor.ref_logprobs)
+    found = PreferenceEvaluator(PAIRS, actor, [ref], PreferenceObjective("dpo")).metrics()
+    assert found["eval/loss"] == pytest.approx(0.6931, abs=1e-3)
+    assert found["eval/chosen_logprob"] < 0
+    for _ in range(3):
+        actor.step(Loss(actor.ref_logprobs(batch), PreferenceObjective("dpo", {"beta": 5.0})))
+    mismatch = BatchStage("z", read, ("reference_point",), partial(with_reference_point, actor=actor))
+    found = PreferenceEvaluator(PAIRS, actor, [ref, mismatch], PreferenceObjective("kto")).metrics()
+    z = float(with_reference_point(batch, actor).dense("reference_point")[0])
+    assert found["eval/reference_point"] == pytest.approx(z, abs=1e-6)
 
 
 def given(batch: DataProto) -> DataProto:
