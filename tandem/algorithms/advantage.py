@@ -37,11 +37,16 @@ def per_token(scores: torch.Tensor, response_mask: torch.Tensor, like: torch.Ten
     return spread, spread
 
 
-def whiten_partition(values: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """``masked_whiten`` over all trained tokens of the partition; 0 where fewer than two leave nothing to compare."""
-    if int(response_mask.sum()) < 2:
+def whiten_partition(values: torch.Tensor, counted: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """``masked_whiten`` over the tokens of the partition that count; 0 where fewer than two are left of more.
+
+    Raises ``ContractError`` where the one token that counts is the only trained one: no failed reward made it so, and a
+    silent 0 would train nothing step after step.
+    """
+    left = int(counted.sum())
+    if left == 0 or left == 1 < int(response_mask.sum()):
         return torch.zeros_like(values)
-    return masked_whiten(values, response_mask)
+    return masked_whiten(values, counted)
 
 
 def reward_to_go(rewards: torch.Tensor, response_mask: torch.Tensor, discount: float) -> torch.Tensor:
@@ -139,7 +144,7 @@ def reinforce_plus_plus(
     """Discounted reward-to-go, whitened over all trained tokens of the partition (arXiv 2501.03262)."""
     counted = response_mask & countable(token_rewards, response_mask, reward_valid).unsqueeze(-1)
     returns = reward_to_go(select(token_rewards, counted), counted, gamma)
-    return whiten_partition(returns, counted), returns
+    return whiten_partition(returns, counted, response_mask), returns
 
 
 @ADVANTAGES.register(
@@ -174,4 +179,4 @@ def gae(
         next_value = torch.where(trained, values[:, t], next_value)
         columns.append(running)
     advantages = select(torch.stack(columns[::-1], dim=1), counted)
-    return whiten_partition(advantages, counted), select(advantages + values, response_mask)
+    return whiten_partition(advantages, counted, response_mask), select(advantages + values, response_mask)

@@ -74,7 +74,7 @@ def reinforce_plus_plus_baseline(
     groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
     compared = response_mask & groups.comparable.unsqueeze(-1)
     centred, _ = per_token(groups.deviation(scores), compared, token_rewards)
-    advantages = whiten_partition(centred, compared)
+    advantages = whiten_partition(centred, compared, response_mask)
     return advantages, advantages
 
 
@@ -112,7 +112,7 @@ def gdpo(
         total = total + weight * groups.deviation(component) / (groups.std(component)[groups.slot] + epsilon)
     compared = response_mask & groups.comparable.unsqueeze(-1)
     spread, _ = per_token(total, compared, token_rewards)
-    advantages = whiten_partition(spread, compared)
+    advantages = whiten_partition(spread, compared, response_mask)
     return advantages, advantages
 
 

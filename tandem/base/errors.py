@@ -71,3 +71,7 @@ class DiedError(TandemError):
 
 class EngineDiedError(DiedError):
     """A rollout engine is gone; its tickets can be given to others."""
+
+
+class EngineHungError(EngineDiedError, DeadlineError):
+    """A rollout engine was alive and did nothing for too long, so that it was ended: gone like one that died."""

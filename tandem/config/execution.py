@@ -31,7 +31,7 @@ class WeightSyncConfig(Node):
     bucket_mb: PositiveInt = 256
     """Size of a transfer bucket in MiB."""
     deadline_s: Annotated[float, Field(gt=0)] = 300.0
-    """Longest wait for all engines to acknowledge a version, in seconds."""
+    """Longest wait for an engine to acknowledge a version, once it has finished what comes first, in seconds."""
     lora: Literal["merged", "adapter"] | None = None
     """What a push of a LoRA run carries: all weights with the adapters merged, or the adapters alone, which the engine
     then computes as the trainer does. Default: adapter, where the engine takes them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -56,8 +57,11 @@ class OpenTicket:
     settled: int
     lacking: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
+    def told(self, gone: Collection[str] = ()) -> str:
+        """For a message; the engines ``gone`` have died since they got it."""
         engine = f"on engine {self.engine!r}" if self.engine else "given to no engine"
+        if self.engine in gone and not self.lacking:
+            engine = f"given back, for engine {self.engine!r} died,"
         waits = f", generated, waits for {' and '.join(self.lacking)}" if self.lacking else ""
         return f"ticket {self.ticket.place} (attempt {self.ticket.attempt}) {engine}{waits} for {self.seconds:.1f} s"
 
@@ -85,8 +89,8 @@ class PartitionStatus:
     tasks: dict[str, TaskProgress]
     drops: dict[str, int]
 
-    def blocker(self, task: str | None = None) -> str:
-        """Who or what keeps ``task`` (None: the seal) waiting, in words."""
+    def blocker(self, task: str | None = None, gone: Collection[str] = ()) -> str:
+        """Who or what keeps ``task`` (None: the seal) waiting, in words; the engines ``gone`` have died."""
         causes = []
         if self.open:
             longest = sorted(self.open, key=lambda entry: -entry.seconds)
@@ -95,7 +99,7 @@ class PartitionStatus:
             causes.append(
                 f"{len(longest)} of {self.tickets} groups unfilled"
                 + (f", {generated} of them generated" if generated else "")
-                + f": {', '.join(map(str, longest[:_NAMED]))}{more}"
+                + f": {', '.join(entry.told(gone) for entry in longest[:_NAMED])}{more}"
             )
             if self.drops:
                 causes.append("dropped so far: " + ", ".join(f"{n} x {reason}" for reason, n in self.drops.items()))

@@ -15,7 +15,7 @@ from tandem.reward.outcome import Scores
 from tandem.roles.fleet import Fleet
 from tandem.roles.occupancy import Work
 from tandem.roles.rollout import first_failure, require_rewards
-from tandem.roles.rollout_stream import StreamingRollout
+from tandem.roles.rollout_stream import StreamingRollout, silence
 from tandem.rollout.protocol import Mortal
 from tandem.weights.sync import Receiver, WeightSync
 
@@ -161,6 +161,17 @@ class Crew:
     def members(self) -> list[StreamingRollout]:
         """The loops at work, and those whose engines are starting again."""
         return [*self.streams, *self._starting.values()]
+
+    @property
+    def starting(self) -> list[str]:
+        """Engines that have died and are starting again."""
+        return list(self._starting)
+
+    def blockers(self) -> str:
+        """Who keeps the actor's loop waiting where it waits for the engines themselves, in words."""
+        causes = [self.publisher.blocked_by, *(f"{name} has died and is starting again" for name in self.starting)]
+        causes += [f"{stream.name} {quiet}" for stream in list(self.streams) if (quiet := silence(stream))]
+        return "; ".join(cause for cause in causes if cause) or "its rollout engines are not done"
 
     # --- deaths ------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -22,7 +22,8 @@ from tandem.reward.outcome import Scores
 from tandem.roles.occupancy import Occupancy, wall
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import Filling, Pending, Rollout
-from tandem.rollout.protocol import GroupOutput, GroupRequest, Mortal, Observed, RolloutEngine
+from tandem.rollout.connection import QUIET_S
+from tandem.rollout.protocol import Audible, GroupOutput, GroupRequest, Mortal, Observed, RolloutEngine
 
 _TICK_S = 0.05  # between looks at scorings while the engine has nothing to do
 _LEAVE_S = 10.0  # for a loop whose engine has died to hand its tickets on
@@ -238,10 +239,33 @@ class UpdatedStream:
     def __init__(self, stream: StreamingRollout, gate: GateKeeper, on_update: OnWeightUpdate, drain_s: float) -> None:
         self.name = stream.name
         self._stream, self._gate, self._on_update, self._drain_s = stream, gate, on_update, drain_s
-        self._drained_s = 0.0
+        self._draining = False
+
+    def prepare(self, version: int) -> None:
+        """Return once what is being generated is where it may be when ``load`` comes.
+
+        Raises ``DeadlineError`` where generation doesn't end in time.
+        """
+        if self._on_update != "wait":
+            return
+        name = self.name
+        self._gate.pause(name, f"it finishes what it has before weights version {version}")
+        self._draining = True
+        if not self._stream.drain(self._drain_s):
+            quiet = silence(self._stream)
+            raise DeadlineError(
+                f"waited {self._drain_s:g} s for {name} to finish its groups before weights version {version}"
+                + (f"; {quiet}" if quiet else "")
+            )
+        self._draining = False
+
+    def doing(self) -> str:
+        """What keeps it from having the weights, in words; nothing where it is just loading them."""
+        causes = ["finishes its groups first" if self._draining else "", silence(self._stream)]
+        return " and ".join(cause for cause in causes if cause)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
-        """Hand ``weights`` to the engine. Raises ``DeadlineError`` where generation doesn't end in time."""
+        """Hand ``weights`` to the engine, which is prepared for them."""
         try:
             return self._load(weights, version)
         except TandemError:
@@ -250,13 +274,6 @@ class UpdatedStream:
 
     def _load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
         stream, engine = self._stream, self._stream.engine
-        if self._on_update == "wait":
-            self._gate.pause(stream.name, f"it finishes what it has before weights version {version}")
-            begun = time.perf_counter()
-            drained = stream.drain(self._drain_s)
-            self._drained_s = time.perf_counter() - begun
-            if not drained:
-                raise DeadlineError(f"waited {self._drain_s:g} s for {stream.name} to finish before new weights")
         if self._on_update == "abort":
             engine.pause(abort=True)
         fingerprint = engine.load(weights, version)
@@ -277,24 +294,39 @@ class UpdatedStream:
         engine = self._stream.engine
         return engine.applied_s if isinstance(engine, Observed) else 0.0
 
-    @property
-    def drained_s(self) -> float:
-        """Seconds for which the last ``load`` let the engine finish what it had."""
-        return self._drained_s
+
+def silence(rollout: StreamingRollout) -> str:
+    """That the engine gives no sign of life, and for how long; nothing of one that does."""
+    silent_s = rollout.engine.silent_s() if isinstance(rollout.engine, Audible) else 0.0
+    return f"gave no sign of life for {silent_s:.0f} s" if silent_s > QUIET_S else ""
 
 
-def cause_of_stall(plane: DataPlane, gate: GateKeeper, rollouts: Iterable[StreamingRollout], partition: int) -> str:
-    """Why a partition isn't ready, in words: what is unfilled, who scores, who is paused, what the gate awaits."""
+def cause_of_stall(
+    plane: DataPlane,
+    gate: GateKeeper,
+    rollouts: Iterable[StreamingRollout],
+    partition: int,
+    starting: Collection[str] = (),
+) -> str:
+    """Why a partition isn't ready, in words: what is unfilled, who scores, is paused or silent, what the gate awaits.
+
+    The engines of ``starting`` have died.
+    """
     causes = []
     status = plane.status().partitions
     if partition in status:
-        causes.append(status[partition].blocker())
+        causes.append(status[partition].blocker("train", gone=starting))
     else:
         causes.append(f"partition {partition}: nothing was put yet")
     rollouts = list(rollouts)
     scoring = {doing for rollout in rollouts if (doing := rollout.scoring) is not None}  # one pool serves them all
     causes += [f"scoring: {doing}" for doing in scoring]
     for rollout in rollouts:
+        if rollout.name in starting:
+            causes.append(f"{rollout.name} has died and is starting again")
+            continue
+        if quiet := silence(rollout):
+            causes.append(f"{rollout.name} {quiet}")
         with suppress(TandemError):
             closed: Closed | None = gate.closed(rollout.name)
             if closed is not None and not closed.exhausted:

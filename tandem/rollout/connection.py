@@ -19,6 +19,7 @@ from tandem.base.errors import (
     DataError,
     DeadlineError,
     EngineDiedError,
+    EngineHungError,
     TandemError,
     UnknownNameError,
 )
@@ -27,6 +28,8 @@ from tandem.rollout.wire import Line, Message
 T = TypeVar("T")
 
 _TICK_S = 0.5  # between looks at a process from which nothing comes
+QUIET_S = 3.0
+"""Silence that is worth telling; a host gives a sign of life twice in a second."""
 _ERRORS = {e.__name__: e for e in (ContractError, DataError, DeadlineError, UnknownNameError, TandemError)}
 
 
@@ -61,7 +64,7 @@ class Connection:
     """A host and the messages that came from it. One thread listens; any thread may ask and wait.
 
     Whoever waits gets ``EngineDiedError`` once the process has ended. One that has hung is ended, since nobody knows
-    what it would do next, and its waiters get ``DeadlineError``.
+    what it would do next, and its waiters get ``EngineHungError``, which is one too.
     """
 
     def __init__(self, name: str, host: EngineHost, patience: Patience) -> None:
@@ -85,6 +88,11 @@ class Connection:
     def steps(self) -> int:
         """Tokens made, as of the last sign of life; 0 where the engine doesn't count them."""
         return self._steps or 0
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last sign of life; 0 while the process starts."""
+        return time.monotonic() - self._heard if self._ready else 0.0
 
     def wait_until_ready(self) -> None:
         """Return once the process takes orders. Raises what its start raised."""
@@ -188,13 +196,13 @@ class Connection:
             self._check_alive(awaited)
             self._check_well(awaited, None)
             if deadline.left == 0.0:
-                self._give_up(f"did not give {awaited} in {deadline.seconds:g} s")
+                self._give_up(f"did not give {awaited} in {deadline.seconds:g} s{self._quiet()}")
             self._news.wait(min(_TICK_S, deadline.left))
 
     def _check_alive(self, awaited: str) -> None:
         if self._failure is not None:
             error, text = self._failure
-            raise error(f"{text}. Awaited was {awaited}" if error is DeadlineError else text)
+            raise error(f"{text}. Awaited was {awaited}" if issubclass(error, DeadlineError) else text)
 
     def _check_well(self, awaited: str, since: float | None) -> None:
         """Give up a process that gives no sign of life, or makes no token where tokens are owed ``since`` a time."""
@@ -205,20 +213,24 @@ class Connection:
             self._give_up(f"gave no sign of life for {self._patience.silence_s:g} s while {awaited} was awaited")
         owed = None if since is None or self._paused or self._steps is None else max(since, self._stepped)
         if owed is not None and time.monotonic() - owed > self._patience.deadline_s:
-            self._give_up(f"made no token for {self._patience.deadline_s:g} s while {awaited} was awaited")
+            self._give_up(
+                f"made no token for {self._patience.deadline_s:g} s while {awaited} was awaited{self._quiet()}"
+            )
 
     def _silent(self) -> bool:
-        return time.monotonic() - self._heard > self._patience.silence_s
+        return self.silent_s > self._patience.silence_s
+
+    def _quiet(self) -> str:
+        """How long it has been silent, to end a sentence with, where that is out of the ordinary."""
+        return f", and gave no sign of life for the last {self.silent_s:.0f} s" if self.silent_s > QUIET_S else ""
 
     def _give_up(self, what: str) -> None:
         if self._failure is None:
-            text = (
-                f"rollout engine {self._name!r} (process {self.pid}) {what}; it was alive, so it had hung and was ended"
-            )
-            self._failure = (DeadlineError, text)
+            name = f"rollout engine {self._name!r} (process {self.pid})"
+            self._failure = EngineHungError, f"{name} {what}; it was alive, so it had hung and was ended"
             self._host.kill()
         self._news.notify_all()
-        raise DeadlineError(self._failure[1])
+        raise self._failure[0](self._failure[1])
 
     # --- the listening thread ----------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ class HostedEngine:
 
     The constructor returns while the process starts; whoever needs it first waits. Methods may be called by any thread.
 
-    Every method raises ``EngineDiedError`` within seconds once the process has ended, and ``DeadlineError`` once it was
+    Every method raises ``EngineDiedError`` within seconds once the process has ended, ``EngineHungError`` once it was
     ended for hanging; errors that the engine raises on purpose come through as they are. Requests that are unanswered
     at the same time must have different keys.
     """
@@ -64,6 +64,10 @@ class HostedEngine:
     def applied_s(self) -> float:
         """See ``Observed``."""
         return self._applied_s
+
+    def silent_s(self) -> float:
+        """See ``Audible``."""
+        return self._link.silent_s
 
     def wait_until_ready(self) -> None:
         """Return once the engine can generate. Raises what its start raised, such as ``DataError`` for no model."""

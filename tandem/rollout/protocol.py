@@ -161,10 +161,18 @@ class Mortal(Protocol):
         """Whether it has started. Raises what its start raised: no property, which ``isinstance`` would look at."""
 
     def check(self) -> None:
-        """Raise ``EngineDiedError`` if the process has ended; returns at once."""
+        """Raise ``EngineDiedError`` if the process has ended or was given up; returns at once."""
 
     def close(self) -> None:
         """End the process."""
+
+
+@runtime_checkable
+class Audible(Protocol):
+    """An engine in a process that gives signs of life."""
+
+    def silent_s(self) -> float:
+        """Seconds since the last one."""
 
 
 @runtime_checkable

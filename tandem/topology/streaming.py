@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from tandem.base.errors import DeadlineError
@@ -22,9 +22,9 @@ from tandem.roles.rollout_stream import StreamingRollout, cause_of_stall
 from tandem.roles.stages import BatchStage
 from tandem.roles.update import UPDATES, Update
 from tandem.topology.session import Session
+from tandem.topology.stalls import telling
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
 
 _TICK_S = 0.5  # between looks at the loops while waiting for data
 _JOIN_S = 2.0  # for a loop that is told to end
@@ -62,7 +62,8 @@ class StreamingSession(Session):
             self.crew.start()
             with self.crew.explaining():
                 yield
-            self.crew.settle()
+            with self._awaiting("ending"):
+                self.crew.settle()
             self._draw_pushes()
         finally:
             self.crew.stop(_JOIN_S)
@@ -74,7 +75,8 @@ class StreamingSession(Session):
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """See ``Session.evaluating``; generation goes on beside it."""
-        self.crew.gather(self.config.execution.deadline_s)
+        with self._awaiting("evaluating"):
+            self.crew.gather(self.config.execution.deadline_s)
         yield
 
     def fill(self, partition: int) -> None:
@@ -105,7 +107,8 @@ class StreamingSession(Session):
 
     def publish(self, version: int) -> None:
         """Bring weights ``version`` to everyone who generates or scores with them."""
-        self.progress.push = self.crew.publish(version)
+        with self._awaiting(f"publishing version {version}"):
+            self.progress.push = self.crew.publish(version)
         self.progress.beside["push/bytes"] = float(self.crew.publisher.nbytes)
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
@@ -157,26 +160,28 @@ class StreamingSession(Session):
 
     def _watch(self, partition: int, index: int, attempt: Callable[[], T]) -> T:
         """Repeat ``attempt`` while it raises ``DeadlineError`` after a moment, and watch everyone meanwhile."""
-        execution, started, warned = self.config.execution, time.monotonic(), 0.0
-        while True:
-            self.check()
-            try:
-                return attempt()
-            except DeadlineError:
-                waited = time.monotonic() - started
-            if waited - warned < execution.stall_warning_s and waited < execution.deadline_s:
-                continue
-            cause = self.causes(partition)
-            place = f"{self.loop_name}(rollout_id={partition}) batch_index={index}"
-            told = f"{place} stalled for {waited:.0f} seconds: {cause}"
-            if waited >= execution.deadline_s:
-                raise DeadlineError(told)
-            logger.warning(told)
-            warned = waited
+        execution, started = self.config.execution, time.monotonic()
+        place, cause = f"(rollout_id={partition}) batch_index={index}", partial(self.causes, partition)
+        with self._telling(place, cause) as told:
+            while True:
+                self.check()
+                with suppress(DeadlineError):
+                    return attempt()
+                if time.monotonic() - started >= execution.deadline_s:
+                    raise DeadlineError(told())
+
+    def _telling(self, doing: str, cause: Callable[[], str]) -> AbstractContextManager[Callable[[], str]]:
+        """Around a wait of the loop, in which it is ``doing`` that: one that takes long is told, with its cause."""
+        return telling(self.config.execution.stall_warning_s, f"{self.loop_name}{doing}", cause)
+
+    def _awaiting(self, what: str) -> AbstractContextManager[Callable[[], str]]:
+        """``_telling`` around a wait for the engines themselves."""
+        return self._telling(f"(rollout_id={self.progress.step}) {what}", self.crew.blockers)
 
     def causes(self, partition: int) -> str:
         """Why ``partition`` isn't ready, in words."""
-        return cause_of_stall(self.plane, self.keeper, self.crew.members, partition)
+        crew = self.crew
+        return cause_of_stall(self.plane, self.keeper, crew.members, partition, crew.starting)
 
     @property
     def order(self) -> Order:

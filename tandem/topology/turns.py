@@ -28,7 +28,8 @@ class TurnSession(StreamingSession):
         with super().generating():
             self.crew.work()
             yield
-            self.crew.rest()
+            with self._awaiting("resting its engines"):
+                self.crew.rest()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
-from tandem.base.deadline import Deadline
 from tandem.base.errors import ContractError, DeadlineError, TandemError
 from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.shared_weights import SharedWeights
@@ -42,12 +41,14 @@ class Answering(Protocol):
 
 
 @runtime_checkable
-class Draining(Protocol):
-    """A receiver that may finish something before it takes new weights over."""
+class Preparing(Protocol):
+    """A receiver that has something to end before it takes weights over."""
 
-    @property
-    def drained_s(self) -> float:
-        """Seconds that it took for that in its last ``load``, in which it was at work as ever."""
+    def prepare(self, version: int) -> None:
+        """Return once ``load`` may come; this takes what it takes, within a limit of the receiver's own."""
+
+    def doing(self) -> str:
+        """What keeps it, in words that go on after ``which``; nothing to tell: an empty string."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ class WeightSync:
     One push is under way at most: the next waits for it, so no version is skipped. ``require_actor`` refuses to publish
     other weights than the actor's. ``acknowledged(name, version)`` is called, in any thread, for each receiver that has
     answered rightly. ``overlap``: ``push`` returns once the snapshot is taken, and what goes wrong later is raised by
-    the next call, whichever it is, until ``leave`` names the culprit. ``deadline_s`` is for a push, ``health_s`` for
-    the answers to the health call before it.
+    the next call, whichever it is, until ``leave`` names the culprit. ``deadline_s`` is for a push to each receiver
+    that is prepared for it, ``health_s`` for the answers to the health call before it.
     """
 
     def __init__(
@@ -120,7 +121,8 @@ class WeightSync:
         self._version: int | None = None
         self._current: Snapshot | None = None
         self._deliveries: dict[str, Delivery[float]] = {}
-        self._deadline = Deadline(deadline_s)
+        self._awaited: tuple[str, Mapping[str, Delivery[Any]]] | None = None
+        self._prepared: dict[str, float] = {}  # seconds, by receiver
         self._arrived: dict[str, float] = {}
         self._arrivals: list[tuple[str, int, float, float]] = []
 
@@ -166,15 +168,24 @@ class WeightSync:
 
     def wait(self) -> None:
         """Return once every receiver has acknowledged the last push."""
-        self._join(self._deliveries, self._deadline, f"weights version {self._version}")
+        self._join(self._deliveries, self._deadline_s, f"weights version {self._version}")
         self._settle()
 
     def check(self) -> None:
         """Raise what has gone wrong with the push under way, a passed deadline included; doesn't wait."""
         for delivery in self._deliveries.values():
             delivery.check()
-        if any(delivery.under_way for delivery in self._deliveries.values()) and self._deadline.left == 0.0:
+        if any(delivery.late for delivery in self._deliveries.values()):
             self.wait()
+
+    @property
+    def blocked_by(self) -> str:
+        """What is waited for at this moment, in any thread, and who blocks; empty where nothing is."""
+        if self._awaited is None:
+            return ""
+        awaited, deliveries = self._awaited
+        names = self._names(list(deliveries.items()))
+        return f"waits for {awaited}; blocked by {names}" if names else ""
 
     def take_arrivals(self) -> list[tuple[str, int, float, float]]:
         """(receiver, version, begun, acknowledged) of what has arrived since the last look; ``time.perf_counter``."""
@@ -193,7 +204,7 @@ class WeightSync:
         self.wait()
         if self._current is not None and self._version is not None:
             delivery = self._deliver(name, receiver, self._current, self._version, self._current.fingerprint)
-            self._join({name: delivery}, Deadline(self._deadline_s), f"weights version {self._version}")
+            self._join({name: delivery}, self._deadline_s, f"weights version {self._version}")
         self._receivers[name] = receiver
 
     def leave(self, name: str) -> None:
@@ -206,7 +217,6 @@ class WeightSync:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _send(self, snapshot: Snapshot, version: int) -> None:
-        self._deadline = Deadline(self._deadline_s)
         expected = Delivery("the fingerprint of the snapshot", snapshot.fingerprint)
         self._deliveries = {
             name: self._deliver(name, receiver, snapshot, version, expected.result)
@@ -232,16 +242,21 @@ class WeightSync:
             self._arrivals.append((name, version, started, time.perf_counter()))
             return seconds
 
-        return Delivery(name, deliver)
+        def prepare() -> None:
+            if isinstance(receiver, Preparing):
+                with _timed(self._prepared, name):
+                    receiver.prepare(version)
+
+        return Delivery(name, deliver, self._deadline_s, prepare)
 
     def _check_health(self) -> None:
         """Every receiver that can be asked answers in time, and has the version that it acknowledged."""
         calls = {
-            name: Delivery(name, partial(receiver.ping, self._health_s))
+            name: Delivery(name, partial(receiver.ping, self._health_s), self._health_s)
             for name, receiver in self._receivers.items()
             if isinstance(receiver, Answering)
         }
-        self._join(calls, Deadline(self._health_s), "an answer to the health call before a push")
+        self._join(calls, self._health_s, "an answer to the health call before a push")
         for name, call in calls.items():
             if self._version is not None and call.result() != self._version:
                 raise TandemError(
@@ -249,24 +264,38 @@ class WeightSync:
                     "anew, or loaded by somebody else. Let it leave and join"
                 )
 
-    def _join(self, deliveries: Mapping[str, Delivery[Any]], deadline: Deadline, awaited: str) -> None:
-        """Wait for all; raise the first error, or name those that are late."""
-        for delivery in deliveries.values():
-            delivery.join(deadline.left)
+    def _join(self, deliveries: Mapping[str, Delivery[Any]], seconds: float, awaited: str) -> None:
+        """Wait for all, as long as each has time; raise the first error, or name those that are late."""
+        self._awaited = awaited, deliveries
+        try:
+            for delivery in deliveries.values():
+                delivery.join()
+        finally:
+            self._awaited = None
         for delivery in deliveries.values():
             delivery.check()
-        late = [name for name, delivery in deliveries.items() if delivery.under_way]
+        late = self._names(list(deliveries.items()))
         if late:
-            raise DeadlineError(f"waited {deadline.seconds:g} s for {awaited}; blocked by {', '.join(late)}")
+            raise DeadlineError(f"waited {seconds:g} s for {awaited}; blocked by {late}")
+
+    def _names(self, deliveries: list[tuple[str, Delivery[Any]]]) -> str:
+        """The receivers that are awaited, each with what it is doing, if it tells."""
+        told = []
+        for name, delivery in deliveries:
+            if delivery.under_way:
+                receiver: object = self._receivers.get(name)
+                doing = receiver.doing() if isinstance(receiver, Preparing) else ""
+                told.append(f"{name}, which {doing}" if doing else name)
+        return ", ".join(told)
 
     def _settle(self) -> None:
         """Note how long the push took that has arrived."""
         if not self._deliveries:
             return
         applied = {n: r.applied_s for n, r in self._receivers.items() if isinstance(r, Answering)}
-        drained = {n: r.drained_s for n, r in self._receivers.items() if isinstance(r, Draining)}
-        transfers = [d.result() - applied.get(n, 0.0) - drained.get(n, 0.0) for n, d in self._deliveries.items()]
-        drain = {"drain": max(drained.values())} if drained else {}
+        transfers = [d.result() - applied.get(name, 0.0) for name, d in self._deliveries.items()]
+        prepared = [self._prepared[name] for name in self._deliveries if name in self._prepared]
+        drain = {"drain": max(prepared)} if prepared else {}
         self._arrived = {**drain, "transfer": max(transfers), "apply": max(applied.values(), default=0.0)}
         self._deliveries = {}
 

@@ -144,3 +144,11 @@ def test_group_ids_must_be_one_per_sample() -> None:
     rewards, mask, _ = one_token([1.0, 2.0], [0, 0])
     with pytest.raises(ContractError, match="one id per sample"):
         grpo(rewards, mask, torch.tensor([0, 0, 1]))
+
+
+def test_a_single_token_is_0_where_others_failed_and_refused_where_it_was_sampled_alone() -> None:
+    rewards, mask = torch.tensor([[1.0], [3.0]]), torch.ones(2, 1, dtype=torch.bool)
+    advantages, _ = ADVANTAGES["reinforce_plus_plus"].target(rewards, mask, torch.tensor([True, False]))
+    assert not advantages.any()
+    with pytest.raises(ContractError, match="1 selected"):
+        ADVANTAGES["reinforce_plus_plus"].target(rewards[:1], mask[:1])

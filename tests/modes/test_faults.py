@@ -13,6 +13,7 @@ from tandem.base.errors import EngineDiedError
 from tandem.control.entry import LOOPS
 from tandem.models.fingerprint import fingerprint
 from tandem.roles.train_rank import REF
+from tandem.rollout.connection import Patience
 from tandem.rollout.process import ProcessEngine
 from tests.e2e.seven import training_rank
 from tests.modes.gates import EventLog, SlowEngine, streaming, with_engine
@@ -42,9 +43,12 @@ def test_b37_the_first_weights_after_a_resume_are_the_actors_and_not_the_referen
     assert reference == first[0] != resumed[2]
 
 
-@pytest.mark.parametrize(("mode", "restarts"), [("hybrid", 1), ("fully_async", 0)])
-def test_b83_a_killed_engine_is_started_again_or_ends_the_run_with_its_name(
-    task: Path, tmp_path: Path, mode: str, restarts: int
+@pytest.mark.parametrize(
+    ("mode", "restarts", "how"),
+    [("hybrid", 1, signal.SIGKILL), ("hybrid", 1, signal.SIGSTOP), ("fully_async", 0, signal.SIGKILL)],
+)
+def test_b83_an_engine_that_dies_or_hangs_is_started_again_or_ends_the_run_with_its_name(
+    task: Path, tmp_path: Path, mode: str, restarts: int, how: signal.Signals
 ) -> None:
     """Its tickets are given again: no sample is lost or trained twice."""
     execution = f"{{mode: {mode}, max_staleness: 1, deadline_s: 60, max_engine_restarts: {restarts}}}"
@@ -52,11 +56,12 @@ def test_b83_a_killed_engine_is_started_again_or_ends_the_run_with_its_name(
     session = streaming(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", *words)
     engine = session.streams[0].engine
     assert isinstance(engine, ProcessEngine)
+    engine._link._patience = Patience(start_s=60, deadline_s=60, silence_s=3)
 
     def end_step(step: int, batch: Any, update: Any) -> None:
         type(session).end_step(session, step, batch, update)
         if step == 1:
-            os.kill(engine.pid, signal.SIGKILL)
+            os.kill(engine.pid, how)
 
     object.__setattr__(session, "end_step", end_step)
     if restarts:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from tandem.reward.resolve import resolve
 from tandem.topology.plan import compile_plan
 from tandem.topology.streaming import StreamingSession
 from tests.e2e.seven import prepare, train
+from tests.modes.gates import EventLog, SlowEngine, with_engine
 
 MODES = ("hybrid", "fully_async")
 
@@ -205,6 +208,32 @@ class TestStalls:
         warning, error = self.stalled(session, caplog, partition=2)
         assert "partition 2 needs version 1 published (max_staleness 1), 0 is; awaited from rollout-0" in warning
         assert "awaited from rollout-0" in error
+
+    @pytest.mark.parametrize("silent_s", [0.0, 12.0])
+    def test_groups_that_new_weights_wait_for(
+        self, session: StreamingSession, caplog: pytest.LogCaptureFixture, silent_s: float
+    ) -> None:
+        class Endless(SlowEngine):
+            def silent_s(self) -> float:
+                return silent_s
+
+        log, goes_on = EventLog(), threading.Event()
+        with_engine(session, Endless(log, may_end=lambda ticket: ticket.place == 0 or goes_on.is_set()))
+        with caplog.at_level(logging.WARNING), pytest.raises(DeadlineError) as error, session.streaming():
+            session.publish(0)
+            log.wait_for(lambda: log.happened("group 0.0"), "the first group")
+            try:
+                session.publish(1)
+            finally:
+                goes_on.set()
+        session.rewards.close()
+        (warning, *_) = (record.getMessage() for record in caplog.records if "stalled" in record.getMessage())
+        quiet = " and gave no sign of life for 12 s" if silent_s else ""
+        blocked = f"waits for weights version 1; blocked by rollout-0, which finishes its groups first{quiet}"
+        assert re.match(r"train_hybrid\(rollout_id=0\) publishing version 1 stalled for [12] seconds: ", warning)
+        assert blocked in warning
+        assert "waited 1.5 s for rollout-0 to finish its groups before weights version 1" in str(error.value)
+        assert ("gave no sign of life for 12 s" in str(error.value)) == bool(silent_s)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -120,6 +120,7 @@ def test_without_staleness_every_mode_is_the_synchronous_run(
     else:
         assert distance(found.weights, here.weights) < 1e-5
     assert found.run.column("version") == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert found.run.session.progress.samples == here.run.session.progress.samples != ""
 
 
 @pytest.mark.usefixtures("cluster")

@@ -24,7 +24,7 @@ from tandem.roles.fleet import Fleet
 from tandem.roles.occupancy import Occupancy
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import FAILED, Filling
-from tandem.roles.rollout_stream import OnWeightUpdate, StreamingRollout, UpdatedStream
+from tandem.roles.rollout_stream import StreamingRollout, UpdatedStream, cause_of_stall
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
 from tandem.weights.sync import Snapshot, WeightSync
 from tests.roles.fake_roles import LENGTH, FakeEngine, FakeScoring, FakeTokenizer, prompts
@@ -267,26 +267,6 @@ def test_from_its_death_on_an_engine_is_not_at_work() -> None:
     company.crew.stop(10.0)
 
 
-@pytest.mark.parametrize(("on_update", "seconds"), [("wait", 3.0), ("keep", 0.0)])
-def test_an_engine_that_finishes_what_it_has_before_new_weights_says_how_long_it_took(
-    on_update: OnWeightUpdate, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("tandem.roles.rollout_stream.time.perf_counter", lambda: now[0])
-
-    class Finishing(StreamingRollout):
-        def drain(self, seconds: float) -> bool:
-            now[0] += 3.0
-            return True
-
-    company = Company(lambda name, life: MortalEngine(name), ["only"])
-    (stream,) = company.crew.streams
-    stream.__class__ = Finishing
-    receiver = UpdatedStream(stream, company.keeper, on_update, 20.0)
-    receiver.load([("w", torch.zeros(1))], 0)
-    assert receiver.drained_s == seconds
-
-
 @pytest.mark.parametrize(("restarts", "lives"), [(1, 2), (0, 1)])
 def test_b83_one_death_too_many_ends_the_run_with_it(restarts: int, lives: int) -> None:
     company = Company(lambda name, life: MortalEngine(name, 3), ["only"], max_restarts=restarts)
@@ -332,6 +312,10 @@ def test_an_engine_that_starts_again_gets_nothing_before_it_is_ready() -> None:
     second = company.made["a"][1]
     assert second.calls == [] and company.crew.streams == []
     assert "has loaded no weights" in str(company.keeper.closed("a"))
+    cause = cause_of_stall(company.plane, company.keeper, company.crew.members, 0, company.crew.starting)
+    assert "given back, for engine 'a' died," in cause and "a has died and is starting again" in cause
+    assert "on engine" not in cause
+    assert company.crew.blockers() == "a has died and is starting again"
     second.started = True
     company.crew.gather(10.0)
     assert second.calls == ["load 0"]

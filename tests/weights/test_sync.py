@@ -168,10 +168,14 @@ def test_what_a_receiver_finishes_first_is_a_phase_of_its_own(
     monkeypatch.setattr("tandem.weights.sync.time.perf_counter", lambda: now[0])
 
     class Busy(FakeEngine):
-        drained_s = 3.0
+        def prepare(self, version: int) -> None:
+            now[0] += 3.0
+
+        def doing(self) -> str:
+            return "finishes its groups first"
 
         def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
-            now[0] += 5.0
+            now[0] += 2.0
             self.applied_s = 0.5
             return super().load(weights, version)
 
@@ -255,6 +259,43 @@ def test_whoever_is_late_is_named(trainer: Trainer) -> None:
     sync.leave("rollout-1")
     sync.push(1)
     late.go.set()
+
+
+def test_what_a_receiver_must_end_first_is_not_the_time_of_the_push(trainer: Trainer) -> None:
+    class Busy(FakeEngine):
+        """Has something to finish before each load, and then takes its time."""
+
+        def __init__(self) -> None:
+            super().__init__(open_=False)
+            self.finished = threading.Event()
+            self.prepared: list[int] = []
+
+        def prepare(self, version: int) -> None:
+            assert self.finished.wait(PATIENCE_S)
+            self.prepared.append(version)
+
+        def doing(self) -> str:
+            return "" if self.finished.is_set() else "finishes its groups first"
+
+    busy = Busy()
+    sync = trainer.sync({"rollout-0": busy}, overlap=True, deadline_s=0.2)
+    sync.push(0)
+    waiting = threading.Thread(target=sync.wait, daemon=True)
+    waiting.start()
+    assert soon(lambda: sync.blocked_by != "")
+    assert sync.blocked_by == "waits for weights version 0; blocked by rollout-0, which finishes its groups first"
+    threading.Event().wait(0.4)
+    assert waiting.is_alive()
+    sync.check()
+    busy.finished.set()
+    busy.go.set()
+    waiting.join(PATIENCE_S)
+    assert (busy.prepared, busy.loads, sync.blocked_by) == ([0], [0], "")
+    busy.go.clear()
+    sync.push(1)
+    with pytest.raises(DeadlineError, match=r"0\.2 s for weights version 1; blocked by rollout-0$"):
+        sync.wait()
+    busy.go.set()
 
 
 def test_a_health_call_that_nobody_answers_stops_the_push_before_the_snapshot(trainer: Trainer) -> None:
