@@ -191,7 +191,8 @@ def parts_of(rows: Sequence[Mapping[str, object]], setting: Setting) -> Parts:
     drain = 0.0 if setting.overlap else _mean(rows, (DRAIN,))  # engines work in it: it is a part of rollout
     push = 0.0 if together or setting.overlap else max(0.0, _mean(rows, (PUBLISH,)) - drain)
     beside = _beside_generation(setting, push, clock)
-    longest = ENDED if any(ENDED in row for row in rows) else LONGEST
+    # One group counts between two pushes. An overlapped push comes within a step: two steps may see such a group end.
+    longest = ENDED if not setting.overlap and any(ENDED in row for row in rows) else LONGEST
     pushes = 1 if setting.drains else setting.staleness  # that one group may live through
     return Parts(
         rollout=max(0.0, _mean(rows, (ROLLOUT,)) - beside) * setting.rollout,

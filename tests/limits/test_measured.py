@@ -88,6 +88,13 @@ def test_no_steady_step_is_shorter_than_its_limit(
     assert best_step(parts_of([row], setting), setting).seconds <= step * (1 + 1e-9) + 1e-9
 
 
+@pytest.mark.parametrize(("overlap", "longest"), [(False, 3.0), (True, 2.0)])
+def test_with_overlapped_pushes_the_longest_group_is_the_partitions(overlap: bool, longest: float) -> None:
+    row = {"time/step": 4.0, "time/train": 1.0, "rollout/longest_ended_s": 3.0, "rollout/longest_s": 2.0}
+    setting = Setting("hybrid", rollout=1, actor=1, staleness=1, drains=True, overlap=overlap)
+    assert parts_of([row], setting).longest == longest
+
+
 def test_after_a_resume_in_another_mode_only_its_own_steps_are_told(tmp_path: Path) -> None:
     before = {"time/step": 9.0, "time/rollout": 9.0, "time/train": 9.0, "lag/mean": 1.0, "lag/max": 2.0}
     after = {"time/step": 3.0, "time/rollout": 2.0, "time/train": 0.5, "lag/mean": 0.0, "lag/max": 0.0}
