@@ -14,12 +14,15 @@ Keys of a metrics line; a part that does not exist in a run leaves its keys out:
 ``grad/norm, optim/lr``        of the last optimizer step
 ``mismatch/...``               rollout against trainer log-probs
 ``time/PART``                  wall seconds of a named part; ``cpu/PART`` processor seconds; in streaming modes
-                               ``time/rollout`` is how long engines worked for the step's partition, whenever that was,
+                               ``time/rollout`` is how long engines worked in the step, for whichever partitions,
                                ``time/wait`` how long the actor waited, ``time/push_PHASE`` the last push of weights
 ``push/bytes``                 what each engine took over in it
 ``limit/step_s``               seconds of the best possible step with these parts
 ``limit/fraction``             how much of that the step reached
-``rollout/longest_s``          seconds from admission to end of the longest group (streaming modes)
+``limit/resumed_after``        in the first line after a resume: the step before it
+``rollout/work_s``             seconds that engines worked for the step's partition, whenever (streaming modes)
+``rollout/longest_s``          seconds from admission to end of its longest group (streaming modes)
+``rollout/longest_ended_s``    of the longest group that ended in the step, of whichever partition (streaming modes)
 ``throughput/tokens_per_second``  trained response tokens per wall second
 =============================  =====================================================================
 """

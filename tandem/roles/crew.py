@@ -110,13 +110,13 @@ class Crew:
         self.settle()
 
     def publish(self, version: int) -> dict[str, float]:
-        """``WeightSync.push``, whichever engines die on the way."""
+        """``WeightSync.push``, whichever engines die on the way; if one does, only its phases after the snapshot."""
         while True:
             try:
                 if self.publisher.version != version:
                     return self.publisher.push(version)
                 self.publisher.wait()
-                return {}
+                return self.publisher.arrived
             except EngineDiedError as error:
                 self._bury(error)
 
@@ -151,6 +151,11 @@ class Crew:
         """What each engine did for ``partition``, by name."""
         works = [(stream.name, stream.occupancy.take(partition)) for stream in self._everyone]
         return [(name, work) for name, work in works if work is not None]
+
+    def look(self) -> tuple[float, float]:
+        """Since the last look: seconds that an engine was at work, on average, and those of the longest group."""
+        seen = [stream.occupancy.look() for stream in self._everyone]
+        return sum(busy for busy, _ in seen) / len(self.members), max(longest for _, longest in seen)
 
     @property
     def members(self) -> list[StreamingRollout]:

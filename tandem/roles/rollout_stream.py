@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from tandem.dataflow.source import Prompt
 from tandem.dataflow.store import DataPlane
 from tandem.dataflow.tickets import Ticket
 from tandem.reward.outcome import Scores
-from tandem.roles.occupancy import Occupancy
+from tandem.roles.occupancy import Occupancy, wall
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import Filling, Pending, Rollout
 from tandem.rollout.connection import QUIET_S
@@ -37,7 +37,8 @@ class StreamingRollout(Rollout):
     It consumes tickets that the gate admits and produces groups with their rewards in the data plane. It waits for the
     gate (unblocked by a publication), for the engine's next group, and for scorings; all of these end with ``stop``. An
     error in it is kept and raised to whoever calls ``check``. ``partial`` says what becomes of a group that the engine
-    aborts: it goes on from its tokens, or begins again with the same seeds.
+    aborts: it goes on from its tokens, or begins again with the same seeds. ``clock`` gives the seconds that count as
+    work of the engine.
 
     When the engine dies the loop leaves the gate at once, so that others get the groups that it owed, and ends after
     the scorings that are under way.
@@ -55,11 +56,12 @@ class StreamingRollout(Rollout):
         tokenizer: Any,
         *,
         partial: Literal["resume", "discard"] = "resume",
+        clock: Callable[[], float] = wall,
     ) -> None:
         super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer)
         self._partial = partial
         self.error: BaseException | None = None
-        self.occupancy = Occupancy()
+        self.occupancy = Occupancy(clock)
         self._keeper = gate
         self._pending: dict[Ticket, Pending] = {}
         self._by_key: dict[int | str, Ticket] = {}
@@ -112,6 +114,7 @@ class StreamingRollout(Rollout):
 
     def leave(self) -> None:
         """Make sure that the gate gives nothing to a loop whose engine has died."""
+        self.occupancy.abandon()
         if self._thread.is_alive() and self._left.wait(_LEAVE_S):
             return
         if not self._left.is_set():
@@ -165,6 +168,7 @@ class StreamingRollout(Rollout):
 
     def _bequeath(self) -> None:
         """The engine is dead: its tickets go to others but for those whose groups are there and being scored."""
+        self.occupancy.abandon()
         self._pending = {ticket: group for ticket, group in self._pending.items() if group.handle is not None}
         self._keeper.leave(self.name, self._pending.keys())
         self._left.set()

@@ -103,11 +103,10 @@ class AsyncSession(StreamingSession):
     @contextmanager
     def scoring(self, partition: int, stage: str) -> Iterator[None]:
         """Around a stage of a serving role: its time is the partition's, also where it works ahead of the actor."""
-        begun = time.perf_counter()
+        begun, counted = time.perf_counter(), self.clock()
         yield
-        ended = time.perf_counter()
-        self.loops.seconds[partition, stage] += ended - begun
-        self.log.span(stage, begun, ended, threading.current_thread().name)
+        self.loops.seconds[partition, stage] += self.clock() - counted
+        self.log.span(stage, begun, time.perf_counter(), threading.current_thread().name)
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
         """See ``StreamingSession.end_step``; the times of the serving roles are gathered too."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.store import DataPlane
 from tandem.roles.crew import Crew
+from tandem.roles.occupancy import StepClock
 from tandem.roles.rollout_stream import OnWeightUpdate, StreamingRollout, UpdatedStream
 from tandem.roles.serving import ForwardModel
 from tandem.rollout.protocol import RolloutEngine
@@ -40,7 +41,8 @@ def connect_loops(parts: Parts, kind: type[L], followers: Sequence[ForwardModel]
         staleness, on_update = execution.max_staleness, parts.config.actor_rollout_ref.rollout.on_weight_update
     keeper = GateKeeper(parts.gate(staleness, list(fleet.engines)))
     plane = parts.runtime.plane(parts.ledger(staleness + 1, capacity))
-    make = partial(_stream, parts, plane, keeper)
+    clock = StepClock()
+    make = partial(_stream, parts, plane, keeper, clock)
 
     def receive(stream: StreamingRollout) -> UpdatedStream:
         return UpdatedStream(stream, keeper, on_update, execution.deadline_s)
@@ -56,10 +58,13 @@ def connect_loops(parts: Parts, kind: type[L], followers: Sequence[ForwardModel]
         max_restarts=execution.max_engine_restarts,
     )
     sub_batches = parts.plan.batch.sub_batches
-    return parts.session(kind, crew, plane, staleness, keeper=keeper, crew=crew, sub_batches=sub_batches, **handles)
+    handles = {"keeper": keeper, "crew": crew, "clock": clock, "sub_batches": sub_batches, **handles}
+    return parts.session(kind, crew, plane, staleness, **handles)
 
 
-def _stream(parts: Parts, plane: DataPlane, keeper: GateKeeper, name: str, engine: RolloutEngine) -> StreamingRollout:
+def _stream(
+    parts: Parts, plane: DataPlane, keeper: GateKeeper, clock: StepClock, name: str, engine: RolloutEngine
+) -> StreamingRollout:
     return StreamingRollout(
         name,
         engine,
@@ -70,6 +75,7 @@ def _stream(parts: Parts, plane: DataPlane, keeper: GateKeeper, name: str, engin
         parts.filling(),
         parts.composite.tokenizer,
         partial=parts.config.actor_rollout_ref.rollout.partial,
+        clock=clock,
     )
 
 

@@ -32,12 +32,15 @@ WORK = {"reference": ("time/ref", "time/teacher"), "old": ("time/old",)}
 CLOCK = {
     "advantages": ("time/advantages", "time/correction"),
     "snapshot": ("time/push_health", "time/push_snapshot"),  # the actor stands for both
-    "broadcast": ("time/push_transfer",),
+    "broadcast": ("time/push_transfer",),  # without the drain, in which engines are at work
     "swap": ("time/push_apply",),
 }
 VALUES = "time/values"  # the critic's: in turn with the actor's forwards, but in fully async beside them
-PUBLISH, TURNS, PUSH = "time/publish", "time/turns", "time/push_"
-LONGEST = "rollout/longest_s"
+PUBLISH, TURNS, PUSH, DRAIN = "time/publish", "time/turns", "time/push_", "time/push_drain"
+LONGEST, ENDED = "rollout/longest_s", "rollout/longest_ended_s"
+
+RESUMED = "limit/resumed_after"
+"""Key of the first line after a resume: lines before it may be of another config."""
 
 NOT_OF_A_STEP = ("time/step", "time/evaluation", "time/save")
 """Keys of times that are no parts of a step."""
@@ -89,8 +92,11 @@ def read_measured(run: Path) -> Measured:
 
 
 def timed_steps(run: Path) -> list[Row]:
-    """The lines of ``metrics.jsonl`` that belong to training steps."""
-    return [row for row in read_rows(run / METRICS_FILE) if row.get(STEP) is not None]
+    """The lines of ``metrics.jsonl`` that belong to training steps, of a resumed run those since it was resumed: it
+    may have gone on in another mode, and pipelines fill anew."""
+    rows = [row for row in read_rows(run / METRICS_FILE) if row.get(STEP) is not None]
+    began = max((place for place, row in enumerate(rows) if row.get(RESUMED) is not None), default=0)
+    return rows[began:]
 
 
 def step_summary(run: Path, setting: Setting) -> dict[str, str]:
@@ -123,7 +129,8 @@ def step_summary(run: Path, setting: Setting) -> dict[str, str]:
 def step_limit(row: Mapping[str, object], setting: Setting) -> dict[str, float]:
     """The best possible step of the parts of one step, and the fraction of it that the step reached.
 
-    A step whose samples were made ahead, while others were trained, may reach more than 1; the mean step can't.
+    A step may reach more than 1, since a sample that takes several steps ends in one of them. The mean over many steps
+    can't: all parts are seconds of those steps, and what goes on side by side is counted once.
     """
     limit = best_step(parts_of([row], setting), setting).seconds
     return {"limit/step_s": limit, "limit/fraction": limit / float(str(row[STEP]))}
@@ -180,19 +187,31 @@ def parts_of(rows: Sequence[Mapping[str, object]], setting: Setting) -> Parts:
     work = {part: _mean(rows, keys) * forward[part] for part, keys in WORK.items()}
     work["old"] += 0.0 if apart else _mean(rows, (VALUES,)) * actor
     clock = {part: _mean(rows, keys) for part, keys in CLOCK.items()}
-    publish = _mean(rows, (PUBLISH,))
-    turns = publish + _mean(rows, (TURNS,))
-    # Generations that go on over new weights are counted as they stand: the push is a part of its own.
-    standing = 0.0 if together or setting.drains else clock["swap"] if setting.overlap else publish
+    turns = _mean(rows, (PUBLISH, TURNS))
+    drain = 0.0 if setting.overlap else _mean(rows, (DRAIN,))  # engines work in it: it is a part of rollout
+    push = 0.0 if together or setting.overlap else max(0.0, _mean(rows, (PUBLISH,)) - drain)
+    beside = _beside_generation(setting, push, clock)
+    longest = ENDED if any(ENDED in row for row in rows) else LONGEST
+    pushes = 1 if setting.drains else setting.staleness  # that one group may live through
     return Parts(
-        rollout=max(0.0, _mean(rows, (ROLLOUT,)) - standing) * setting.rollout,
+        rollout=max(0.0, _mean(rows, (ROLLOUT,)) - beside) * setting.rollout,
         train=_mean(rows, TRAINING) * actor,
-        longest=max(0.0, _mean(rows, (LONGEST,)) - standing),
+        longest=max(0.0, _mean(rows, (longest,)) - beside * pushes),
         turns=turns if together else 0.0,
-        push=0.0 if together or setting.overlap else publish,
+        push=push,
         **work,
         **clock,
     )
+
+
+def _beside_generation(setting: Setting, push: float, clock: Mapping[str, float]) -> float:
+    """Seconds of a push that are in the time of generation as well. They are taken out of it: the push is a part of its
+    own, and engines that go on over it are counted as if they stood."""
+    if setting.mode == "colocate" or setting.staleness == 0:
+        return 0.0  # nothing is generated until the new weights are there
+    if setting.overlap:
+        return 0.0 if setting.drains else clock["swap"]
+    return max(0.0, push - clock["broadcast"] - clock["swap"]) if setting.drains else push
 
 
 def _mean(rows: Sequence[Mapping[str, object]], keys: Sequence[str]) -> float:

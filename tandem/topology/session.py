@@ -26,7 +26,7 @@ from tandem.roles.loss import Loss, without_samples
 from tandem.roles.reward import RewardManager
 from tandem.roles.stages import BatchStage
 from tandem.topology.exports import Exporter
-from tandem.topology.measured import setting_of, step_limit, step_summary
+from tandem.topology.measured import RESUMED, setting_of, step_limit, step_summary
 from tandem.topology.stepping import CHECKPOINTS, Stepping
 
 
@@ -146,7 +146,9 @@ class Session(Stepping):
         """The parts of the finished step, the best possible step that they allow, and the fraction of it reached."""
         pushed = {f"time/push_{phase}": seconds for phase, seconds in self.progress.push.items()}
         times = self.log.drain() | self.progress.beside | pushed
-        return times | step_limit(times, setting_of(self.config))
+        began = self.progress.began
+        resumed = {RESUMED: float(began)} if 0 < began == self.progress.step - 1 else {}
+        return times | step_limit(times, setting_of(self.config)) | resumed
 
     def _evaluation(self) -> dict[str, float]:
         if self.evaluator is None:
@@ -209,8 +211,9 @@ class Session(Stepping):
 
     def summary(self) -> dict[str, str]:
         """What the steps came to, and where all samples went."""
-        samples = {"samples": self.progress.samples} if self.progress.samples else {}
-        return step_summary(self.output_dir, setting_of(self.config)) | samples
+        done = self.progress.step > self.progress.began  # else what is there is of an earlier part of the run
+        steps = step_summary(self.output_dir, setting_of(self.config)) if done else {}
+        return steps | ({"samples": self.progress.samples} if self.progress.samples else {})
 
 
 def _records(batch: DataProto, count: int, version: int) -> list[RolloutRecord]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,8 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass
 class Progress:
-    """How far the run is: ``step`` is the next one and equals the weights version.
+    """How far the run is: ``step`` is the next one and equals the weights version. ``began`` is the first that this
+    run does, or what is done of it since it was resumed.
 
     ``seconds`` and ``trained`` (batch, metrics of the update) are of the step before it; ``executed`` are its stages,
     ``push`` the seconds of the last publication by phase, ``beside`` those of what went on beside the loop.
@@ -32,6 +33,7 @@ class Progress:
 
     step: int
     last: int
+    began: int = 0
     seconds: float = 0.0
     executed: list[str] = field(default_factory=list)
     push: dict[str, float] = field(default_factory=dict)
@@ -66,14 +68,19 @@ class Stepping(ABC):
 
     def steps(self) -> Iterator[int]:
         """The steps that are left. Each is timed while the loop works on it, then recorded, evaluated and saved."""
+        self.progress.began = self.progress.step
         while self.progress.step < self.progress.last:
             step = self.progress.step
             self.progress.executed = []
             started = time.monotonic()
-            with self.log.timed("step"):
+            with self.log.timed("step"), self.counting():
                 yield step
             self.progress.seconds = time.monotonic() - started
             self._record(step)
+
+    def counting(self) -> AbstractContextManager[None]:
+        """Around each step: what goes on beside the loop is measured in it, and not between steps."""
+        return nullcontext()
 
     def run(self, *stages: str) -> AbstractContextManager[None]:
         """Around planned stages that are one piece of work: timed under the first name, noted as executed."""

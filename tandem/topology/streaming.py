@@ -17,6 +17,7 @@ from tandem.dataflow.tickets import Lease
 from tandem.roles.batch_metrics import check_lag
 from tandem.roles.crew import Crew
 from tandem.roles.loss import without_samples
+from tandem.roles.occupancy import StepClock
 from tandem.roles.rollout_stream import StreamingRollout, cause_of_stall
 from tandem.roles.stages import BatchStage
 from tandem.roles.update import UPDATES, Update
@@ -31,10 +32,12 @@ _JOIN_S = 2.0  # for a loop that is told to end
 
 @dataclass(frozen=True)
 class StreamingSession(Session):
-    """A session whose rollout engines work in loops of their own. ``keeper`` is the gate behind its lock."""
+    """A session whose rollout engines work in loops of their own. ``keeper`` is the gate behind its lock; ``clock``
+    measures what goes on beside the actor's loop."""
 
     keeper: GateKeeper
     crew: Crew
+    clock: StepClock
     sub_batches: int
 
     @property
@@ -64,6 +67,10 @@ class StreamingSession(Session):
             self._draw_pushes()
         finally:
             self.crew.stop(_JOIN_S)
+
+    def counting(self) -> AbstractContextManager[None]:
+        """See ``Stepping.counting``."""
+        return self.clock.running()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -113,13 +120,19 @@ class StreamingSession(Session):
         super().end_step(step, batch, update)
 
     def _generated(self, partition: int) -> dict[str, float]:
-        """Seconds that an engine worked for ``partition``, on average, and those of its longest group."""
+        """Seconds that an engine worked for ``partition``, on average, whenever that was, and its longest group."""
         done = self.crew.take_work(partition)
         lanes = self.max_staleness + 1  # partitions that may be under way at once
         for name, work in done:
             self.log.span(f"generate train_{partition}", work.begun, work.ended, f"{name}, {partition % lanes}")
         seconds = sum(work.seconds for _, work in done) / len(self.crew.members)
-        return {"time/rollout": seconds, "rollout/longest_s": max((work.longest for _, work in done), default=0.0)}
+        return {"rollout/work_s": seconds, "rollout/longest_s": max((work.longest for _, work in done), default=0.0)}
+
+    def _times(self) -> dict[str, float]:
+        """See ``Session._times``; what the engines did in the step is told too."""
+        busy, longest = self.crew.look()
+        self.progress.beside |= {"time/rollout": busy, "rollout/longest_ended_s": longest}
+        return super()._times()
 
     def _draw_pushes(self) -> None:
         """Put the pushes that have arrived into the timeline."""

@@ -122,6 +122,7 @@ class WeightSync:
         self._current: Snapshot | None = None
         self._deliveries: dict[str, Delivery[float]] = {}
         self._awaited: tuple[str, Mapping[str, Delivery[Any]]] | None = None
+        self._prepared: dict[str, float] = {}  # seconds, by receiver
         self._arrived: dict[str, float] = {}
         self._arrivals: list[tuple[str, int, float, float]] = []
 
@@ -135,12 +136,19 @@ class WeightSync:
         """Bytes that each receiver takes over in the last push; 0 before the first."""
         return 0 if self._current is None else self._current.nbytes
 
+    @property
+    def arrived(self) -> dict[str, float]:
+        """Seconds of the last push that has arrived, each of the receiver that took the longest: ``drain``, until what
+        was under way was finished, ``transfer``, and ``apply``, while the receiver stood. Empty before the first push.
+        """
+        return dict(self._arrived)
+
     def push(self, version: int) -> dict[str, float]:
         """Send the weights of this moment as ``version``, the one after the last.
 
-        Gives seconds by phase: ``wait`` for the push before, ``health``, ``snapshot``, and then ``transfer`` and
-        ``apply``, which under ``overlap`` are those of the last push that has arrived. Raises ``DeadlineError`` naming
-        the receivers that are awaited, ``TandemError`` for one whose weights are not those that were sent.
+        Gives seconds by phase: ``wait`` for the push before, ``health``, ``snapshot``, and those of ``arrived``. Raises
+        ``DeadlineError`` naming the receivers that are awaited, ``TandemError`` for one whose weights are not those
+        that were sent.
         """
         self._require_actor("publish weights")
         phases: dict[str, float] = {}
@@ -234,7 +242,11 @@ class WeightSync:
             self._arrivals.append((name, version, started, time.perf_counter()))
             return seconds
 
-        prepare = partial(receiver.prepare, version) if isinstance(receiver, Preparing) else None
+        def prepare() -> None:
+            if isinstance(receiver, Preparing):
+                with _timed(self._prepared, name):
+                    receiver.prepare(version)
+
         return Delivery(name, deliver, self._deadline_s, prepare)
 
     def _check_health(self) -> None:
@@ -282,7 +294,9 @@ class WeightSync:
             return
         applied = {n: r.applied_s for n, r in self._receivers.items() if isinstance(r, Answering)}
         transfers = [d.result() - applied.get(name, 0.0) for name, d in self._deliveries.items()]
-        self._arrived = {"transfer": max(transfers), "apply": max(applied.values(), default=0.0)}
+        prepared = [self._prepared[name] for name in self._deliveries if name in self._prepared]
+        drain = {"drain": max(prepared)} if prepared else {}
+        self._arrived = {**drain, "transfer": max(transfers), "apply": max(applied.values(), default=0.0)}
         self._deliveries = {}
 
 

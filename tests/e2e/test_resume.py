@@ -97,7 +97,10 @@ def test_b68_a_killed_run_goes_on_as_if_nothing_had_been(
 ) -> None:
     words = (*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto")
     killed_in(part, step, *words)
-    assert_same(train(*words), whole)
+    run = train(*words)
+    assert_same(run, whole)
+    resumed = {row["step"]: row["limit/resumed_after"] for row in run.rows if "limit/resumed_after" in row}
+    assert resumed == ({step: step - 1} if step > 1 else {})
 
 
 def test_b67_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.dataflow.tickets import Ticket
-from tandem.roles.occupancy import Occupancy, Work
+from tandem.roles.occupancy import Occupancy, StepClock, Work
 
 Clock = Callable[[float], None]
 
@@ -64,6 +64,51 @@ def test_what_a_dead_engine_left_is_forgotten_with_its_partition(clock: Clock) -
     clock(8.0)
     one.end(Ticket(1, 0))
     assert one.take(1) == Work(7.0, 8.0, 1.0, 1.0)
+
+
+def test_a_dead_engine_generates_nothing(clock: Clock) -> None:
+    one = Occupancy()
+    one.begin(Ticket(0, 0))
+    one.begin(Ticket(1, 0))
+    clock(2.0)
+    one.abandon()
+    clock(7.0)
+    one.end(Ticket(1, 0))
+    assert one.take(0) == Work(0.0, 0.0, 1.0, 0.0)
+    assert one.take(1) == Work(0.0, 0.0, 1.0, 0.0)
+
+
+def test_what_is_generated_between_steps_is_not_counted(clock: Clock) -> None:
+    """A group begins in a step, lives through an evaluation of 10 s, and ends in the next step."""
+    steps = StepClock()
+    one = Occupancy(steps)
+    clock(1.0)
+    with steps.running():
+        clock(2.0)
+        one.begin(Ticket(0, 0))
+        clock(3.0)
+    clock(13.0)
+    assert steps() == 2.0
+    with steps.running():
+        clock(17.0)
+        one.end(Ticket(0, 0))
+        assert steps() == 6.0
+    assert one.take(0) == Work(2.0, 17.0, 5.0, 5.0)
+
+
+def test_a_look_tells_what_was_done_since_the_last_for_whichever_partition(clock: Clock) -> None:
+    one = Occupancy()
+    one.begin(Ticket(0, 0))
+    one.begin(Ticket(1, 0))
+    clock(2.0)
+    one.end(Ticket(0, 0))
+    clock(3.0)
+    assert one.look() == (3.0, 2.0)
+    clock(4.0)
+    one.end(Ticket(1, 0))
+    clock(9.0)
+    assert one.look() == (1.0, 4.0)
+    assert one.look() == (0.0, 0.0)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.integers(0, 3), st.integers(0, 3)), max_size=30))

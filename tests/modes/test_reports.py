@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from tandem.cli.app import app
 from tandem.observe.metrics import METRICS_FILE, read_rows
+from tandem.topology.streaming import StreamingSession
+from tests.e2e.seven import train, write_rows
 
 STREAMING = {
     "hybrid": "{mode: hybrid, max_staleness: 1, num_iters_per_train_update: 4}",
@@ -59,3 +61,14 @@ def test_the_last_lines_tell_the_parts_and_the_fraction_of_the_limit(told: tuple
     assert {"rollout", "ref", "advantages", "train", "publish"} <= named.keys()
     assert ("wait" in named) == (mode in STREAMING)
     assert re.search(r"^lag: [\d.]+ versions on average, \d at most$", printed, re.MULTILINE)
+
+
+def test_what_is_generated_beside_an_evaluation_is_no_part_of_a_step(task: Path, tmp_path: Path) -> None:
+    held_out = write_rows(tmp_path / "val.jsonl", [{"prompt": "3>", "answer": "3333"}])
+    evaluation = (f"data.val_files=[{held_out}]", "data.drop_val_prompts=false", "evaluation.interval=1")
+    words = ("execution.mode=hybrid", "data.train_batch_size=4", "trainer.total_steps=4", "trainer.save_interval=2")
+    run = train(task, f"trainer.output_dir={tmp_path / 'run'}", *evaluation, *words)
+    assert isinstance(run.session, StreamingSession)
+    assert 0 < sum(run.column("time/rollout")) <= sum(run.column("rollout/work_s")) + 1e-9
+    assert sum(run.column("time/rollout")) <= run.session.clock() <= sum(run.column("time/step"))
+    assert all(row["time/push_drain"] >= 0 and row["time/evaluation"] > 0 for row in run.rows)

@@ -21,6 +21,7 @@ from tandem.dataflow.store import LocalStore
 from tandem.reward.outcome import Verdict, failed
 from tandem.roles.crew import Crew
 from tandem.roles.fleet import Fleet
+from tandem.roles.occupancy import Occupancy
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout import FAILED, Filling
 from tandem.roles.rollout_stream import StreamingRollout, UpdatedStream, cause_of_stall
@@ -244,11 +245,26 @@ def test_b83_whoever_dies_and_whenever_the_samples_stay_the_same(
 def test_b83_a_lone_engine_comes_back_with_the_version_of_the_day_before_it_works(
     expected: list[tuple[list[str], list[list[int]]]],
 ) -> None:
-    company = Company(lambda name, life: MortalEngine(name, 7 if life == 0 else float("inf")), ["only"])
+    lives = 2 * TICKETS + 1  # the last of them is of partition 2, for which the gate has seen version 1
+    company = Company(lambda name, life: MortalEngine(name, lives if life == 0 else float("inf")), ["only"])
     assert told(company.train()) == expected
     first, second = company.made["only"]
-    assert first.answered == 7 and second.answered == STEPS * TICKETS - 7
+    assert first.answered == lives and second.answered == STEPS * TICKETS - lives
     assert second.calls[0] != "load 0" and second.calls[0].startswith("load")
+
+
+def test_from_its_death_on_an_engine_is_not_at_work() -> None:
+    now = [0.0]
+    company = Company(lambda name, life: MortalEngine(name, 1), ["only"], max_restarts=0)
+    (stream,) = company.crew.streams
+    stream.occupancy = Occupancy(lambda: now[0])
+    company.crew.start()
+    company.crew.publish(0)
+    with pytest.raises(EngineDiedError):
+        company.batch(0)
+    now[0] = 100.0
+    assert [work.seconds for _, work in company.crew.take_work(0)] == [0.0]
+    company.crew.stop(10.0)
 
 
 @pytest.mark.parametrize(("restarts", "lives"), [(1, 2), (0, 1)])

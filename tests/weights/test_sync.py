@@ -161,6 +161,29 @@ def test_with_overlap_a_push_returns_before_it_is_acknowledged(trainer: Trainer)
     sync.close()
 
 
+def test_what_a_receiver_finishes_first_is_a_phase_of_its_own(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("tandem.weights.sync.time.perf_counter", lambda: now[0])
+
+    class Busy(FakeEngine):
+        def prepare(self, version: int) -> None:
+            now[0] += 3.0
+
+        def doing(self) -> str:
+            return "finishes its groups first"
+
+        def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
+            now[0] += 2.0
+            self.applied_s = 0.5
+            return super().load(weights, version)
+
+    sync = trainer.sync({"rollout-0": Busy()})
+    assert sync.push(0) == {"wait": 0, "health": 0, "snapshot": 0, "drain": 3.0, "transfer": 1.5, "apply": 0.5}
+    assert sync.arrived == {"drain": 3.0, "transfer": 1.5, "apply": 0.5}
+
+
 def test_the_next_push_waits_for_the_one_under_way(trainer: Trainer) -> None:
     engine = FakeEngine(open_=False)
     sync = trainer.sync({"rollout-0": engine}, overlap=True)
