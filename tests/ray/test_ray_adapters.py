@@ -24,6 +24,7 @@ WORDS = (
     "actor_rollout_ref.rollout.n=4",
     "algorithm.kl={in: loss, coef: 0.05}",
 )
+ON_RAY = ("runtime.name=ray", "runtime.threads=false")
 HYBRID = "execution={mode: hybrid, max_staleness: 0, resource: {actor: [1, 2], rollout: [1, 2]}}"
 
 
@@ -39,7 +40,7 @@ def finished(*words: str | Path) -> tuple[Run, dict[str, torch.Tensor]]:
 @pytest.mark.usefixtures("cluster")
 def test_two_ranks_and_two_engines_train_the_adapters_that_one_process_does(task: Path, tmp_path: Path) -> None:
     here, expected = finished(task, *WORDS, f"trainer.output_dir={tmp_path / 'here'}")
-    there, weights = finished(task, *WORDS, f"trainer.output_dir={tmp_path / 'there'}", HYBRID, "runtime.name=ray")
+    there, weights = finished(task, *WORDS, f"trainer.output_dir={tmp_path / 'there'}", HYBRID, *ON_RAY)
     assert (here.session.plan.pushed, there.session.plan.pushed) == ("nothing", "adapter")
     assert weights.keys() == expected.keys()
     for name, tensor in expected.items():

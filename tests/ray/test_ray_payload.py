@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.dataflow.ray_payload import pack, unpack
 from tandem.roles.loss import policy_objective
-from tandem.topology.ray_roles import rank_setup
+from tandem.topology.ray_roles import rank_engine, rank_setup
 
 DTYPES = (torch.int64, torch.int32, torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.uint8)
 
@@ -57,7 +58,7 @@ def test_the_bytes_of_a_batch_are_beside_the_pickle_and_shared_where_they_arrive
 @pytest.mark.parametrize("example", ["examples/quickstart/grpo.yaml"])
 def test_what_ranks_are_told_survives_the_way(example: str) -> None:
     config = load_words([str(Path(__file__).parents[2] / example)], Config)
-    setup = rank_setup(config, total_updates=7)
+    setup = rank_setup(config, partial(rank_engine, config, 7))
     arrived = unpack(pack(setup))
     assert arrived.build.args == setup.build.args and arrived.build.func is setup.build.func
     assert (arrived.device, arrived.seed, arrived.plugins) == (setup.device, setup.seed, setup.plugins)
