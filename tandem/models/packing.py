@@ -225,12 +225,6 @@ def pack_samples(
     )
 
 
-def packed_tokens(prompts: Ragged, responses: Ragged, *, share_prompts: bool = True) -> torch.Tensor:
-    """Tokens that each sample adds to the row when its predecessor stands before it, (B,) int64."""
-    own = (responses.lengths - 1).clamp(min=0)
-    return torch.where(_leads(prompts), prompts.lengths, 0) + own if share_prompts else prompts.lengths + own
-
-
 def _starts(lengths: torch.Tensor) -> torch.Tensor:
     """Exclusive cumulative sum."""
     return lengths.cumsum(0) - lengths

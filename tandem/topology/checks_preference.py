@@ -62,7 +62,8 @@ def preference_notes(config: Config) -> Iterator[str]:
 def _check_loss(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
     written = config.algorithm.policy_loss
     yield from check_parameters(LOSS, "preference loss", loss.name, written.parameters, loss.signature)
-    weights = [written.parameters.get(name, 1.0) for name in WEIGHTS if name in loss.signature.parameters]
+    known = loss.signature.parameters
+    weights = [written.parameters.get(name, known[name].default) for name in WEIGHTS if name in known]
     if weights and all(is_number(weight) and weight == 0 for weight in weights):
         reason = "good and bad answers both weigh 0, so nothing would be learned"
         yield Problem(f"{LOSS}.{WEIGHTS[0]}", 0, reason, f"Write a number above 0 for it or for {WEIGHTS[1]}")

@@ -23,10 +23,6 @@ class Later:
     reason: str = "can be planned and not be run yet"
 
 
-def _mode(config: Config, runtime: str) -> str:
-    return config.execution.mode
-
-
 def _runtime(config: Config, runtime: str) -> str:
     return runtime
 
