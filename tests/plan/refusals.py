@@ -325,6 +325,7 @@ REFUSALS = [
     ("evaluation.at_start=true", "evaluation.at_start", "no held-out prompts", "data.val_files"),
     ("evaluation.k=[4]", "evaluation.k[0]", "pass@4", "at most 1"),
     ("evaluation.n=4", "evaluation.n", "equal", "temperature"),
+    (f"{ACTOR}.optim.num_cycles=2", f"{ACTOR}.optim.num_cycles", "constant, which has no periods", "schedule: cosine"),
     (f"{ACTOR}.optim.warmup_steps=20", f"{ACTOR}.optim.warmup_steps", "20 optimizer steps", "less than 20"),
     (
         "trainer={total_epochs: 1, output_dir: out} data.train_batch_size=64",
