@@ -134,6 +134,12 @@ REFUSALS = [
     (f"{LOSS}.type=m2po {ACTOR}.ppo_micro_batch_size=4", f"{ACTOR}.ppo_micro_batch_size", "32 samples", "Leave it out"),
     (f"{LOSS}.type=m2po trainer.exact=true", "trainer.exact", "whole mini-batch", "exact: false"),
     (f"{LOSS}.type=kl_cov execution.resource={{actor: [1, 2]}}", f"{LOSS}.type", "2 train ranks", "one device"),
+    (
+        f"{LOSS}.type=clip_cov execution.resource={{actor: [1, 2]}} {ACTOR}.tensor_model_parallel_size=2",
+        f"{LOSS}.type",
+        "2 train ranks",
+        "one device",
+    ),
     (f"{LOSS}.type=decoupled_ppo {ROLLOUT}.top_p=0.9", f"{LOSS}.type", "truncated distribution", "logprobs_of: full"),
     (f"{LOSS}.type=m2po algorithm.old_logprobs=rollout", f"{LOSS}.type", "weight 1", "recompute"),
     (f"{LOSS}.type=m2po algorithm.use_tis=true", "algorithm.use_tis", "no tis_weights", "use_tis: false"),
