@@ -140,7 +140,7 @@ def test_a_flat_group_is_exactly_still_however_sure_its_tokens_are(
 
 @pytest.mark.parametrize("p", [1.0, 0.99999])
 def test_a_baseline_of_certain_tokens_lies_between_the_returns(p: float) -> None:
-    """Their energy is 0 or rounding: the baseline is still a mean of the returns, and the better sample has the lead."""
+    """Their energy is 0 or rounding: the baseline is still a mean of the returns, and the better sample leads."""
     rewards, mask = scored(1.0, 0.0, 0.0, 1.0)
     group, (logprobs, squares) = torch.zeros(4, dtype=torch.int64), likely(p, rewards)
     noise = torch.tensor([[0.0], [-1.2e-7], [6e-8], [0.0]])
