@@ -20,8 +20,8 @@ from tandem.base.errors import RewardError
 from tandem.reward.outcome import Outcome, Sample
 from tandem.reward.process.pool import ScoringPool
 from tandem.reward.resolve import problems, resolve
-from tandem.reward.scorers.judge import Judge
 from tandem.reward.scorers import judge as judge_module
+from tandem.reward.scorers.judge import Judge
 
 KEY = "sk-very-secret"
 Reply = tuple[int, dict[str, str], bytes]

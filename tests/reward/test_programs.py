@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.base.errors import DataError, RewardError
-from tandem.reward.scorers.programs import code, find_program, read_tests, same_output
 from tandem.reward.scorers import sandbox as sandbox_module
+from tandem.reward.scorers.programs import code, find_program, read_tests, same_output
 from tandem.reward.scorers.sandbox import Ending, Isolation, Sandbox
 from tests.reward.test_pool import alive, until
 
