@@ -55,6 +55,10 @@ class PolicyLossConfig(TypedNode):
     type: str = "ppo_clip"
 
 
+class StageConfig(TypedNode):
+    """``{type: NAME, ...parameters}`` of a stage that a plug-in registers."""
+
+
 class DistillationConfig(TypedNode):
     """Learning from a teacher: ``{type: NAME, ...parameters}`` of the objective, and its weight."""
 
@@ -90,6 +94,8 @@ class AlgorithmConfig(Node):
     """Weights and rejections for samples of another policy than the one at the start of a step."""
     old_logprobs: Literal["auto", "recompute", "rollout"] = "auto"
     """Where the proximal log-probs come from; ``auto`` skips the pass where the ratio is 1 by construction."""
+    stages: list[str | StageConfig] = []
+    """Stages of plug-ins that a step has beside its own: names, or {type: NAME, ...parameters}."""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     overlong: Literal["train", "mask"] = "train"
     """Whether answers cut at max_response_length enter statistics and loss."""

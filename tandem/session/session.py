@@ -24,10 +24,10 @@ from tandem.roles.critic import CRITIC
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.loss import Loss, without_samples
 from tandem.roles.reward import RewardManager
-from tandem.roles.stages import BatchStage
 from tandem.session.exports import Exporter
 from tandem.session.stepping import CHECKPOINTS, Stepping
 from tandem.speed.measured import RESUMED, setting_of, step_limit, step_summary
+from tandem.stages.stage import BatchStage
 
 
 class Tally(Protocol):
@@ -85,7 +85,7 @@ class Session(Stepping):
 
     def group_columns(self) -> list[str]:
         """The columns that a group has once it is generated and scored."""
-        filled = [stage for stage in self.plan.stages if stage.per == "group"]
+        filled = [stage for stage in self.plan.stages if stage.phase == "group"]
         return list(dict.fromkeys([*self.plan.source_columns, *(name for stage in filled for name in stage.gives)]))
 
     def take(self, partition: int) -> DataProto:

@@ -22,10 +22,10 @@ from tandem.reward.outcome import failed
 from tandem.roles.actor import Actor
 from tandem.roles.advantages import AdvantageStage
 from tandem.roles.batching import Batching
-from tandem.roles.stages import BatchStage
 from tandem.roles.train_group import TrainGroup
 from tandem.session.shared import SharedSession
 from tandem.session.stepping import Progress
+from tandem.stages.stage import BatchStage
 from tests.roles.fake_roles import FakeTokenizer, Rig, rig
 from tests.roles.fake_training import FakeTrainEngine, SamplesObjective
 
