@@ -6,6 +6,7 @@ An estimator is ``(columns..., *, parameters) -> (advantages, returns)``, both (
 does a sample that is left without a peer.
 
 Traits: ``group_baseline=True`` means that more than one sample per prompt is needed; the plan refuses it with n = 1.
+``token_level=True`` means that a reward counts where it is given; without it the plan refuses stages that give some.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ def rloo(
 @ADVANTAGES.register(
     "reinforce_plus_plus",
     scope=Scope.PARTITION,
+    token_level=True,
     use_when="one sample per prompt and no critic, or a reward at each token",
 )
 def reinforce_plus_plus(
@@ -150,6 +152,7 @@ def reinforce_plus_plus(
 @ADVANTAGES.register(
     "gae",
     scope=Scope.PARTITION,
+    token_level=True,
     use_when="you can afford a critic: long answers, rewards in the middle, credit per token (PPO)",
 )
 def gae(

@@ -119,6 +119,7 @@ def gdpo(
 @ADVANTAGES.register(
     "remax",
     scope=Scope.SEQUENCE,
+    token_level=True,
     use_when="one sample per prompt, and a greedy answer per prompt is cheaper than a group",
 )
 def remax(token_rewards: torch.Tensor, response_mask: torch.Tensor, reward_baselines: torch.Tensor) -> Advantages:
@@ -184,6 +185,7 @@ def gpg(
     "optimal_token_baseline",
     scope=Scope.GROUP,
     group_baseline=True,
+    token_level=True,
     use_when="long answers with noisy gradients: the baseline of least variance at each position",
 )
 def optimal_token_baseline(
@@ -228,6 +230,7 @@ def optimal_token_baseline(
     "tir_optimal_token_baseline",
     scope=Scope.GROUP,
     group_baseline=True,
+    token_level=True,
     use_when="as `optimal_token_baseline`, with tool results between the trained tokens",
 )
 def tir_optimal_token_baseline(

@@ -24,6 +24,7 @@ from tandem.plan.checks.execution import check_execution
 from tandem.plan.checks.model import check_context, check_exact, read_checked
 from tandem.plan.checks.preference import check_preferences, preference_notes
 from tandem.plan.checks.reward import check_reward
+from tandem.plan.checks.stages import check_stages
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
 from tandem.plan.checks.trainer import check_evaluation, check_length, check_schedule, check_trainer
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
@@ -193,6 +194,7 @@ def _contradictions(
         yield from check_preferences(config, entries.preference_loss)
     else:
         yield from check_algorithm(config, entries)
+        yield from check_stages(config, entries)
         yield from check_reward(config)
         yield from check_teacher(config, entries, facts)
         yield from check_data(config)

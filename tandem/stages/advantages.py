@@ -16,8 +16,8 @@ class Advantages(Stage):
 
     def needs(self, step: Step) -> tuple[str, ...]:
         estimated = () if step.estimator is None else step.estimator.columns
-        made = () if "token_rewards" in step.further_columns else ("token_rewards",)
-        needed = ["rewards", *(name for name in estimated if name not in made)]
+        own = () if step.token_rewards_given else ("token_rewards",)
+        needed = ["rewards", *(name for name in estimated if name not in own)]
         if step.kl_in == "reward":
             needed += ["old_logprobs", "ref_logprobs"]
         return tuple(dict.fromkeys(needed))
@@ -27,8 +27,8 @@ class Advantages(Stage):
         return () if step.estimator is None else tuple(n for n in step.estimator.optional_columns if n in there)
 
     def gives(self, step: Step) -> tuple[str, ...]:
-        made = () if "token_rewards" in step.further_columns else ("token_rewards",)
-        return (*made, "advantages", "returns")
+        own = () if step.token_rewards_given else ("token_rewards",)
+        return (*own, "advantages", "returns")
 
     def role(self, step: Step) -> str:
         return step.role(ADVANTAGES)

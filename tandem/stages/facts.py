@@ -57,6 +57,11 @@ class Step:
         """Where the KL to the reference is counted."""
         return self.config.algorithm.kl.where if self.generates and self.reference else "off"
 
+    @property
+    def token_rewards_given(self) -> bool:
+        """Whether a stage of a plug-in gives rewards at tokens, to which the reward of the answer is added."""
+        return "token_rewards" in self.further_columns
+
     def estimator_reads(self, column: str) -> bool:
         """Whether the advantage estimator can't do without ``column``."""
         return self.estimator is not None and column in self.estimator.columns

@@ -129,7 +129,7 @@ def assemble_composite(
 ) -> ActorRolloutRef:
     """The composite node over ``actor`` and ``engine``, wherever they are; ``model`` says what the actor trains."""
     section, trainer = config.actor_rollout_ref, config.trainer
-    advantages, taught = AdvantageStage.of(config.algorithm), None
+    advantages, taught = AdvantageStage.of(config.algorithm, added=plan.step.token_rewards_given), None
     if plan.teachers:
         taught = teacher_stage(config, plan, load_teachers(config, plan, actor.ranks, scorer), model)
     models = () if scorer is None else forward_models(config, plan, scorer)
