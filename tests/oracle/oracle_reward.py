@@ -14,6 +14,7 @@ from tests.oracle.oracle_file import Case
 from tests.oracle.oracle_statistics import built
 from tests.oracle.oracle_verdict import DIFFERENCES, Answer, Difference, adapter
 
+VOCABULARY = "<pad>,<eos>,<unk>,\\n,then chr(32..126); one token per character"
 NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 
 
@@ -137,6 +138,7 @@ def multi_turn_mask(case: Case) -> Answer:
     encode = built("tandem.dataflow.chat", "encode_conversation")
     fit, policies = built("tandem.dataflow.examples", "fit_example"), built("tandem.dataflow.length", "Overlong")
     given = case.inputs
+    assert given["vocab"] == VOCABULARY, "a case with another tokenizer"
     tokenizer = built("tandem.models.tokenizer", "character_tokenizer")(["\n", *map(chr, range(32, 127))])
     tokenizer.chat_template = given["template"]
     ids, mask = encode(tokenizer, given["messages"])
