@@ -63,7 +63,9 @@ def estimate(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotBuiltError(f"advantage {name}")
     entry = ADVANTAGES[name]
     given = {n: column(case, n) for n in (*entry.signature.columns, *entry.signature.optional_columns)}
-    taken = [ours for ours, theirs in PARAMETERS.items() if theirs in case.inputs and ours in entry.signature.parameters]
+    taken = [
+        ours for ours, theirs in PARAMETERS.items() if theirs in case.inputs and ours in entry.signature.parameters
+    ]
     parameters: dict[str, Any] = {ours: case.inputs[PARAMETERS[ours]] for ours in taken}
     advantages, returns = entry.target(**{n: c for n, c in given.items() if c is not None}, **parameters)
     outside = ~case.mask()

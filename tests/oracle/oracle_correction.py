@@ -31,6 +31,8 @@ METRICS = {
     "rollout_rs_masked_fraction": "rejected",
     "rollout_rs_seq_masked_fraction": "rejected_sequences",
 }
+
+
 def bounds(threshold: Any) -> tuple[float | None, float]:
     """(low, high) of ``2.0`` or ``"0.5_2.0"``."""
     low, _, high = str(threshold).rpartition("_")
