@@ -18,6 +18,7 @@ from tandem.base.errors import DataError, RewardError
 from tandem.reward import sandbox as sandbox_module
 from tandem.reward.programs import code, find_program, read_tests, same_output
 from tandem.reward.sandbox import Ending, Isolation, Sandbox
+from tandem.reward.sandbox_walls import NO_WALLS
 from tests.reward.test_pool import alive, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="closed by the Linux kernel")
@@ -163,15 +164,16 @@ def test_a_machine_without_the_doors_is_told(monkeypatch: pytest.MonkeyPatch, tm
     source = sandbox_module._INSIDE.read_text()
     inside = tmp_path / "inside.py"
     monkeypatch.setattr(sandbox_module, "_INSIDE", inside)
+    monkeypatch.setattr(sandbox_module, "_walls", lambda isolation: NO_WALLS)
     inside.write_text(
         source.replace("_LANDLOCK_RESTRICT, _PATH_BENEATH = 444,", "_LANDLOCK_RESTRICT, _PATH_BENEATH = 99_999,")
     )
     with pytest.raises(RewardError, match=r"kernel gives no Landlock.* Write isolation: network"):
         Sandbox("full").check()
-    inside.write_text(source.replace("        _close_files(libc, order.readable)", "        pass"))
+    inside.write_text(source.replace("        _close_files(libc, doors)", "        pass"))
     with pytest.raises(RewardError, match=r"open.* was not refused"):
         Sandbox("full").check()
-    inside.write_text(source.replace("    _close_calls(libc)\n\n", "\n"))
+    inside.write_text(source.replace("    _close_calls(libc, doors.calls or [])\n\n", "\n"))
     with pytest.raises(RewardError, match=r"socket.* was not refused"):
         Sandbox("network").check()
 
