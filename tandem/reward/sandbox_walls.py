@@ -44,7 +44,10 @@ def make_paths(folder: Path, files: Sequence[str], packages: Sequence[str]) -> P
     work, temporary = folder / "work", folder / "temporary"
     work.mkdir()
     temporary.mkdir()
-    own = {os.path.dirname(os.__file__), *(os.path.join(base, "lib") for base in (sys.base_prefix, sys.base_exec_prefix))}
+    own = {
+        os.path.dirname(os.__file__),
+        *(os.path.join(base, "lib") for base in (sys.base_prefix, sys.base_exec_prefix)),
+    }
     installed = [path for name in packages for path in find_package(name)]
     readable = (*sorted(own), *_LIBRARIES, *_DEVICES, *files, *installed, str(work))
     return Paths(work, temporary, readable, tuple(sorted({os.path.dirname(path) for path in installed})))

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.reward import sandbox as sandbox_module
-from tandem.reward.sandbox import Ending, Sandbox
 from tandem.reward.sandbox_calls import ALLOWED, FCNTL_COMMANDS, IOCTL_REQUESTS, Instruction, call_filter
 from tandem.reward.sandbox_walls import NO_WALLS, Walls, candidates
+from tandem.reward.scorers import sandbox as sandbox_module
+from tandem.reward.scorers.sandbox import Ending, Sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="closed by the Linux kernel")
 
@@ -84,7 +84,9 @@ def test_every_call_that_is_not_listed_is_refused(machine: str) -> None:
     assert rules is not None
     listed = {numbers[machine == "aarch64"] for numbers in ALLOWED.values()} - {-1}
     judged = {number: decided(rules, ARCHITECTURES[machine], number) for number in range(600)}
-    assert {number for number, answer in judged.items() if answer == ALLOW} - set(CONDITIONAL[machine].values()) == listed
+    assert {number for number, answer in judged.items() if answer == ALLOW} - set(
+        CONDITIONAL[machine].values()
+    ) == listed
     others = set(judged) - listed - set(CONDITIONAL[machine].values())
     assert {judged[number] for number in others} == {EPERM, ENOSYS}
     assert all(judged[number] == ENOSYS for number in range(470, 600))
@@ -128,13 +130,90 @@ def test_the_numbers_are_those_of_the_kernel_s_header() -> None:
 
 def test_no_call_of_a_dangerous_kind_is_listed() -> None:
     """By name, so that one that is added by mistake is seen."""
-    kinds = (
-        "socket connect bind listen accept sendto sendm recv shm msg sem mq_ key bpf perf io_uring io_setup ptrace process_ pidfd "
-        "userfaultfd mount fsopen fspick fsconfig open_tree pivot chroot handle exec fork unshare setns memfd splice xattr chmod chown utime "
-        "truncate_ mknod notify module kexec reboot swap quota acct syslog clock_set settimeofday adj setuid setgid setres setre setfs cap "
-        "seccomp landlock personality prctl sched_set ioprio mbind mempolicy move_pages migrate mlock rt_sigqueue tkill "
-        "setpriority setsid setpgid setrlimit sethost setdomain iopl ioperm vhangup kcmp file_setattr"
-    ).split()
+    kinds = [
+        "socket",
+        "connect",
+        "bind",
+        "listen",
+        "accept",
+        "sendto",
+        "sendm",
+        "recv",
+        "shm",
+        "msg",
+        "sem",
+        "mq_",
+        "key",
+        "bpf",
+        "perf",
+        "io_uring",
+        "io_setup",
+        "ptrace",
+        "process_",
+        "pidfd",
+        "userfaultfd",
+        "mount",
+        "fsopen",
+        "fspick",
+        "fsconfig",
+        "open_tree",
+        "pivot",
+        "chroot",
+        "handle",
+        "exec",
+        "fork",
+        "unshare",
+        "setns",
+        "memfd",
+        "splice",
+        "xattr",
+        "chmod",
+        "chown",
+        "utime",
+        "truncate_",
+        "mknod",
+        "notify",
+        "module",
+        "kexec",
+        "reboot",
+        "swap",
+        "quota",
+        "acct",
+        "syslog",
+        "clock_set",
+        "settimeofday",
+        "adj",
+        "setuid",
+        "setgid",
+        "setres",
+        "setre",
+        "setfs",
+        "cap",
+        "seccomp",
+        "landlock",
+        "personality",
+        "prctl",
+        "sched_set",
+        "ioprio",
+        "mbind",
+        "mempolicy",
+        "move_pages",
+        "migrate",
+        "mlock",
+        "rt_sigqueue",
+        "tkill",
+        "setpriority",
+        "setsid",
+        "setpgid",
+        "setrlimit",
+        "sethost",
+        "setdomain",
+        "iopl",
+        "ioperm",
+        "vhangup",
+        "kcmp",
+        "file_setattr",
+    ]
     harmless = {"statfs", "fstatfs", "fsync", "membarrier"}
     found = [name for name in ALLOWED for kind in kinds if kind in name and name not in harmless]
     assert found == []
@@ -314,9 +393,9 @@ def _processes() -> set[str]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-            if state == "Z" and (folder / "stat").read_text().split("(")[1].startswith(("python", "bwrap")):
-                found.add(folder.name)
-            elif b"sandbox_inside.py" in (folder / "cmdline").read_bytes():
+            if (
+                state == "Z" and (folder / "stat").read_text().split("(")[1].startswith(("python", "bwrap"))
+            ) or b"sandbox_inside.py" in (folder / "cmdline").read_bytes():
                 found.add(folder.name)
         except OSError:
             continue
