@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.reward.sandbox_calls import ALLOWED, FCNTL_COMMANDS, IOCTL_REQUESTS, Instruction, call_filter
-from tandem.reward.sandbox_walls import NO_WALLS, Walls, candidates
-from tandem.reward.scorers import sandbox as sandbox_module
-from tandem.reward.scorers.sandbox import Ending, Sandbox
+from tandem.reward.sandbox.calls import ALLOWED, FCNTL_COMMANDS, IOCTL_REQUESTS, Instruction, call_filter
+from tandem.reward.sandbox.walls import NO_WALLS, Walls, candidates
+from tandem.reward.sandbox import run as sandbox_module
+from tandem.reward.sandbox.run import Ending, Sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="closed by the Linux kernel")
 
@@ -395,7 +395,7 @@ def _processes() -> set[str]:
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
             if (
                 state == "Z" and (folder / "stat").read_text().split("(")[1].startswith(("python", "bwrap"))
-            ) or b"sandbox_inside.py" in (folder / "cmdline").read_bytes():
+            ) or b"sandbox/inside.py" in (folder / "cmdline").read_bytes():
                 found.add(folder.name)
         except OSError:
             continue

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from tandem.base.errors import DataError
 from tandem.reward.ranges import Count, Positive
 from tandem.reward.registry import register_reward
-from tandem.reward.scorers.sandbox import Ending, Isolation, Sandbox
+from tandem.reward.sandbox.run import Ending, Isolation, Sandbox
 
 _MARK = re.compile(r"[ \t]*([\w+#.-]*)")
 _FENCE = re.compile(r"([ \t]*)```([\w+#.-]?)")
@@ -51,7 +51,7 @@ def code(
     whole answer is, where it has no block. Tests are ``{"inputs": [...], "outputs": [...]}`` for standard input and
     output, the same with ``fn_name`` for calls of a function, or code with asserts: a text, or a list of texts. Each
     runs in a process of its own with ``seconds`` of time and ``memory_mb`` of memory; those that haven't begun
-    ``total_s`` after the first fail. What ``isolation`` protects from is said in ``tandem.reward.scorers.sandbox``.
+    ``total_s`` after the first fail. What ``isolation`` protects from is said in ``tandem.reward.sandbox.run``.
     """
     tests = read_tests(ground_truth)
     program = find_program(response)

@@ -2,10 +2,10 @@
 
 ``isolation`` says what the kernel refuses to the program:
 
-- ``full``: every system call but those of ``sandbox_calls`` (seccomp), so the network, other processes and what they
+- ``full``: every system call but those of ``calls`` (seccomp), so the network, other processes and what they
   share, its limits and the machine's settings; every capability; and every file but Python's own, its empty folder and
   its temporary files (Landlock). Linux 5.13 or newer, x86_64 or aarch64. Around that stand namespaces of its own, or
-  bubblewrap, where the machine has them (``sandbox_walls``); only there is a place for temporary files.
+  bubblewrap, where the machine has them (``walls``); only there is a place for temporary files.
 - ``network``: the same without Landlock, so it reads and writes what the user can.
 - ``limits``: none of these. Only time, memory and size are limited: for programs that are trusted.
 
@@ -36,12 +36,12 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from tandem.base.errors import RewardError
-from tandem.reward.sandbox_calls import call_filter
-from tandem.reward.sandbox_walls import NO_WALLS, TEMPORARY_BYTES, Paths, Walls, candidates, make_paths
+from tandem.reward.sandbox.calls import call_filter
+from tandem.reward.sandbox.walls import NO_WALLS, TEMPORARY_BYTES, Paths, Walls, candidates, make_paths
 
 Isolation = Literal["full", "network", "limits"]
 _PYTHON = os.path.realpath(sys.executable)  # a virtual environment's configuration can't be read from the inside
-_INSIDE = Path(__file__).with_name("sandbox_inside.py")
+_INSIDE = Path(__file__).with_name("inside.py")
 _FILE_BYTES = 1 << 20
 _OPEN_FILES = 64
 _CHUNK = 1 << 16

@@ -1,4 +1,4 @@
-"""The inside of a sandbox: shuts itself in, then runs a program. Started by ``sandbox`` as a plain file.
+"""The inside of a sandbox: shuts itself in, then runs a program. Started by ``run`` as a plain file.
 
 Only the standard library is used, and all of it is imported before the doors close.
 """
