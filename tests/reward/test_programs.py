@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.base.errors import DataError, RewardError
-from tandem.reward.sandbox.walls import NO_WALLS
 from tandem.reward.sandbox import run as sandbox_module
-from tandem.reward.scorers.programs import code, find_program, read_tests, same_output
 from tandem.reward.sandbox.run import Ending, Isolation, Sandbox
+from tandem.reward.sandbox.walls import NO_WALLS
+from tandem.reward.scorers.programs import code, find_program, read_tests, same_output
 from tests.reward.test_pool import alive, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="closed by the Linux kernel")

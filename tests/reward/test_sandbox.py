@@ -16,24 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tandem.reward.sandbox.calls import ALLOWED, FCNTL_COMMANDS, IOCTL_REQUESTS, Instruction, call_filter
-from tandem.reward.sandbox.walls import NO_WALLS, Walls, candidates
 from tandem.reward.sandbox import run as sandbox_module
+from tandem.reward.sandbox.calls import ALLOWED
 from tandem.reward.sandbox.run import Ending, Sandbox
+from tandem.reward.sandbox.walls import NO_WALLS, Walls, candidates
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="closed by the Linux kernel")
 
+CONDITIONAL = {56, 435, 62, 234, 302, 72, 16}  # judged by their arguments
 SEALED = Sandbox("full", seconds=20.0, memory_mb=256, output_kb=64)
-CONDITIONAL = {
-    "x86_64": {"clone": 56, "clone3": 435, "kill": 62, "tgkill": 234, "prlimit64": 302, "fcntl": 72, "ioctl": 16},
-    "aarch64": {"clone": 220, "clone3": 435, "kill": 129, "tgkill": 131, "prlimit64": 261, "fcntl": 25, "ioctl": 29},
-}
-ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x80000000
-OWN = 1234
 
 
 @functools.cache
@@ -43,7 +35,7 @@ def standing() -> list[Walls]:
 
 
 @pytest.fixture(params=["no walls", "namespaces", "bubblewrap"])
-def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Walls]:
+def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Walls:
     """Each kind in turn: what a program can't do, it can't do without walls either."""
     kinds = {"no walls": NO_WALLS, "namespaces": None, "bubblewrap": None}
     for found in standing():
@@ -53,170 +45,7 @@ def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if chosen is None:
         pytest.skip(f"this machine has no {request.param}")
     monkeypatch.setattr(sandbox_module, "_walls", lambda isolation: chosen)
-    yield chosen
-
-
-# --- the filter, run here on every number -----------------------------------------------------------------------------
-
-
-def decided(rules: list[Instruction], architecture: int, number: int, arguments: tuple[int, ...] = ()) -> int:
-    """What the kernel would answer: classic BPF over (number, architecture, instruction pointer, six arguments)."""
-    words = [number, architecture, 0, 0]
-    for argument in (*arguments, *[0] * (6 - len(arguments))):
-        words += [argument & 0xFFFFFFFF, argument >> 32 & 0xFFFFFFFF]
-    at, loaded = 0, 0
-    while True:
-        code, yes, no, value = rules[at]
-        value = OWN if value == -1 else value
-        if code == 0x06:
-            return value
-        if code == 0x20:
-            loaded = words[value // 4]
-            at += 1
-            continue
-        holds = {0x15: loaded == value, 0x35: loaded >= value, 0x45: bool(loaded & value)}[code]
-        at += 1 + (yes if holds else no)
-
-
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_every_call_that_is_not_listed_is_refused(machine: str) -> None:
-    rules = call_filter(machine)
-    assert rules is not None
-    listed = {numbers[machine == "aarch64"] for numbers in ALLOWED.values()} - {-1}
-    judged = {number: decided(rules, ARCHITECTURES[machine], number) for number in range(600)}
-    assert {number for number, answer in judged.items() if answer == ALLOW} - set(
-        CONDITIONAL[machine].values()
-    ) == listed
-    others = set(judged) - listed - set(CONDITIONAL[machine].values())
-    assert {judged[number] for number in others} == {EPERM, ENOSYS}
-    assert all(judged[number] == ENOSYS for number in range(470, 600))
-    assert decided(rules, 0x40000003, 1) == KILL  # of another architecture
-    assert decided(rules, ARCHITECTURES[machine], 0x40000000 | 1) == KILL  # x32
-    assert all(rule.yes < 256 and rule.no < 256 for rule in rules)
-    assert len(rules) < 4096  # the kernel takes no more
-
-
-@given(
-    st.sampled_from(["x86_64", "aarch64"]),
-    st.tuples(*[st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, OWN, *IOCTL_REQUESTS.values()])] * 3),
-)
-def test_calls_that_depend_on_their_arguments(machine: str, arguments: tuple[int, ...]) -> None:
-    rules, calls = call_filter(machine), CONDITIONAL[machine]
-    assert rules is not None
-
-    def allowed(name: str) -> bool:
-        return decided(rules, ARCHITECTURES[machine], calls[name], arguments) == ALLOW
-
-    low = [argument & 0xFFFFFFFF for argument in arguments]
-    assert allowed("kill") == allowed("tgkill") == (low[0] == OWN)
-    assert allowed("clone") == bool(low[0] & 0x10000)
-    assert allowed("ioctl") == (low[1] in IOCTL_REQUESTS.values())
-    assert allowed("fcntl") == (low[1] in FCNTL_COMMANDS.values())
-    assert allowed("prlimit64") == (arguments[2] == 0)
-    assert not allowed("clone3")
-
-
-def test_the_numbers_are_those_of_the_kernel_s_header() -> None:
-    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
-    if not header.is_file():
-        pytest.skip("no header of the kernel")
-    words = [line.split() for line in header.read_text().splitlines() if line.startswith("#define __NR_")]
-    numbers = {word[1].removeprefix("__NR_"): int(word[2]) for word in words}
-    known = {name: pair[0] for name, pair in ALLOWED.items() if pair[0] >= 0 and name in numbers}
-    assert len(known) > 130
-    assert known == {name: numbers[name] for name in known}
-    assert CONDITIONAL["x86_64"] == {name: numbers[name] for name in CONDITIONAL["x86_64"]}
-
-
-def test_no_call_of_a_dangerous_kind_is_listed() -> None:
-    """By name, so that one that is added by mistake is seen."""
-    kinds = [
-        "socket",
-        "connect",
-        "bind",
-        "listen",
-        "accept",
-        "sendto",
-        "sendm",
-        "recv",
-        "shm",
-        "msg",
-        "sem",
-        "mq_",
-        "key",
-        "bpf",
-        "perf",
-        "io_uring",
-        "io_setup",
-        "ptrace",
-        "process_",
-        "pidfd",
-        "userfaultfd",
-        "mount",
-        "fsopen",
-        "fspick",
-        "fsconfig",
-        "open_tree",
-        "pivot",
-        "chroot",
-        "handle",
-        "exec",
-        "fork",
-        "unshare",
-        "setns",
-        "memfd",
-        "splice",
-        "xattr",
-        "chmod",
-        "chown",
-        "utime",
-        "truncate_",
-        "mknod",
-        "notify",
-        "module",
-        "kexec",
-        "reboot",
-        "swap",
-        "quota",
-        "acct",
-        "syslog",
-        "clock_set",
-        "settimeofday",
-        "adj",
-        "setuid",
-        "setgid",
-        "setres",
-        "setre",
-        "setfs",
-        "cap",
-        "seccomp",
-        "landlock",
-        "personality",
-        "prctl",
-        "sched_set",
-        "ioprio",
-        "mbind",
-        "mempolicy",
-        "move_pages",
-        "migrate",
-        "mlock",
-        "rt_sigqueue",
-        "tkill",
-        "setpriority",
-        "setsid",
-        "setpgid",
-        "setrlimit",
-        "sethost",
-        "setdomain",
-        "iopl",
-        "ioperm",
-        "vhangup",
-        "kcmp",
-        "file_setattr",
-    ]
-    harmless = {"statfs", "fstatfs", "fsync", "membarrier"}
-    found = [name for name in ALLOWED for kind in kinds if kind in name and name not in harmless]
-    assert found == []
+    return chosen
 
 
 # --- the kernel's own answers -----------------------------------------------------------------------------------------
@@ -234,7 +63,7 @@ for number in {numbers}:
 def test_the_kernel_refuses_all_calls_that_are_not_listed(walls: Walls) -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("numbers of x86_64")
-    listed = {pair[0] for pair in ALLOWED.values()} | set(CONDITIONAL["x86_64"].values())
+    listed = {pair[0] for pair in ALLOWED.values()} | CONDITIONAL
     probes = {335, 336}  # the kernel's own return from a probe, which no filter sees: it ends a program that makes it
     numbers = [number for number in range(470) if number not in listed | probes]
     ended = SEALED.run(SWEEP.format(numbers=numbers), "")
@@ -425,12 +254,14 @@ m = mmap.mmap(-1, 1 << 20); m[:3] = b"abc"; print(bytes(m[:3])); m.close()
 print(len(bytearray(50 << 20)), ctypes.CDLL(None).abs(-3))
 sys.setrecursionlimit(100000)
 def f(n): return n and 1 + f(n - 1)
-import threading; threading.stack_size(64 << 20); t = threading.Thread(target=lambda: print(f(20000))); t.start(); t.join()
+import threading
+threading.stack_size(64 << 20)
+t = threading.Thread(target=lambda: print(f(20000))); t.start(); t.join()
 """,
     "the library": """
 import bisect, collections, dataclasses, decimal, enum, fractions, functools, hashlib, heapq, itertools, json, math, os
-import re, shutil, sqlite3, statistics, string, struct, subprocess, tempfile, textwrap, typing, unicodedata, zlib, logging
-import platform, select, selectors, getpass, inspect, pdb, unittest, doctest, secrets, uuid, pickle, locale, io
+import re, shutil, sqlite3, statistics, string, struct, subprocess, tempfile, textwrap, typing, unicodedata, zlib
+import logging, platform, select, selectors, getpass, inspect, pdb, unittest, doctest, secrets, uuid, pickle, locale, io
 print(os.cpu_count() > 0, shutil.get_terminal_size().columns, os.isatty(1), platform.system(), os.getcwd() != "")
 c = sqlite3.connect(":memory:"); print(c.execute("select 1 + 1").fetchone(), hashlib.sha256(b"").hexdigest()[:4])
 """,
@@ -461,7 +292,8 @@ with tempfile.NamedTemporaryFile("w+") as f:
 with tempfile.TemporaryFile() as f:
     f.write(b"c"); f.truncate(0)
 with tempfile.TemporaryDirectory() as d:
-    os.mkdir(d + "/x"); open(d + "/x/a", "w").write("1"); os.rename(d + "/x/a", d + "/b"); shutil.copyfile(d + "/b", d + "/c")
+    os.mkdir(d + "/x"); open(d + "/x/a", "w").write("1"); os.rename(d + "/x/a", d + "/b")
+    shutil.copyfile(d + "/b", d + "/c")
     s = sqlite3.connect(d + "/s.db"); s.execute("create table t (a)"); s.execute("insert into t values (7)"); s.commit()
     print(s.execute("select a from t").fetchone(), sorted(os.listdir(d)))
 print(os.listdir(tempfile.gettempdir()))
@@ -483,10 +315,10 @@ def test_temporary_files_can_be_written_and_are_bounded(walls: Walls) -> None:
 
 
 def test_named_packages_can_be_imported_and_no_others(walls: Walls) -> None:
-    program = "import numpy as np; print(np.linalg.solve(np.eye(50), np.ones(50)).sum(), np.random.default_rng(0).random() > 0)"
+    program = "import numpy as np; print(np.linalg.solve(np.eye(9), np.ones(9)).sum(), np.random.rand() > 0)"
     with_numpy = Sandbox("full", seconds=30.0, memory_mb=1024, packages=("numpy",))
     with_numpy.check()
-    assert with_numpy.run(program, "").output == "50.0 True\n"
+    assert with_numpy.run(program, "").output == "9.0 True\n"
     if sys.prefix != sys.base_prefix:  # else all packages lie among Python's own library
         assert with_numpy.run("import yaml", "").ending is Ending.FAILED
     assert SEALED.run(program, "").ending is Ending.FAILED

@@ -40,7 +40,7 @@ class Paths:
 
 
 def make_paths(folder: Path, files: Sequence[str], packages: Sequence[str]) -> Paths:
-    """The paths of a program, its own two made in ``folder``: Python's library, the system's, ``files``, ``packages``."""
+    """The paths of a program, its own two made in ``folder``: Python's library, the system's, files and packages."""
     work, temporary = folder / "work", folder / "temporary"
     work.mkdir()
     temporary.mkdir()
