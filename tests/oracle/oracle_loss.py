@@ -146,7 +146,7 @@ NAMES = ["vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "clip_cov", "kl
 
 @adapter("policy_loss", *NAMES)
 def policy_loss(case: Case) -> Answer:
-    """Where the reference forces a mode, ours is compared in that mode with it, and in the case's with what is right."""
+    """Where the reference forces a mode, ours is compared with it in that, and with what is right in the case's."""
     name, columns, given = OURS.get(case.fn, case.fn), policy_columns(case), settings_of(case)
     if name not in POLICY_LOSSES:
         raise NotBuiltError(f"policy loss {name}")

@@ -1,7 +1,8 @@
 """Rollout correction from its definition: plain float64, nothing of Tandem's.
 
-Weights are ratios old / rollout; the bounds of a rejection are the reference's, of rollout / old. A sequence's log-ratio is the sum of its tokens', clamped once it is summed. Fractions of
-sequences are over those with trained tokens. Every rejection judges the mask as given.
+Weights are ratios old / rollout; the bounds of a rejection are the reference's, of rollout / old. An answer's log-ratio
+is the sum of its tokens', clamped once it is summed. Fractions of sequences are over those with trained tokens. Every
+rejection judges the mask as given.
 """
 
 from __future__ import annotations
