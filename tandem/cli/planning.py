@@ -21,6 +21,11 @@ class NoPlan:
 
     problems: tuple[Problem, ...]
 
+    @property
+    def runs(self) -> bool:
+        """Nothing does."""
+        return False
+
     def to_json(self) -> str:
         """The problems, for machines."""
         return json.dumps({"kind": None, **asdict(self)}, default=repr, ensure_ascii=False, indent=2)
@@ -45,14 +50,15 @@ def runnable_train(words: Sequence[str]) -> tuple[Config, Plan]:
     return config, compiled
 
 
-def runnable_sft(words: Sequence[str]) -> SftConfig:
-    """Config of an SFT run that may start. Raises ``ConfigError`` with all that speaks against it."""
+def runnable_sft(words: Sequence[str]) -> tuple[SftConfig, SftPlan]:
+    """Config and plan of an SFT run that may start. Raises ``ConfigError`` with all that speaks against it."""
     try:
         config = load_words(words, SftConfig)
     except InvalidConfigError as error:
         raise ConfigError(_all_problems(error)) from None
-    compile_sft_plan(config).require_runnable()
-    return config
+    compiled = compile_sft_plan(config)
+    compiled.require_runnable()
+    return config, compiled
 
 
 def check_evaluated(source: Path, words: Sequence[str]) -> None:

@@ -55,7 +55,8 @@ def build_actor_rollout_ref(section: Section) -> ActorRolloutRef:
     """
     config = section.root if section.root is not None else Config(actor_rollout_ref=section)
     plan = compile_plan(config)
-    problems = [problem for problem in plan.problems if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
+    found = (*plan.problems, *plan.later)
+    problems = [problem for problem in found if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
     if plan.loop == PREFERENCE:
         reason = "it learns from given answers, and this builds a loop that generates them"
         remedy = "Use `tandem train`, or a loss such as ppo_clip"

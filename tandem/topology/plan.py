@@ -102,6 +102,11 @@ class Plan:
         """Devices that the run needs: separate groups need the sum."""
         return sum(self.device_groups.values())
 
+    @property
+    def runs(self) -> bool:
+        """Whether a run may start here."""
+        return not (self.problems or self.later)
+
     def to_json(self) -> str:
         """The whole plan for machines; values that JSON lacks are written as text."""
         content = {"kind": "train", "loop": self.loop, "roles": self.roles, "devices": self.devices, **asdict(self)}
@@ -109,7 +114,7 @@ class Plan:
 
     def require_runnable(self) -> None:
         """Raise ``ConfigError`` with all problems and with what can't be run yet, if there are any."""
-        if self.problems or self.later:
+        if not self.runs:
             raise ConfigError([*self.problems, *self.later])
 
 

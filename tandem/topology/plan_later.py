@@ -35,6 +35,10 @@ def _strategy(config: Config, runtime: str) -> str:
     return config.actor_rollout_ref.actor.strategy
 
 
+def _width(config: Config, runtime: str) -> int:
+    return config.actor_rollout_ref.actor.tensor_model_parallel_size
+
+
 LATER = (
     Later(
         "runtime.name",
@@ -50,6 +54,13 @@ LATER = (
         "Give the actor one device, and write local or auto: preference training has one rank",
     ),
     Later("actor_rollout_ref.rollout.name", _engine, lambda c, r: _engine(c, r) in ENGINES_LATER, "Write hf"),
+    Later(
+        "actor_rollout_ref.actor.tensor_model_parallel_size",
+        _width,
+        lambda c, r: _width(c, r) > 1,
+        "Write 1: parameters are sharded over all devices of the actor anyway",
+        "can be planned and not be run yet: training has no tensor parallelism, each device is a data-parallel rank",
+    ),
     Later("actor_rollout_ref.actor.strategy", _strategy, lambda c, r: _strategy(c, r) == "megatron", "Write fsdp2"),
 )
 

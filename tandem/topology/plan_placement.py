@@ -57,8 +57,8 @@ def placements(config: Config) -> tuple[Placement, ...]:
 
 
 def train_ranks(config: Config) -> int:
-    """Data-parallel ranks of the actor."""
-    return max(1, _place(config, "actor").devices // config.actor_rollout_ref.actor.tensor_model_parallel_size)
+    """Data-parallel ranks of the actor: one a device, since no other parallelism of training is there yet."""
+    return _place(config, "actor").devices
 
 
 def _place(config: Config, role: str) -> Placement:

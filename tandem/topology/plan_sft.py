@@ -27,7 +27,13 @@ class SftPlan:
     mix: tuple[MixShare, ...]
     batch_examples: int
     updates: int | None
+    notes: tuple[str, ...]
     problems: tuple[Problem, ...]
+
+    @property
+    def runs(self) -> bool:
+        """Whether a run may start here."""
+        return not self.problems
 
     def to_json(self) -> str:
         """The whole plan for machines; values that JSON lacks are written as text."""
@@ -35,7 +41,7 @@ class SftPlan:
 
     def require_runnable(self) -> None:
         """Raise ``ConfigError`` with all problems, if there are any."""
-        if self.problems:
+        if not self.runs:
             raise ConfigError(list(self.problems))
 
 
@@ -53,7 +59,7 @@ def compile_sft_plan(config: SftConfig) -> SftPlan:
         found.append(Problem("data.train_batch_size", config.data.train_batch_size, reason, f"Write at most {rows}"))
     elif rows != 0:
         found += check_schedule("optim", config.optim, updates)
-    return SftPlan(rows, mix, config.data.train_batch_size, updates, tuple(found))
+    return SftPlan(rows, mix, config.data.train_batch_size, updates, (), tuple(found))
 
 
 def _shares(config: SftConfig) -> tuple[MixShare, ...]:
