@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
+from tandem.base.manifest import MANIFEST, verify, write_manifest
 from tandem.config.load import load_config
 from tandem.config.schema import NO_REWARD, Config
 from tandem.control.entry import quiet
@@ -98,7 +99,7 @@ def run_export(saved: Path, out: Path, adapter: bool | None = None) -> int:
     assert source is not None  # one of the two
     if out.resolve().is_relative_to(source.resolve()):
         raise DataError(f"{out} lies inside the model that is to be copied: choose a folder elsewhere")
-    check_weight_files(source)
+    _require_undamaged(source, saved)
     try:
         if adapter is False and source is adapters:
             quiet()
@@ -106,10 +107,21 @@ def run_export(saved: Path, out: Path, adapter: bool | None = None) -> int:
         else:
             with whole_folder(out) as scratch:
                 shutil.copytree(source, scratch, dirs_exist_ok=True)
+                if not (scratch / MANIFEST).exists():
+                    write_manifest(scratch)
     except OSError as error:
         raise DataError(f"{out}: can't be written ({error.strerror or error}); choose another folder") from error
     print(out)
     return 0
+
+
+def _require_undamaged(source: Path, saved: Path) -> None:
+    """Raise ``DataError`` with the file that isn't as written; of a folder without checksums, what its sizes tell."""
+    check_weight_files(source)
+    if (source / MANIFEST).exists():
+        verify(source, own_changes=source == saved)
+    elif (saved / MANIFEST).exists():
+        verify(saved)
 
 
 def _find(saved: Path, part: str, mark: str) -> Path | None:
