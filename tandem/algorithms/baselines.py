@@ -194,28 +194,33 @@ def optimal_token_baseline(
     sum_pi_squared: torch.Tensor,
     tis_weights: torch.Tensor | None = None,
     reward_valid: torch.Tensor | None = None,
-    *,
-    epsilon: PositiveFloat = 1e-8,
 ) -> Advantages:
     """Reward-to-go minus a baseline per token position, the mean over the group weighted by gradient energy.
 
     ``B_t = sum_i G_it W_it / sum_i W_it``, where ``W_t`` accumulates ``1 - 2 pi + sum_v pi_v^2``, the squared norm of a
-    token's score function by its logits, times the squared importance weight. ``sum_pi_squared`` (B, T) is that sum
-    over the vocabulary. A position that fewer than two samples of the group reach has the baseline 0. Li et al.
-    (arXiv 2602.07078).
+    token's score function by its logits, times the squared importance weight; the plain mean where no sample has
+    energy. ``sum_pi_squared`` (B, T) is that sum over the vocabulary. A position that fewer than two samples of the
+    group reach has the baseline 0, except that a group which no shared position tells apart gets 0 throughout. Li et
+    al. (arXiv 2602.07078).
     """
     counted = countable(token_rewards, response_mask, reward_valid)
     groups = Groups.of(group_ids, counted)
     trained = response_mask & counted.unsqueeze(-1)
     returns = reward_to_go(select(token_rewards, trained), trained, 1.0)
-    energy = 1 - 2 * select(old_logprobs, trained).exp() + select(sum_pi_squared, trained)
+    energy = 1 - 2 * select(old_logprobs, trained).double().exp() + select(sum_pi_squared, trained)
     if tis_weights is not None:
-        energy = energy * select(tis_weights, trained).square()
-    weight = select(select(energy, trained).double().cumsum(dim=-1), trained)
-    baseline = groups.total(returns * weight) / (groups.total(weight) + epsilon)
-    reached = groups.total(trained.double()) >= 2
-    advantages = returns - torch.where(reached, baseline, 0.0)[groups.slot]
-    compared = trained & groups.comparable.unsqueeze(-1)
+        energy = energy * select(tis_weights, trained).double().square()
+    # A sum of squares: what is below 0 is rounding of float32 columns, and would be a baseline beside all returns.
+    weight = select(select(energy, trained).clamp(min=0).cumsum(dim=-1), trained)
+    reached = groups.total(trained.double())
+    # Above the lowest return of the position, so that equal returns are exactly their own mean, whatever their weights.
+    lead = select(returns.double() - groups.lowest(returns, trained)[groups.slot], trained)
+    energetic = groups.total(weight)
+    weighted = groups.total(lead * weight) / energetic
+    above = torch.where(energetic > 0, weighted, groups.total(lead) / reached.clamp(min=1))
+    apart = (groups.total(lead) > 0).any(dim=-1)
+    advantages = torch.where((reached >= 2)[groups.slot], lead - above[groups.slot], returns.double())
+    compared = trained & (groups.comparable & apart[groups.slot]).unsqueeze(-1)
     return select(advantages.to(token_rewards.dtype), compared), returns
 
 
@@ -233,8 +238,6 @@ def tir_optimal_token_baseline(
     sum_pi_squared: torch.Tensor,
     tis_weights: torch.Tensor | None = None,
     reward_valid: torch.Tensor | None = None,
-    *,
-    epsilon: PositiveFloat = 1e-8,
 ) -> Advantages:
     """``optimal_token_baseline`` for multi-turn responses.
 
@@ -245,8 +248,6 @@ def tir_optimal_token_baseline(
     columns = (token_rewards, response_mask, old_logprobs, sum_pi_squared)
     rewards, mask, logprobs, squares = (column.gather(-1, order) for column in columns)
     weights = None if tis_weights is None else tis_weights.gather(-1, order)
-    compact = optimal_token_baseline(
-        rewards, mask, group_ids, logprobs, squares, weights, reward_valid, epsilon=epsilon
-    )
+    compact = optimal_token_baseline(rewards, mask, group_ids, logprobs, squares, weights, reward_valid)
     back = order.argsort(dim=-1)
     return compact[0].gather(-1, back), compact[1].gather(-1, back)

@@ -66,6 +66,12 @@ class Groups:
         sums = torch.zeros(len(self.size), *values.shape[1:], dtype=torch.float64, device=values.device)
         return sums.index_add(0, self.slot, exact)
 
+    def lowest(self, values: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+        """The lowest of ``values`` (B, T) per group and place where ``present`` (B, T): (G, T) float64, or inf."""
+        ranked = torch.where(present, values.double(), torch.inf)
+        none = torch.full((len(self.size), values.shape[1]), torch.inf, dtype=torch.float64, device=values.device)
+        return none.scatter_reduce(0, self.slot.unsqueeze(-1).expand_as(ranked), ranked, "amin")
+
     def mean(self, values: torch.Tensor) -> torch.Tensor:
         """Mean of ``values`` (B,) over the counted samples of each group: (G,) float64, 0 for an empty group."""
         return self.total(values) / self.size.clamp(min=1)

@@ -135,7 +135,10 @@ def plan(
         typer.Option(metavar="RUN_DIR", help="A run's folder: say what its times make the fastest setting."),
     ] = None,
 ) -> None:
-    """Print what a config means and everything that is wrong with it; start nothing. Exit code 2 if anything is."""
+    """Print what a config means and everything that is wrong with it; start nothing.
+
+    Exit code 2 if anything is, or if it can't be run here.
+    """
     from tandem.cli.planning import plan_words
     from tandem.cli.show import show
 
@@ -147,7 +150,7 @@ def plan(
             typer.echo(tune_words(words or [], tune, as_json=as_json), nl=False)
         else:
             typer.echo(planned.to_json()) if as_json else show(planned)
-    if planned.problems:
+    if not planned.runs:
         raise typer.Exit(2)
 
 
@@ -155,9 +158,11 @@ def plan(
 def train(words: Words = None) -> None:
     """Train with reinforcement learning."""
     from tandem.cli.planning import runnable_train
+    from tandem.cli.show import show_notes
 
     with reported():
         config, compiled = runnable_train(words or [])
+        show_notes(compiled)
         from tandem.control.entry import run_train
 
         code = run_train(config, compiled)
@@ -168,9 +173,11 @@ def train(words: Words = None) -> None:
 def sft(words: Words = None) -> None:
     """Fine-tune on examples."""
     from tandem.cli.planning import runnable_sft
+    from tandem.cli.show import show_notes
 
     with reported():
-        config = runnable_sft(words or [])
+        config, compiled = runnable_sft(words or [])
+        show_notes(compiled)
         from tandem.control.entry import run_sft
 
         code = run_sft(config)

@@ -11,8 +11,8 @@ from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.config.load import InvalidConfigError, load_config, load_words
 from tandem.config.schema import Config, SftConfig
 from tandem.observe.metrics import CONFIG_FILE
-from tandem.topology.plan import Plan, compile_plan
-from tandem.topology.plan_sft import SftPlan, compile_sft_plan
+from tandem.plan.plan import Plan, compile_plan
+from tandem.plan.sft import SftPlan, compile_sft_plan
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,11 @@ class NoPlan:
     """What is left of a plan where the document itself can't be read."""
 
     problems: tuple[Problem, ...]
+
+    @property
+    def runs(self) -> bool:
+        """Nothing does."""
+        return False
 
     def to_json(self) -> str:
         """The problems, for machines."""
@@ -45,14 +50,15 @@ def runnable_train(words: Sequence[str]) -> tuple[Config, Plan]:
     return config, compiled
 
 
-def runnable_sft(words: Sequence[str]) -> SftConfig:
-    """Config of an SFT run that may start. Raises ``ConfigError`` with all that speaks against it."""
+def runnable_sft(words: Sequence[str]) -> tuple[SftConfig, SftPlan]:
+    """Config and plan of an SFT run that may start. Raises ``ConfigError`` with all that speaks against it."""
     try:
         config = load_words(words, SftConfig)
     except InvalidConfigError as error:
         raise ConfigError(_all_problems(error)) from None
-    compile_sft_plan(config).require_runnable()
-    return config
+    compiled = compile_sft_plan(config)
+    compiled.require_runnable()
+    return config, compiled
 
 
 def check_evaluated(source: Path, words: Sequence[str]) -> None:

@@ -9,11 +9,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from tandem.base.errors import Problem
 from tandem.cli.planning import NoPlan
-from tandem.topology.plan import Plan
-from tandem.topology.plan_reward import ScoringPlan
-from tandem.topology.plan_sft import SftPlan
+from tandem.plan.plan import Plan
+from tandem.plan.reward import ScoringPlan
+from tandem.plan.sft import SftPlan
 
 PLAIN_WIDTH = 4000
 """Columns where there is no terminal: lines are never wrapped, so that they can be searched."""
@@ -27,13 +26,25 @@ PUSHED = {
 
 def show(plan: Plan | SftPlan | NoPlan) -> None:
     """Print the plan and, last, everything that is wrong with it."""
-    terminal = sys.stdout.isatty()
-    console = Console(width=None if terminal else PLAIN_WIDTH, highlight=False, soft_wrap=not terminal)
+    console = _console()
     if isinstance(plan, Plan):
         _show_train(console, plan)
     elif isinstance(plan, SftPlan):
         _show_sft(console, plan)
-    _show_problems(console, plan.problems)
+    if not isinstance(plan, NoPlan):
+        show_notes(plan, console)
+    _show_problems(console, plan)
+
+
+def show_notes(plan: Plan | SftPlan, console: Console | None = None) -> None:
+    """Print what is worth knowing and no problem, as a run does when it starts."""
+    for note in plan.notes:
+        (console or _console()).print(f"note: {note}", markup=False)
+
+
+def _console() -> Console:
+    terminal = sys.stdout.isatty()
+    return Console(width=None if terminal else PLAIN_WIDTH, highlight=False, soft_wrap=not terminal)
 
 
 def _show_train(console: Console, plan: Plan) -> None:
@@ -60,8 +71,6 @@ def _show_train(console: Console, plan: Plan) -> None:
     ]
     if memory:
         _table(console, "Memory per device (estimated)", ("devices of", "for", "size"), memory)
-    for note in plan.notes:
-        console.print(f"note: {note}", markup=False)
     for later in plan.later:
         console.print(f"not yet: {later}", markup=False)
 
@@ -98,9 +107,11 @@ def _show_sft(console: Console, plan: SftPlan) -> None:
     _table(console, "SFT", ("", "", ""), rows)
 
 
-def _show_problems(console: Console, problems: Sequence[Problem]) -> None:
+def _show_problems(console: Console, plan: Plan | SftPlan | NoPlan) -> None:
+    problems = plan.problems
     if not problems:
-        console.print("no problem found")
+        later = len(plan.later) if isinstance(plan, Plan) else 0
+        console.print(f"can't be run here: see the line{'s' * (later > 1)} above" if later else "no problem found")
         return
     console.print(f"{len(problems)} problem{'s' * (len(problems) != 1)}", style="bold red")
     for problem in problems:

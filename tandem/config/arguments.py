@@ -13,7 +13,7 @@ from tandem.base.errors import Problem
 from tandem.base.registry import near
 from tandem.config.flags import MODE_FLAGS, SFT_FLAGS, TRAIN_FLAGS
 from tandem.config.schema import SftConfig
-from tandem.config.spellings import KL_PLACES
+from tandem.config.spellings import KL_PLACES, KL_SPELLINGS
 from tandem.config.tree import field_at, is_bool, is_free, paths_of
 
 ASSIGNMENT = re.compile(r"([+~]*)([A-Za-z_][\w\-]*(?:\.[\w\-]+)*)=(.*)", re.DOTALL)
@@ -25,10 +25,11 @@ BARE_VALUES = {"trainer.resume": "auto"}
 
 @dataclass(frozen=True)
 class Assignment:
-    """``path`` gets the value written as ``text``."""
+    """``path`` gets the value written as ``text``; ``spelling`` is how the command line names it."""
 
     path: str
     text: str
+    spelling: str
 
 
 @dataclass
@@ -57,6 +58,7 @@ class _Reader:
         self.root = root
         self.aliases = SFT_FLAGS if root is SftConfig else TRAIN_FLAGS
         self.modes = () if root is SftConfig else MODE_FLAGS
+        self.extra = () if root is SftConfig else KL_SPELLINGS
         self.found = Arguments()
 
     def read_one(self) -> None:
@@ -70,7 +72,7 @@ class _Reader:
         elif match[1]:
             self.found.problems.append(self._marked(*match.groups()))
         else:
-            self.found.assignments.append(Assignment(match[2], match[3]))
+            self.found.assignments.append(Assignment(match[2], match[3], match[2]))
 
     def _read_flag(self, word: str) -> None:
         name, equals, text = word[2:].partition("=")
@@ -80,13 +82,14 @@ class _Reader:
         if negated:
             key = key.removeprefix("no_")
         path = self.aliases.get(key, key)
+        spelling = path if key == path else f"--{key.replace('_', '-')}"
         if not self._is_known(key):
             self.found.problems.append(self._unknown(name))
             self._take_value(given)
         elif self._is_switch(key):
             on = self._take_switch(f"--{name}", given) is not negated
             if key not in self.modes:
-                self.found.assignments.append(Assignment(path, str(on).lower()))
+                self.found.assignments.append(Assignment(path, str(on).lower(), spelling))
             elif on:
                 self.found.modes.add(key)
         else:
@@ -98,7 +101,7 @@ class _Reader:
                 remedy = f"Write --{name} VALUE"
                 self.found.problems.append(Problem(f"--{name}", None, "the flag needs a value", remedy))
             else:
-                self.found.assignments.append(Assignment(path, value))
+                self.found.assignments.append(Assignment(path, value, spelling))
 
     def _assignment_follows(self) -> bool:
         """Whether the next word is ``key=value`` of this document, and so no flag's value."""
@@ -110,6 +113,7 @@ class _Reader:
         return (
             key in self.aliases
             or key in self.modes
+            or key in self.extra
             or field_at(self.root, parts) is not None
             or is_free(self.root, parts)
         )

@@ -14,7 +14,7 @@ from tandem.base.errors import ConfigError, Problem
 from tandem.config.arguments import Arguments, Assignment, read_arguments
 from tandem.config.document import DocumentError, read_document
 from tandem.config.explain import EXPECTED, Fault, explain, intended
-from tandem.config.overrides import assign
+from tandem.config.overrides import assign, two_values
 from tandem.config.schema import Config, SftConfig
 from tandem.config.spellings import choose_mode, drop_empty, place_kl
 from tandem.config.suggest import at, closest
@@ -73,12 +73,12 @@ def load_words(words: Sequence[str], kind: Any = None) -> Config | SftConfig:
     kind = kind or Config
     if tree and kind_of(tree) is not kind:
         raise InvalidConfigError([_wrong_command(arguments.files[0], tree, kind)])
-    problems += arguments.problems
+    problems += [*arguments.problems, *two_values(arguments.assignments)]
     written = [assignment.text for assignment in arguments.assignments if assignment.path == MODE]
     problems += choose_mode(arguments.modes, written, tree)
     for assignment in _mode_first(arguments):
         problems += assign(tree, assignment, kind)
-    return _validate(tree, kind, problems)
+    return _validate(tree, kind, problems, [assignment.path for assignment in arguments.assignments])
 
 
 def _mode_first(arguments: Arguments) -> list[Assignment]:
@@ -128,10 +128,12 @@ def _read_file(arguments: Arguments) -> tuple[dict[Any, Any], list[Problem]]:
         raise InvalidConfigError([error.problem, *problems, *arguments.problems]) from None
 
 
-def _validate(tree: dict[Any, Any], kind: Kind, problems: list[Problem]) -> Config | SftConfig:
+def _validate(
+    tree: dict[Any, Any], kind: Kind, problems: list[Problem], command_line: Sequence[str] = ()
+) -> Config | SftConfig:
     problems = list(problems)
     if kind is Config:
-        problems += place_kl(tree)
+        problems += place_kl(tree, command_line)
     drop_empty(tree, kind)
     try:
         config = kind.model_validate(tree)

@@ -74,6 +74,8 @@ class OptimConfig(Node):
     """Updates of linear warm-up."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Last learning rate as a part of the peak."""
+    num_cycles: PositiveFloat = 0.5
+    """Periods of the cosine: a half falls once, each more rises to the peak and falls again."""
 
 
 class ActorConfig(Node):

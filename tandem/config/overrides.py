@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -10,7 +11,8 @@ from tandem.base.errors import Problem
 from tandem.config.arguments import Assignment
 from tandem.config.document import DocumentError, parse_yaml
 from tandem.config.node import TypedNode
-from tandem.config.spellings import KL_PLACES
+from tandem.config.schema import Config
+from tandem.config.spellings import KL_SPELLINGS
 from tandem.config.suggest import unknown_key
 from tandem.config.tree import field_at, is_free, is_text
 
@@ -22,8 +24,8 @@ def assign(tree: dict[Any, Any], assignment: Assignment, root: type[BaseModel]) 
         value = _value(assignment, root)
     except DocumentError as error:
         return [error.problem]
-    spelling = parts[0] == "algorithm" and parts[-1] in KL_PLACES and len(parts) == 2
-    if not (spelling or field_at(root, parts) is not None or is_free(root, parts)):
+    spelled = root is Config and assignment.path in KL_SPELLINGS
+    if not (spelled or field_at(root, parts) is not None or is_free(root, parts)):
         return [unknown_key(root, tuple(parts), value, tree)]
     here: Any = tree
     for depth, part in enumerate(parts[:-1], 1):
@@ -39,6 +41,30 @@ def assign(tree: dict[Any, Any], assignment: Assignment, root: type[BaseModel]) 
         here = below
     here[parts[-1]] = value
     return []
+
+
+def two_values(assignments: Sequence[Assignment]) -> list[Problem]:
+    """A problem for each key that a command line names in two ways with two values; of one way the last word wins."""
+    last: dict[str, dict[str, str]] = {}
+    for assignment in assignments:
+        last.setdefault(assignment.path, {})[assignment.spelling] = assignment.text
+    return [
+        Problem(
+            path,
+            " and ".join(f"{spelling} {text}" for spelling, text in said.items()),
+            "two spellings of one key have two values",
+            "Keep one of the two",
+        )
+        for path, said in last.items()
+        if len({repr(_read(text, path)) for text in said.values()}) > 1
+    ]
+
+
+def _read(text: str, name: str) -> Any:
+    try:
+        return parse_yaml(text, name)
+    except DocumentError:
+        return text
 
 
 def _value(assignment: Assignment, root: type[BaseModel]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from types import NoneType
 from typing import Any
 
@@ -11,41 +12,88 @@ from tandem.base.errors import Problem
 from tandem.config.tree import field_at, members
 
 KL_PLACES = {"use_kl_loss": "loss", "use_kl_in_reward": "reward"}
+"""Switches of ``algorithm`` and where the KL is that they ask for."""
+
+KL_COEFS = {"kl_loss_coef": "loss", "kl_coef": "reward"}
+"""Coefficients of ``algorithm`` and where the KL is that they weigh. The one of the reward is its switch as well."""
+
+KL_SPELLINGS = tuple(f"algorithm.{name}" for name in (*KL_PLACES, *KL_COEFS))
+"""Keys that stand for keys of ``algorithm.kl``, which has the KL in one place."""
 
 
-def place_kl(tree: dict[Any, Any]) -> list[Problem]:
-    """``algorithm.use_kl_loss`` and ``algorithm.use_kl_in_reward`` become ``algorithm.kl.in``; both are refused."""
+def place_kl(tree: dict[Any, Any], command_line: Collection[str] = ()) -> list[Problem]:
+    """The spellings become ``algorithm.kl.in`` and ``algorithm.kl.coef``; what they contradict is refused.
+
+    ``command_line`` are the keys that it wrote: it wins over a coefficient of the file, never over one of its own.
+    """
     algorithm = tree.get("algorithm")
     if not isinstance(algorithm, dict):
         return []
-    problems: list[Problem] = []
-    wanted: dict[str, str] = {}
-    for key, place in KL_PLACES.items():
-        value = algorithm.pop(key, False)
-        if not isinstance(value, bool):
-            reason = "not true or false"
-            problems.append(
-                Problem(f"algorithm.{key}", value, reason, f"Write algorithm.kl.in: {place}, or leave it out")
-            )
-        elif value:
-            wanted[key] = place
-    if not wanted:
-        return problems
-    kl = algorithm.get("kl")
-    if kl is None:
-        kl = algorithm["kl"] = {}
-    if not isinstance(kl, dict):
-        return problems  # the validation says what is wrong with it
-    written = kl.get("in", "off")
-    places = set(wanted.values()) | ({written} if written in KL_PLACES.values() else set())
-    if len(places) > 1:
-        reason = "a KL in both the loss and the reward penalises the same thing twice"
-        remedy = "Choose one: algorithm.kl.in: loss, or algorithm.kl.in: reward"
-        problems.append(Problem("algorithm.kl.in", sorted(places), reason, remedy))
-        kl["in"] = "loss"
-    else:
-        kl["in"] = places.pop()
+    given = {name: algorithm.pop(name) for name in (*KL_PLACES, *KL_COEFS) if name in algorithm}
+    problems = [problem for name, value in given.items() if (problem := _misfit(name, value)) is not None]
+    kl = algorithm.get("kl", {})
+    if problems or not given or not isinstance(kl, dict | None):
+        return problems  # the validation says what is wrong with another kl
+    kl = dict(kl or {})
+    place, problems = _place(given, kl, command_line)
+    if place is not None:
+        kl["in"] = place
+    for name, where in KL_COEFS.items():
+        if name in given and where == place:
+            problems += _weigh(kl, name, given[name], command_line)
+        elif given.get(name) and not problems:
+            reason = f"nothing reads it: the KL is {f'in the {place}' if place else 'off'}"
+            remedy = "Write algorithm.use_kl_loss: true (--use-kl-loss) too, or leave it out"
+            problems.append(Problem(f"algorithm.{name}", given[name], reason, remedy))
+    if kl:
+        algorithm["kl"] = kl
     return problems
+
+
+def _misfit(name: str, value: object) -> Problem | None:
+    """The problem of a spelling with a value of another type."""
+    if name in KL_PLACES and not isinstance(value, bool):
+        remedy = f"Write algorithm.kl.in: {KL_PLACES[name]}, or leave it out"
+        return Problem(f"algorithm.{name}", value, "not true or false", remedy)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if name in KL_COEFS and not (number and 0 <= float(str(value)) < float("inf")):
+        reason = "it weighs the KL, and is no number of 0 or more"
+        return Problem(f"algorithm.{name}", value, reason, "Write a number such as 0.001, or 0 for none")
+    return None
+
+
+def _place(
+    given: Mapping[str, Any], kl: Mapping[str, Any], command_line: Collection[str]
+) -> tuple[str | None, list[Problem]]:
+    """Where the KL is; None where nothing asks for one."""
+    asked = [(KL_PLACES[name], name) for name in KL_PLACES if given.get(name)]
+    asked += [("reward", f"kl_coef {given['kl_coef']}")] if given.get("kl_coef") else []
+    asked += [(str(kl["in"]), f"kl.in {kl['in']}")] if kl.get("in") in KL_PLACES.values() else []
+    places = sorted({place for place, _ in asked})
+    if len(places) > 1:
+        by = " and ".join(f"in the {place} ({', '.join(n for p, n in asked if p == place)})" for place in places)
+        reason = f"a KL in both places penalises the same thing twice: {by}"
+        remedy = "Choose one: algorithm.kl.in: loss, or algorithm.kl.in: reward"
+        return "loss", [Problem("algorithm.kl.in", places, reason, remedy)]
+    if not asked:
+        return None, []
+    place, by = asked[0]
+    off = [f"algorithm.{name}" for name, where in KL_PLACES.items() if where == place and given.get(name) is False]
+    same_source = ("algorithm.kl.in" in command_line) == (f"algorithm.{by.split()[0]}" in command_line)
+    off += ["algorithm.kl.in"] if kl.get("in") == "off" and same_source else []
+    remedy = "Keep one of the two; algorithm.kl.in: off turns it off"
+    return place, [Problem(key, "off", f"algorithm.{by} asks for a KL in the {place}", remedy) for key in off]
+
+
+def _weigh(kl: dict[str, Any], name: str, value: object, command_line: Collection[str]) -> list[Problem]:
+    """Put the coefficient where it belongs, unless ``algorithm.kl.coef`` says another in the same place."""
+    written, spelled = "algorithm.kl.coef", f"algorithm.{name}"
+    if "coef" in kl and (written in command_line) == (spelled in command_line) and kl["coef"] != value:
+        reason = f"{written} is {kl['coef']}, and both are the weight of the KL in the {KL_COEFS[name]}"
+        return [Problem(spelled, value, reason, "Keep one of the two")]
+    if written not in command_line:
+        kl["coef"] = value
+    return []
 
 
 def choose_mode(modes: set[str], written: list[str], tree: dict[Any, Any]) -> list[Problem]:

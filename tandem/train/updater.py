@@ -78,6 +78,7 @@ class Updater:
             warmup_steps=optim.warmup_steps,
             total_steps=self._total_updates,
             min_ratio=optim.min_lr_ratio,
+            cycles=optim.num_cycles,
         )
         return optim.lr * factor
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from tandem.algorithms.advantage import grpo
+from tandem.algorithms.advantage import Advantages, grpo
 from tandem.algorithms.baselines import (
     gdpo,
     gpg,
@@ -85,14 +86,14 @@ def test_optimal_token_baseline_by_hand() -> None:
     mask = torch.tensor([[True, True], [True, False]])
     logprobs = torch.tensor([[0.5, 0.5], [0.25, 0.5]]).double().log()
     squares = torch.full((2, 2), 0.5).double()
-    advantages, returns = optimal_token_baseline(rewards, mask, GROUP[:2], logprobs, squares, epsilon=0.0)
+    advantages, returns = optimal_token_baseline(rewards, mask, GROUP[:2], logprobs, squares)
     first, second = 1 - 2 * 0.5 + 0.5, 1 - 2 * 0.25 + 0.5
     baseline = (2.0 * first + 1.0 * second) / (first + second)
     assert returns.tolist() == [[2.0, 2.0], [1.0, 0.0]]
     expected = torch.tensor([[2.0 - baseline, 2.0], [1.0 - baseline, 0.0]]).double()
     torch.testing.assert_close(advantages, expected)
     doubled = torch.full((2, 2), 2.0).double()
-    weighted, _ = optimal_token_baseline(rewards, mask, GROUP[:2], logprobs, squares, doubled, epsilon=0.0)
+    weighted, _ = optimal_token_baseline(rewards, mask, GROUP[:2], logprobs, squares, doubled)
     torch.testing.assert_close(weighted, expected)  # a common importance weight cancels
 
 
@@ -111,3 +112,41 @@ def test_the_multi_turn_form_compares_trained_tokens_of_equal_rank() -> None:
     spread, _ = tir_optimal_token_baseline(wide[0], mask, GROUP, wide[1], wide[2])
     torch.testing.assert_close(spread.gather(1, places), plain)
     assert not spread[~mask].any()
+
+
+def likely(p: float, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of tokens that are all of probability ``p``, and the sums of squares, the rest being one token."""
+    squares = p**2 + (1 - p) ** 2
+    return torch.full_like(like, p, dtype=torch.float32).log(), torch.full_like(like, squares, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("weights", [None, 0.0, 1e-6], ids=["unweighted", "weights 0", "tiny weights"])
+@pytest.mark.parametrize("p", [1.0, 0.99999, 0.999, 0.5, 1e-6])
+@pytest.mark.parametrize("reward", [1.0, 0.1, -3.0, 1e4])
+@pytest.mark.parametrize("estimator", [optimal_token_baseline, tir_optimal_token_baseline])
+def test_a_flat_group_is_exactly_still_however_sure_its_tokens_are(
+    estimator: Callable[..., Advantages], reward: float, p: float, weights: float | None
+) -> None:
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]]).bool()
+    for dtype in (torch.float32, torch.float64):
+        rewards = torch.zeros(3, 4, dtype=dtype)
+        rewards[torch.arange(3), mask.sum(-1) - 1] = reward
+        logprobs, squares = likely(p, rewards)
+        given = None if weights is None else torch.full_like(logprobs, weights)
+        advantages, returns = estimator(rewards, mask, GROUP, logprobs, squares, given)
+        assert not advantages.any()
+        assert returns[mask].tolist() == pytest.approx([reward] * int(mask.sum()))
+
+
+@pytest.mark.parametrize("p", [1.0, 0.99999])
+def test_a_baseline_of_certain_tokens_lies_between_the_returns(p: float) -> None:
+    """Their energy is 0 or rounding: the baseline is still a mean of the returns, and the better sample leads."""
+    rewards, mask = scored(1.0, 0.0, 0.0, 1.0)
+    group, (logprobs, squares) = torch.zeros(4, dtype=torch.int64), likely(p, rewards)
+    noise = torch.tensor([[0.0], [-1.2e-7], [6e-8], [0.0]])
+    advantages, _ = optimal_token_baseline(rewards, mask, group, logprobs, squares + noise)
+    assert bool((advantages[[0, 3]] >= 0).all()) and bool((advantages[[1, 2]] <= 0).all())
+    assert bool((advantages.abs() <= 1).all()) and bool((advantages[0] - advantages[1] == 1).all())
+    if p == 1.0:
+        still, _ = optimal_token_baseline(rewards, mask, group, logprobs, torch.ones_like(squares))
+        assert still.flatten().tolist() == [0.5, -0.5, -0.5, 0.5]

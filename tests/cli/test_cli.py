@@ -124,12 +124,21 @@ def test_plan_of_a_file_that_is_no_yaml(place: Path) -> None:
 
 def test_an_engine_that_can_not_run_yet_is_planned_and_refused_by_train(place: Path, entry: list[Any]) -> None:
     engine = "actor_rollout_ref.rollout.name=vllm"
-    assert tandem("plan", "run.yaml", engine).exit_code == 0
+    planned = tandem("plan", "run.yaml", engine)
+    assert planned.exit_code == 2
+    assert "can't be run here" in planned.stdout and "no problem found" not in planned.stdout
     result = tandem("train", "run.yaml", engine)
     assert result.exit_code == 2
     (line,) = [line for line in result.stderr.splitlines() if "rollout.name" in line]
     assert "not be run yet" in line
     assert entry == []
+
+
+def test_notes_of_the_plan_are_told_by_the_run_that_starts(place: Path, entry: list[Any]) -> None:
+    words = ["run.yaml", "--use-kl-loss", "--kl-loss-coef", "0"]
+    notes = [line for line in tandem("plan", *words).stdout.splitlines() if line.startswith("note:")]
+    assert any("kl.coef is 0" in note for note in notes)
+    assert [line for line in tandem("train", *words).stdout.splitlines() if line.startswith("note:")] == notes
 
 
 def test_train_hands_over_the_config_and_its_plan(place: Path, entry: list[Any]) -> None:

@@ -16,7 +16,7 @@ from tandem.config.flags import SFT_FLAGS, TRAIN_FLAGS
 from tandem.config.load import InvalidConfigError, config_from_tree, load_config, load_words
 from tandem.config.node import TypedNode
 from tandem.config.schema import Config, SftConfig
-from tandem.config.spellings import KL_PLACES
+from tandem.config.spellings import KL_SPELLINGS
 from tandem.config.suggest import BALANCE_REASON
 from tandem.config.tree import Field, is_bool, paths_of, walk
 
@@ -50,7 +50,7 @@ def written(tmp_path: Path, text: str) -> str:
 def test_later_words_win_over_earlier_ones_and_over_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, "actor_rollout_ref:\n  model: {path: m}\n  actor: {optim: {lr: 1e-6}}\n")
     assert load_config(file, kind=Config).actor_rollout_ref.actor.optim.lr == 1e-6
-    words = ["--lr", "1e-5", "actor_rollout_ref.actor.optim.lr=1e-4"]
+    words = ["--lr", "1e-5", "--lr", "1e-4"]
     assert load_config(file, words, kind=Config).actor_rollout_ref.actor.optim.lr == 1e-4
 
 
@@ -123,7 +123,7 @@ def test_resume_without_a_value_is_auto(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("flags", "root"), [(TRAIN_FLAGS, Config), (SFT_FLAGS, SftConfig)])
 def test_every_alias_leads_to_a_field(flags: dict[str, str], root: Any) -> None:
     known = paths_of(root)
-    free = ("algorithm.policy_loss.", *(f"algorithm.{spelling}" for spelling in KL_PLACES))
+    free = ("algorithm.policy_loss.", *KL_SPELLINGS)
     assert [path for path in flags.values() if path not in known and not path.startswith(free)] == []
 
 

@@ -134,6 +134,12 @@ REFUSALS = [
     (f"{LOSS}.type=m2po {ACTOR}.ppo_micro_batch_size=4", f"{ACTOR}.ppo_micro_batch_size", "32 samples", "Leave it out"),
     (f"{LOSS}.type=m2po trainer.exact=true", "trainer.exact", "whole mini-batch", "exact: false"),
     (f"{LOSS}.type=kl_cov execution.resource={{actor: [1, 2]}}", f"{LOSS}.type", "2 train ranks", "one device"),
+    (
+        f"{LOSS}.type=clip_cov execution.resource={{actor: [1, 2]}} {ACTOR}.tensor_model_parallel_size=2",
+        f"{LOSS}.type",
+        "2 train ranks",
+        "one device",
+    ),
     (f"{LOSS}.type=decoupled_ppo {ROLLOUT}.top_p=0.9", f"{LOSS}.type", "truncated distribution", "logprobs_of: full"),
     (f"{LOSS}.type=m2po algorithm.old_logprobs=rollout", f"{LOSS}.type", "weight 1", "recompute"),
     (f"{LOSS}.type=m2po algorithm.use_tis=true", "algorithm.use_tis", "no tis_weights", "use_tis: false"),
@@ -325,6 +331,7 @@ REFUSALS = [
     ("evaluation.at_start=true", "evaluation.at_start", "no held-out prompts", "data.val_files"),
     ("evaluation.k=[4]", "evaluation.k[0]", "pass@4", "at most 1"),
     ("evaluation.n=4", "evaluation.n", "equal", "temperature"),
+    (f"{ACTOR}.optim.num_cycles=2", f"{ACTOR}.optim.num_cycles", "constant, which has no periods", "schedule: cosine"),
     (f"{ACTOR}.optim.warmup_steps=20", f"{ACTOR}.optim.warmup_steps", "20 optimizer steps", "less than 20"),
     (
         "trainer={total_epochs: 1, output_dir: out} data.train_batch_size=64",

@@ -13,7 +13,7 @@ from tandem.base.errors import DataError, TandemError
 from tandem.reward.outcome import Outcome, Sample
 from tandem.reward.registry import call_style
 from tandem.reward.resolve import bind, resolve
-from tandem.reward.scorers import exact, keyword, length_penalty, match_fraction
+from tandem.reward.scorers.rules import exact, keyword, length_penalty, match_fraction
 from tandem.reward.scoring import bind_target, run_now
 
 
@@ -113,7 +113,7 @@ def test_what_no_sample_has_is_refused_with_the_near_name() -> None:
 
 def test_scoring_needs_no_torch() -> None:
     code = (
-        "import sys; from tandem.reward import pool, resolve, worker; "
+        "import sys; from tandem.reward import resolve; from tandem.reward.process import pool, worker; "
         "spec = resolve.resolve('gsm8k'); resolve.bind(spec); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
