@@ -97,9 +97,10 @@ def verify(folder: Path, *, own_changes: bool = False) -> None:
     digests = read_manifest(folder)
     remedy = _CAUTION.format(manifest=folder / MANIFEST) if own_changes else ""
     with ThreadPoolExecutor(_READERS) as readers:  # hashing lets other threads run
-        for path, what in zip(digests, readers.map(lambda item: _fault(folder / item[0], item[1]), digests.items())):
+        faults = readers.map(lambda name: _fault(folder / name, digests[name]), digests)
+        for name, what in zip(digests, faults, strict=True):
             if what:
-                raise DamagedError(folder / path, what, remedy)
+                raise DamagedError(folder / name, what, remedy)
 
 
 def _fault(path: Path, written: Digest) -> str:
@@ -119,5 +120,3 @@ def _fault(path: Path, written: Digest) -> str:
 
 def _list_sum(files: Any) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-
-

@@ -10,21 +10,20 @@ from pathlib import Path
 
 from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
-from tandem.base.manifest import MANIFEST, verify, write_manifest
+from tandem.base.manifest import MANIFEST, write_manifest
 from tandem.config.load import load_config
 from tandem.config.schema import NO_REWARD, Config
 from tandem.control.entry import quiet
 from tandem.models.adapter_spec import CONFIG as ADAPTER_CONFIG
-from tandem.models.loading import check_weight_files, merge_adapter
+from tandem.models.loading import merge_adapter
 from tandem.observe.metrics import CONFIG_FILE
 from tandem.plan.plan import PREFERENCE, compile_plan
 from tandem.roles.reward import build_reward_manager
 from tandem.runtime.build.composite import build_composite, model_tokenizer
 from tandem.runtime.build.sources import held_out_prompts, prompt_tables
-from tandem.session.exports import ADAPTER_FOLDER, MODEL_FOLDER
+from tandem.session.exports import ADAPTER_FOLDER, FINAL_FOLDER, MODEL_FOLDER, find_export, require_undamaged
 from tandem.session.parts import build_evaluator
 from tandem.session.preference_session import held_out_evaluator
-from tandem.session.stepping import FINAL_FOLDER
 
 
 def run_eval(source: Path, words: Sequence[str]) -> int:
@@ -86,7 +85,10 @@ def run_export(saved: Path, out: Path, adapter: bool | None = None) -> int:
 
     ``adapter``: as a PEFT adapter, or as a Hugging Face folder with adapters merged; None: a model if there is one.
     """
-    model, adapters = _find(saved, MODEL_FOLDER, "config.json"), _find(saved, ADAPTER_FOLDER, ADAPTER_CONFIG)
+    model, adapters = (
+        find_export(saved, MODEL_FOLDER, "config.json"),
+        find_export(saved, ADAPTER_FOLDER, ADAPTER_CONFIG),
+    )
     if model is None and adapters is None:
         raise DataError(f"{saved}: holds no model; name a checkpoint (checkpoints/step_…) or a run's folder")
     if adapter and adapters is None:
@@ -99,7 +101,7 @@ def run_export(saved: Path, out: Path, adapter: bool | None = None) -> int:
     assert source is not None  # one of the two
     if out.resolve().is_relative_to(source.resolve()):
         raise DataError(f"{out} lies inside the model that is to be copied: choose a folder elsewhere")
-    _require_undamaged(source, saved)
+    require_undamaged(source, saved)
     try:
         if adapter is False and source is adapters:
             quiet()
@@ -113,18 +115,3 @@ def run_export(saved: Path, out: Path, adapter: bool | None = None) -> int:
         raise DataError(f"{out}: can't be written ({error.strerror or error}); choose another folder") from error
     print(out)
     return 0
-
-
-def _require_undamaged(source: Path, saved: Path) -> None:
-    """Raise ``DataError`` with the file that isn't as written; of a folder without checksums, what its sizes tell."""
-    check_weight_files(source)
-    if (source / MANIFEST).exists():
-        verify(source, own_changes=source == saved)
-    elif (saved / MANIFEST).exists():
-        verify(saved)
-
-
-def _find(saved: Path, part: str, mark: str) -> Path | None:
-    """The folder in a checkpoint or a run, or itself, that has the file ``mark``."""
-    candidates = (saved / part, saved / FINAL_FOLDER, saved)
-    return next((folder for folder in candidates if (folder / mark).is_file()), None)

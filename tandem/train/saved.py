@@ -1,7 +1,7 @@
 """The folders of checkpoints, without what is in their tensors: which there are, whether they are whole, what they say.
 
-A folder gets its name ``step_N`` once it is complete, so one that lacks something, or has it otherwise than its manifest
-says, is damaged. No other is taken in its place unasked: it would be another run that goes on. Imports no torch.
+A folder gets its name ``step_N`` once it is complete, so one that lacks something, or has it otherwise than its
+manifest says, is damaged. No other is taken in its place unasked: it would be another run that goes on. No torch here.
 """
 
 from __future__ import annotations

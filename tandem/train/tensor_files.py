@@ -1,8 +1,8 @@
 """Nested tensors, sharded or not, in a folder: safetensors and JSON, never pickle, readable on any number of ranks.
 
-Each rank writes its own parts of the tensors to ``rank_R_N.safetensors`` (several, so that few are copied at a time) and
-what they are parts of to ``rank_R.json``. The first rank also writes what all ranks have alike: whole tensors, numbers
-and strings. A reader looks at all lists and takes from each file what overlaps with its own parts.
+Each rank writes its own parts of the tensors to ``rank_R_N.safetensors`` (several, so that few are copied at a time)
+and what they are parts of to ``rank_R.json``. The first rank also writes what all ranks have alike: whole tensors,
+numbers and strings. A reader looks at all lists and takes from each file what overlaps with its own parts.
 """
 
 from __future__ import annotations

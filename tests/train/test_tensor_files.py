@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ CUTS = st.lists(st.integers(0, 7), max_size=3)
 def blocks(rows: list[int], columns: list[int]) -> list[Part]:
     """7 x 7 cut at these rows and columns."""
     edges = [sorted({0, 7, *cuts}) for cuts in (rows, columns)]
-    spans = [list(zip(edge, edge[1:], strict=False)) for edge in edges]
+    spans = [list(itertools.pairwise(edge)) for edge in edges]
     return [Part((a, c), (b - a, d - c)) for a, b in spans[0] for c, d in spans[1]]
 
 
