@@ -29,8 +29,8 @@ from tandem.roles.rollout.generation import end_tokens
 from tandem.rollout.hf import HfEngine
 from tandem.runtime.build.composite import load_trainable, model_tokenizer, run_device
 from tandem.runtime.build.sources import example_source, held_out_examples, rows_of, user_source
-from tandem.session.exports import Exporter
-from tandem.session.stepping import CHECKPOINTS, FINAL_FOLDER
+from tandem.session.exports import FINAL_FOLDER, Exporter
+from tandem.session.stepping import CHECKPOINTS
 from tandem.train import checkpoint
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import SftObjective
