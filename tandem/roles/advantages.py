@@ -106,7 +106,8 @@ class AdvantageStage:
                 f"{int(broken.nonzero()[0])}: a stage gives 0 where it has nothing to say"
             )
         brought = torch.where(mask, given, 0.0)
-        self.metrics["reward/tokens"] = float(brought.double().sum(dim=-1)[mask.any(dim=-1)].mean()) if mask.any() else 0.0
+        sums = brought.double().sum(dim=-1)[mask.any(dim=-1)]
+        self.metrics["reward/tokens"] = float(sums.mean()) if len(sums) else 0.0
         return brought
 
     def _penalised(self, batch: DataProto, rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
