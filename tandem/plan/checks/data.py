@@ -91,7 +91,8 @@ def check_sft_data(config: SftConfig) -> Iterator[Problem]:
 
 def _example_keys(at: str, columns: ExampleColumns) -> list[tuple[str, str]]:
     """(config key, column that the files must have) of an SFT data set whose keys stand at ``at``."""
-    tools = [] if columns.tools_key is None else [(f"{at}.tools_key", columns.tools_key)]
+    chat = columns.messages_key is not None or columns.chat
+    tools = [(f"{at}.tools_key", columns.tools_key)] if columns.tools_key is not None and chat else []
     if columns.messages_key is not None:
         return [(f"{at}.messages_key", columns.messages_key), *tools]
     return [(f"{at}.prompt_key", columns.prompt_key), (f"{at}.response_key", columns.response_key), *tools]
