@@ -19,9 +19,9 @@ from tandem.data.catalog import RowCounts
 from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, Row, read_rows
 from tandem.plan.plan import PREFERENCE, Plan
 from tandem.session.build import build_session
+from tandem.session.exports import FINAL_FOLDER
 from tandem.session.preference_session import build_preference_session
 from tandem.session.sft_session import build_sft_session
-from tandem.session.stepping import FINAL_FOLDER
 
 LOOPS: dict[str, Callable[[Any], None]] = {
     "colocate": colocate.train,

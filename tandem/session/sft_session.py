@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.columns.proto import DataProto
 from tandem.config.schema import NewModelConfig, SftConfig, SftModelConfig
@@ -22,6 +20,7 @@ from tandem.data.rows import Row, Table
 from tandem.data.tools import read_tools
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, new_model
+from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import character_tokenizer, encode_text, leading_ids
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
@@ -31,8 +30,8 @@ from tandem.roles.rollout.generation import end_tokens
 from tandem.rollout.hf import HfEngine
 from tandem.runtime.build.composite import load_trainable, model_tokenizer, run_device
 from tandem.runtime.build.sources import example_source, held_out_examples, rows_of, user_source
-from tandem.session.exports import Exporter
-from tandem.session.stepping import CHECKPOINTS, FINAL_FOLDER
+from tandem.session.exports import FINAL_FOLDER, Exporter
+from tandem.session.stepping import CHECKPOINTS
 from tandem.train import checkpoint
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import SftObjective
@@ -168,8 +167,7 @@ class SftSession:
 
 def build_sft_session(config: SftConfig) -> SftSession:
     """Read the data, then make or load the model. Raises ``DataError`` and ``ConfigError`` as they are found."""
-    if config.runtime.torch_threads is not None:
-        torch.set_num_threads(config.runtime.torch_threads)
+    prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
     new = config.model.new
     tokenizer = model_tokenizer(config.model) if new is None else _new_tokenizer(new)
     own = None if config.data.source is None else user_source(config.data.source)
