@@ -27,7 +27,7 @@ import psutil
 
 from tandem.config.load import load_words
 from tandem.config.schema import Config
-from tandem.control import colocate
+from tandem.control.colocate import train_colocate
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.plan.plan import compile_plan
 from tandem.session.build import build_session
@@ -37,14 +37,14 @@ def measured_run(words: Sequence[str], skip: int = 0) -> dict[str, Any]:
     """Train as ``tandem train WORDS`` does; steps after the first ``skip`` are what is measured."""
     config = load_words(words, Config)
     session = build_session(config, compile_plan(config))
-    last = session.progress.last
-    with session.running():
+    last = session.run.progress.last
+    with session.run.running():
         if skip:
-            session.progress.last = skip
-            colocate.train(session)
-            session.progress.last = last
+            session.run.progress.last = skip
+            train_colocate(session)
+            session.run.progress.last = last
         own, scoring = time.process_time(), children_seconds()
-        colocate.train(session)
+        train_colocate(session)
         own, scoring = time.process_time() - own, children_seconds() - scoring
     rows = read_rows(Path(config.trainer.output_dir) / METRICS_FILE)
     steps = [row for row in rows if "reward/mean" in row]

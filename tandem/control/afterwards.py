@@ -23,7 +23,7 @@ from tandem.runtime.build.composite import build_composite, model_tokenizer
 from tandem.runtime.build.sources import held_out_prompts, prompt_tables
 from tandem.session.exports import ADAPTER_FOLDER, FINAL_FOLDER, MODEL_FOLDER, find_export, require_undamaged
 from tandem.session.parts import build_evaluator
-from tandem.session.preference_session import held_out_evaluator
+from tandem.session.preferences import held_out_evaluator
 
 
 def run_eval(source: Path, words: Sequence[str]) -> int:

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from tandem.session.session import Session
+from tandem.roles.loss import Loss
+from tandem.session.session import InTurns, Session
+from tandem.stages.table import (
+    advantages,
+    correction,
+    generate,
+    old_logprobs,
+    push,
+    ref,
+    score,
+    teacher,
+    train,
+    train_critic,
+    values,
+)
 
 
-def train(session: Session) -> None:
+def train_colocate(session: Session[InTurns]) -> None:
     """Synchronous training.
 
-    Each step k consumes P tickets of partition k and produces weights version k + 1. It waits for generation and
-    scoring, which have deadlines of their own; the gate admits partition k once version k is published, which the step
+    Each step k consumes the P tickets of partition k and produces weights version k + 1. It waits for generation and
+    scoring, which have deadlines of their own; the gate admits partition k once version k is pushed, which the step
     before did.
     """
-    session.publish(session.progress.step)
-    if session.config.evaluation.at_start and session.progress.step == 0:
-        session.evaluate(0)
-    for k in session.steps():
-        with session.generating(), session.run("rollout", "reward"):
-            session.fill(k)
-        batch = session.take(k)
-        for stage in session.stages:
-            with session.run(stage.name):
-                batch = stage(batch)
-        with session.run("train"):
-            update = session.train(batch)
-        with session.run("publish"):
-            session.publish(k + 1)
-        session.end_step(k, batch, update)
+    run, rollout, samples, stages, weights = (
+        session.run,
+        session.rollout,
+        session.samples,
+        session.stages,
+        session.weights,
+    )
+    weights.push(run.step)
+    run.evaluate_at_start()
+    for k in run.steps():
+        with rollout.generating(), run.stage(generate, score):
+            rollout.fill(k)
+        batch = stages.forward(samples.complete(k), ref, teacher, old_logprobs, values)
+        batch = stages.complete(batch, correction, advantages)
+        batch = stages.update(batch, train_critic)
+        with run.stage(train):
+            update = session.actor.step(Loss(batch, session.objective))
+        run.end_step(k, batch, update)
+        with run.stage(push):
+            weights.push(k + 1)

@@ -13,22 +13,28 @@ from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import ContractError
 from tandem.config.schema import Config, SftConfig
-from tandem.control import colocate, fully_async, hybrid, preference
-from tandem.control.sft import require_updates, tune
+from tandem.control.colocate import train_colocate
+from tandem.control.fully_async import train_fully_async
+from tandem.control.hybrid import train_hybrid, train_hybrid_pipelined
+from tandem.control.preferences import train_preferences
+from tandem.control.sft import fine_tune, require_updates
 from tandem.data.catalog import RowCounts
 from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, Row, read_rows
 from tandem.plan.plan import PREFERENCE, Plan
 from tandem.session.build import build_session
 from tandem.session.exports import FINAL_FOLDER
-from tandem.session.preference_session import build_preference_session
-from tandem.session.sft_session import build_sft_session
+from tandem.session.preferences import build_preference_session
+from tandem.session.sft import build_sft_session
 
 LOOPS: dict[str, Callable[[Any], None]] = {
-    "colocate": colocate.train,
-    "hybrid": hybrid.train,
-    "fully_async": fully_async.train,
-    "preference": preference.train,
+    "colocate": train_colocate,
+    "hybrid": train_hybrid,
+    "hybrid_pipelined": train_hybrid_pipelined,
+    "fully_async": train_fully_async,
+    "preference": train_preferences,
 }
+"""By the ``loop`` of a plan."""
+
 CURVES = (
     ("reward", "reward/mean"),
     ("held-out reward", "eval/reward"),
@@ -46,15 +52,15 @@ def run_train(config: Config, plan: Plan) -> int:
     session = build_preference_session(config, plan) if plan.loop == PREFERENCE else build_session(config, plan)
     _keep_config(config, Path(config.trainer.output_dir))
     _tell_counts(session.source.counts)
-    left = session.progress.last - session.progress.step
-    if session.progress.step:
-        print(f"resumed after step {session.progress.step}; {left} steps left")
-    with session.running():
+    run, progress = session.run, session.run.progress
+    if progress.step:
+        print(f"resumed after step {progress.step}; {progress.last - progress.step} steps left")
+    with run.running():
         LOOPS[plan.loop](session)
-    if session.progress.step < session.progress.last:
-        raise ContractError(f"the run ended after {session.progress.step} of {session.progress.last} steps")
-    require_updates(session.actor.updates, session.progress.last)
-    _summarize(Path(config.trainer.output_dir), session.summary())
+    if progress.step < progress.last:
+        raise ContractError(f"the run ended after {progress.step} of {progress.last} steps")
+    require_updates(session.actor.updates, progress.last)
+    _summarize(Path(config.trainer.output_dir), run.summary())
     return 0
 
 
@@ -62,15 +68,16 @@ def run_sft(config: SftConfig) -> int:
     """Fine-tune, and tell what came of it."""
     quiet()
     session = build_sft_session(config)
+    progress = session.run.progress
     _tell_counts(session.source.counts)
     _keep_config(config, Path(config.trainer.output_dir))
     if session.nothing_left is not None:
         print(f"nothing is left to do: {session.nothing_left}")
-    elif session.first:
-        print(f"resumed after step {session.first}; {session.last - session.first} steps left")
-    with session.running():
-        tune(session)
-    require_updates(session.engine.updates, session.last)
+    elif progress.step:
+        print(f"resumed after step {progress.step}; {progress.last - progress.step} steps left")
+    with session.run.running():
+        fine_tune(session.run, session.draw, session.tuner.learn)
+    require_updates(session.tuner.engine.updates, progress.last)
     _summarize(Path(config.trainer.output_dir), {})
     return 0
 

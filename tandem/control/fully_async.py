@@ -2,44 +2,65 @@
 
 from __future__ import annotations
 
+from tandem.roles.loss import Loss
 from tandem.roles.serving import ServingRole
-from tandem.session.async_session import AsyncSession
+from tandem.session.serving import ServingRoles
+from tandem.session.session import ServedSession
+from tandem.stages.table import (
+    advantages,
+    correction,
+    generate,
+    old_logprobs,
+    push,
+    ref,
+    score,
+    teacher,
+    train,
+    train_critic,
+    values,
+)
 
 
-def train(session: AsyncSession) -> None:
+def train_fully_async(session: ServedSession) -> None:
     """The actor's loop.
 
     Each step k consumes the complete partition k (rewards, log-probs, advantages) and produces weights version k + 1,
-    which is broadcast to the rollout engines and to actor_fwd; a critic is trained first. It waits for the slowest
-    role's columns; every wait is watched, and a stall is told with its cause.
+    which is pushed to the rollout engines and to actor_fwd. It waits for the slowest role's columns; every wait is
+    watched, and a stall is told with its cause.
     """
-    with session.serving(serve):
-        session.publish(session.progress.step)
-        if session.config.evaluation.at_start and session.progress.step == 0:
-            session.evaluate(0)
-        for k in session.steps():
-            batch = session.complete(k)
-            for stage in session.before_training:
-                with session.run(stage.name):
-                    batch = stage(batch)
-            with session.run("train"):
-                update = session.train(batch)
-            session.end_step(k, batch, update)
-            with session.run("publish"):
-                session.publish(k + 1)
+    run, samples, stages, weights, roles = (
+        session.run,
+        session.samples,
+        session.stages,
+        session.weights,
+        session.roles,
+    )
+    with (
+        session.rollout.working(generate, score),
+        roles.serving(serve, ref, teacher, old_logprobs, values, correction, advantages),
+    ):
+        weights.push(run.step)
+        run.evaluate_at_start()
+        for k in run.steps():
+            batch = stages.update(samples.complete(k), train_critic)
+            with run.stage(train):
+                update = session.actor.step(Loss(batch, session.objective))
+            run.end_step(k, batch, update)
+            with run.stage(push):
+                weights.push(k + 1)
 
 
-def serve(role: ServingRole, session: AsyncSession) -> None:
-    """The loop of reference, actor_fwd, critic or advantages, in a thread of its own.
+def serve(role: ServingRole, roles: ServingRoles) -> None:
+    """The loop of reference, actor_fwd, teacher, critic or advantages, in a thread of its own.
 
     It consumes groups of partition k that have the columns it reads, ``role.groups`` at a time, and produces the
     columns it gives. It waits for the role before it in the chain, and at the start of a partition for weights that
-    are new enough; the actor's publications unblock it. The end of the run ends it.
+    are new enough; the actor's pushes unblock it. The end of the run ends it.
     """
-    for k in session.partitions():
+    for k in roles.partitions():
         role.begin(k)
-        for lease, batch in session.lend(role, k):
+        for lease, batch in roles.lend(role, k):
             for stage in role.stages:
-                with session.scoring(k, stage.name):
+                with roles.scoring(k, stage.name):
                     batch = stage(batch)
-            session.give(role, lease, batch)
+            roles.give(role, lease, batch)

@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
-from tandem.session.streaming import StreamingSession
+from tandem.roles.loss import Loss
+from tandem.roles.update import in_canonical_order
+from tandem.session.rollout import Workers
+from tandem.session.session import PipelinedSession, Session
+from tandem.stages.table import (
+    advantages,
+    correction,
+    generate,
+    old_logprobs,
+    push,
+    ref,
+    score,
+    teacher,
+    train,
+    train_critic,
+    values,
+)
 
 
-def train(session: StreamingSession) -> None:
-    """Train on sub-batches as they arrive while the engines generate the next ones.
+def train_hybrid(session: Session[Workers]) -> None:
+    """Train on partitions whose parts are scored as they arrive, while the engines generate the next ones.
 
-    Each step k consumes partition k in ``num_iters_per_train_update`` sub-batches and produces weights version k + 1.
-    It waits for groups that are generated and scored; what unblocks it are the rollout loops, which in turn wait for
-    the gate, and the gate for the versions that are published here. A stall is told with its cause.
+    Each step k consumes partition k in ``num_iters_per_train_update`` parts and produces weights version k + 1. It
+    waits for groups that are generated and scored; what unblocks it are the rollout workers, who in turn wait for the
+    gate, and the gate for the versions that are pushed here. A stall is told with its cause.
     """
-    with session.streaming():
-        session.publish(session.progress.step)
-        if session.config.evaluation.at_start and session.progress.step == 0:
-            session.evaluate(0)
-        for k in session.steps():
-            update = session.begin_update()
-            for sub_batch in session.arriving(k, session.order):
-                for stage in session.forwards:
-                    with session.run(stage.name):
-                        sub_batch = stage(sub_batch)
-                update.add(sub_batch)
-            batch, metrics = update.finish()
-            session.end_step(k, batch, metrics)
-            with session.run("publish"):
-                session.publish(k + 1)
+    run, samples, stages, weights = session.run, session.samples, session.stages, session.weights
+    with session.rollout.working(generate, score):  # beside this loop, in one of each worker's
+        weights.push(run.step)
+        run.evaluate_at_start()
+        for k in run.steps():
+            parts = [stages.forward(part, ref, teacher, old_logprobs, values) for part in samples.arriving(k)]
+            batch = stages.complete(in_canonical_order(parts), correction, advantages)
+            batch = stages.update(batch, train_critic)
+            with run.stage(train):
+                update = session.actor.step(Loss(batch, session.objective))
+            run.end_step(k, batch, update)
+            with run.stage(push):
+                weights.push(k + 1)
+
+
+def train_hybrid_pipelined(session: PipelinedSession) -> None:
+    """The same, with ``train_pipelining``: each part is trained as it arrives, before the partition is complete.
+
+    What each step consumes, produces and waits for is as in ``train_hybrid``. The plan admits no stage that must see
+    the whole partition, so that ``complete`` may see a part; the weights between two parts are never pushed.
+    """
+    run, samples, stages, weights = session.run, session.samples, session.stages, session.weights
+    with session.rollout.working(generate, score):
+        weights.push(run.step)
+        run.evaluate_at_start()
+        for k in run.steps():
+            parts = []
+            for arrived in samples.arriving(k):
+                part = stages.forward(arrived, ref, teacher, old_logprobs)
+                part = stages.complete(part, correction, advantages)
+                with run.stage(train):
+                    session.slices.train(part)
+                parts.append(part)
+            batch = in_canonical_order(parts)
+            with run.stage(train):
+                update = session.slices.finish(batch)
+            run.end_step(k, batch, update)
+            with run.stage(push):
+                weights.push(k + 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,13 +17,15 @@ from tandem.data.base_source import BaseDataSource, as_examples
 from tandem.data.examples import Example
 from tandem.data.length import Overlong
 from tandem.data.sampler import Sampler
-from tandem.models.loading import save_pretrained_atomic
 from tandem.observe.metrics import METRICS_FILE
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.plan.sft import refuse_ignored
 from tandem.roles.examples import padded_batch
-from tandem.session.sft_session import SftSession
+from tandem.session.exports import FINAL_FOLDER, PlainExport
+from tandem.session.progress import Progress
+from tandem.session.run import Run
+from tandem.stages.table import train
 from tandem.train.updater import Updater
 
 
@@ -50,26 +53,26 @@ class BaseTrainer:
         if not (hasattr(self, "model") and hasattr(self, "tokenizer")):
             raise ContractError(f"{type(self).__name__}: set self.model and self.tokenizer before fit()")
         refuse_ignored(self.config)
-        data, trainer = self.config.data, self.config.trainer
-        examples = self._examples(data_source)
-        steps = examples.total_steps(data.train_batch_size, trainer.total_steps)
+        trainer, size = self.config.trainer, self.config.data.train_batch_size
+        examples, output_dir = self._examples(data_source), Path(trainer.output_dir)
+        steps = examples.total_steps(size, trainer.total_steps)
         updater = Updater(self.model.parameters(), self.config.optim, steps)
-        final = Path(trainer.output_dir) / "final"
-        info = RunInfo(Path(trainer.output_dir), steps, None, self.config.model_dump(mode="json"))
-        with RunLog(info, trainer.logger) as log:
+        log = RunLog(RunInfo(output_dir, steps, None, self.config.model_dump(mode="json")), trainer.logger)
+        run = Run(trainer, log, Progress(0, steps), output_dir, PlainExport(self.model, self.tokenizer))
+
+        def learn(drawn: Sequence[Example]) -> dict[str, float]:
+            loss = self.compute_loss(padded_batch(drawn, self._pad_id))
+            loss.backward()
+            result = updater.step()
+            rates = {"grad/norm": result.grad_norm, "optim/lr": result.lr, "updates": float(result.updates)}
+            return {"loss/sft": float(loss.detach()), **rates}
+
+        with run.running():
             self.model.train()
-            for step in range(1, steps + 1):
-                with log.timed("train"):
-                    loss = self.compute_loss(padded_batch(examples.take(data.train_batch_size), self._pad_id))
-                    loss.backward()
-                    result = updater.step()
-                rates = {"grad/norm": result.grad_norm, "optim/lr": result.lr, "updates": float(result.updates)}
-                log.log(step, {"loss/sft": float(loss.detach()), **rates})
+            fine_tune(run, partial(examples.take, size), learn)
             self.model.eval()
-            save_pretrained_atomic(self.model, self.tokenizer, final)
-            log.summarize(model=str(final))
         require_updates(updater.updates, steps)
-        return final
+        return output_dir / FINAL_FOLDER
 
     @property
     def _pad_id(self) -> int:
@@ -97,14 +100,15 @@ def require_updates(updates: int, steps: int) -> None:
         )
 
 
-def tune(session: SftSession) -> None:
-    """The built-in loop, packed and token-budgeted: one optimizer step per batch of examples.
+def fine_tune(
+    run: Run, draw: Callable[[], Sequence[Example]], learn: Callable[[Sequence[Example]], dict[str, float]]
+) -> None:
+    """The loop of fine-tuning, whoever's the loss is: one optimizer step (``learn``) on each batch of examples.
 
-    It ends with the steps, or once the held-out accuracy that was asked for is reached.
+    It waits for nothing, and ends with the steps, or once the held-out accuracy that was asked for is reached.
     """
-    for step in session.steps():
-        batch = session.draw()
-        with session.log.timed("train"):
-            update = session.update(batch)
-        if session.record(step, update):
-            break
+    for k in run.steps():
+        drawn = draw()
+        with run.stage(train):
+            update = learn(drawn)
+        run.end_step(k, drawn, update)

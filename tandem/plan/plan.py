@@ -49,7 +49,7 @@ from tandem.plan.stages import (
     step_facts,
 )
 from tandem.plan.teacher import Teacher, teachers
-from tandem.stages.facts import REWARD, ROLLOUT, OldLogprobs, Step
+from tandem.stages.facts import REWARD, OldLogprobs, Step
 from tandem.stages.stage import PlannedStage, Stage
 from tandem.stages.table import BUILT_IN, plan_step
 
@@ -100,7 +100,17 @@ class Plan:
     @property
     def loop(self) -> str:
         """The loop that runs it: that of its mode, or the one for preferences, which generates nothing."""
-        return self.mode if ROLLOUT in self.roles else PREFERENCE
+        if not self.step.generates:
+            return PREFERENCE
+        execution = self.step.config.execution
+        pipelined = execution.mode == "hybrid" and execution.train_pipelining != "off"
+        return f"{self.mode}_pipelined" if pipelined else self.mode
+
+    @property
+    def group_columns(self) -> tuple[str, ...]:
+        """The columns that a group has once it is generated and scored."""
+        made = (name for stage in self.stages if stage.phase == "group" for name in stage.gives)
+        return tuple(dict.fromkeys([*self.source_columns, *made]))
 
     @property
     def devices(self) -> int:

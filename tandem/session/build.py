@@ -1,4 +1,4 @@
-"""From a plan to a session: data, rewards, a runtime, the roles on it, and what connects them."""
+"""From a plan to the parts of a run: data, rewards, a runtime, the roles on it, and what connects them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from tandem.runtime.build.sources import held_out_prompts, prompt_source, prompt
 from tandem.runtime.local import LocalRuntime
 from tandem.runtime.protocol import Runtime
 from tandem.runtime.ray.roles import RayRoles
-from tandem.session.connect_async import connect_async
-from tandem.session.connect_streaming import connect_streaming, connect_time_sharing
+from tandem.session.connect import connect_async, connect_resting, connect_shared, connect_streaming
 from tandem.session.moved_reference import require_reference
 from tandem.session.parts import Parts
+from tandem.session.progress import Progress
+from tandem.session.run import CHECKPOINTS
 from tandem.session.session import Session
-from tandem.session.shared import connect_shared
-from tandem.session.stepping import CHECKPOINTS, Progress
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
 
 
-def build_session(config: Config, plan: Plan) -> Session:
+def build_session(config: Config, plan: Plan) -> Session[Any]:
     """Start the roles of ``plan``. Data are read before the model: what is wrong with them costs seconds.
 
     Raises ``ConfigError`` where the plan has problems or names what can't run yet, ``DataError`` for bad rows.
@@ -75,11 +74,11 @@ def build_session(config: Config, plan: Plan) -> Session:
 
 RUNTIMES: dict[str, Callable[[Config, Plan], Runtime]] = {"local": LocalRuntime, "ray": RayRoles}
 
-CONNECTORS: dict[tuple[str, str], Callable[[Parts], Session]] = {
+CONNECTORS: dict[tuple[str, str], Callable[[Parts], Session[Any]]] = {
     ("local", "colocate"): connect_shared,
     ("local", "hybrid"): connect_streaming,
     ("local", "fully_async"): connect_async,
-    ("ray", "colocate"): connect_time_sharing,
+    ("ray", "colocate"): connect_resting,
     ("ray", "hybrid"): connect_streaming,
     ("ray", "fully_async"): connect_async,
 }

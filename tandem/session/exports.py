@@ -18,7 +18,8 @@ from tandem.models.loading import check_weight_files, save_pretrained_atomic
 from tandem.train.protocol import Exported
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MODEL_FOLDER, ADAPTER_FOLDER = "model", "adapter"
 """Inside a checkpoint."""
@@ -85,3 +86,19 @@ def find_export(saved: Path, part: str, mark: str) -> Path | None:
     """The folder in a checkpoint or a run, or itself, that has the file ``mark``."""
     candidates = (saved / part, saved / FINAL_FOLDER, saved)
     return next((folder for folder in candidates if (folder / mark).is_file()), None)
+
+
+class PlainExport:
+    """Writes a model of the user's own as Transformers or PEFT keeps it; its runs have no checkpoints."""
+
+    def __init__(self, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._model, self._tokenizer = model, tokenizer
+
+    def write(self, folder: Path) -> None:
+        """The whole folder, or what was there before."""
+        save_pretrained_atomic(self._model, self._tokenizer, folder)
+
+    def write_parts(self, root: Path) -> dict[str, Path]:
+        """None."""
+        del root
+        return {}

@@ -1,4 +1,4 @@
-"""What the sessions of all modes are made of, from one place."""
+"""What the parts of a run are made of in all modes, from one place."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from tandem.config.schema import Config
 from tandem.data.prompts import Prompt, PromptSource
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.ledger import Ledger
-from tandem.dataflow.store import DataPlane
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.plan.plan import Plan
@@ -22,13 +20,13 @@ from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import Filling
 from tandem.roles.rollout.generation import evaluation_sampling
 from tandem.runtime.protocol import Runtime
-from tandem.session.session import Session, Tally
-from tandem.session.stepping import CHECKPOINTS, Progress
+from tandem.session.exports import Exporter
+from tandem.session.progress import Progress
+from tandem.session.run import CHECKPOINTS
+from tandem.session.waits import Ranks, Waits
 from tandem.stages.table import advantages
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
-
-S = TypeVar("S", bound=Session)
 
 
 @dataclass(frozen=True)
@@ -82,29 +80,35 @@ class Parts:
             "reward_components" if estimated is not None and "reward_components" in estimated.needs else "rewards",
         )
 
-    def session(self, kind: type[S], rollout: Tally, plane: DataPlane, max_staleness: int, **handles: Any) -> S:
-        """The handles that every loop needs, and those of this ``kind`` of session."""
-        config, progress = self.config, self.progress
-        output_dir = Path(config.trainer.output_dir).resolve()
-        checkpoint.set_aside(output_dir / CHECKPOINTS, progress.step)
-        resumed_step = progress.step if progress.step else None
-        info = RunInfo(output_dir, progress.last, resumed_step, config.model_dump(mode="json", by_alias=True))
-        return kind(
-            config=config,
-            plan=self.plan,
-            composite=self.composite,
-            rollout=rollout,
-            rewards=self.rewards,
-            evaluator=build_evaluator(config, self.composite, self.held_out, self.rewards) if self.held_out else None,
-            plane=plane,
-            source=self.source,
-            log=RunLog(info, config.trainer.logger, trace=config.trainer.trace),
-            progress=progress,
-            max_staleness=max_staleness,
-            output_dir=output_dir,
-            closing=self.closing,
-            **handles,
-        )
+    @property
+    def output_dir(self) -> Path:
+        """The folder of the run."""
+        return Path(self.config.trainer.output_dir).resolve()
+
+    def open_log(self) -> RunLog:
+        """The log of the run; checkpoints of later steps than the one that it goes on from are put aside."""
+        config, step = self.config, self.progress.step
+        checkpoint.set_aside(self.output_dir / CHECKPOINTS, step)
+        document = config.model_dump(mode="json", by_alias=True)
+        info = RunInfo(self.output_dir, self.progress.last, step if step else None, document)
+        return RunLog(info, config.trainer.logger, trace=config.trainer.trace)
+
+    def waits(self) -> Waits:
+        """The waits of the actor's loop, in which its ranks are looked after."""
+        execution = self.config.execution
+        made = Waits(f"train_{self.plan.mode}", warning_s=execution.stall_warning_s, deadline_s=execution.deadline_s)
+        critic = self.composite.critic
+        made.watch(*(Ranks(role.ranks.check) for role in (self.composite.actor, critic) if role is not None))
+        return made
+
+    def evaluator(self) -> Evaluator | None:
+        """The evaluation, where there are held-out prompts."""
+        return build_evaluator(self.config, self.composite, self.held_out, self.rewards) if self.held_out else None
+
+    def exporter(self) -> Exporter:
+        """What writes the actor's model."""
+        node, model = self.composite, self.config.actor_rollout_ref.model
+        return Exporter(model, self.config.trainer, node.model, node.tokenizer, node.actor.export)
 
 
 def build_evaluator(

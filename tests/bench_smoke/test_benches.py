@@ -20,7 +20,7 @@ from tandem.config.schema import Config, SftConfig
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer, load_tokenizer
 from tandem.plan.plan import compile_plan
-from tandem.session.sft_session import llama_shape
+from tandem.session.sft import llama_shape
 
 ROOT = Path(__file__).parents[2]
 PLAIN: Any = plain_grpo  # written without types, to be as plain as can be

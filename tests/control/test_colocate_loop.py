@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,20 @@ import pytest
 from tandem.base.errors import RewardError
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
-from tandem.control import colocate
+from tandem.control.colocate import train_colocate
 from tandem.observe.metrics import METRICS_FILE, read_rows
-from tandem.observe.run_log import RunLog
-from tandem.observe.trackers import RunInfo
 from tandem.plan.plan import Plan, compile_plan
 from tandem.reward.outcome import Verdict, failed
 from tandem.roles.actor import Actor
 from tandem.roles.advantages import AdvantageStage
 from tandem.roles.batching import Batching
 from tandem.roles.train_group import TrainGroup
-from tandem.session.shared import SharedSession
-from tandem.session.stepping import Progress
+from tandem.session.connect import assemble
+from tandem.session.parts import Parts
+from tandem.session.progress import Progress
+from tandem.session.rollout import SharedRollout, Turns
+from tandem.session.session import InTurns, Session
+from tandem.session.weights import SharedWeights
 from tandem.stages.stage import BatchStage
 from tests.roles.fake_roles import FakeTokenizer, Rig, rig
 from tests.roles.fake_training import FakeTrainEngine, SamplesObjective
@@ -48,13 +50,14 @@ class FakeComposite:
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     objective: SamplesObjective = field(default_factory=SamplesObjective)
     critic: None = None
+    model: None = None
 
 
 class Loop:
     """A session of fakes, and everything that happens to engine and trainer in one list."""
 
     def __init__(self, output: Path, *, made: Rig | None = None, trainer: FakeTrainEngine | None = None) -> None:
-        config = Config.model_validate(TREE)
+        config = Config.model_validate({**TREE, "trainer": {**TREE["trainer"], "output_dir": str(output)}})
         self.plan: Plan = compile_plan(config)
         self.made = rig() if made is None else made
         self.trainer = FakeTrainEngine() if trainer is None else trainer
@@ -65,25 +68,31 @@ class Loop:
         advantages = AdvantageStage.of(config.algorithm)
         runs: dict[str, Callable[[DataProto], DataProto]] = {"ref": actor.ref_logprobs, "advantages": advantages}
         planned = [stage for stage in self.plan.stages if stage.name in runs]
-        stages = tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name]) for stage in planned)
+        stages = tuple(
+            BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name], stage.phase) for stage in planned
+        )
         composite: Any = FakeComposite(actor, self.made.engine, advantages, stages)
-        info = RunInfo(output, 3)
-        self.session = SharedSession(
-            config=config, plan=self.plan, composite=composite, rollout=self.made.rollout,
-            rewards=self.made.rollout._rewards, evaluator=None, plane=self.made.plane,
-            source=self.made.rollout._source, log=RunLog(info), progress=Progress(0, 3), max_staleness=0,
-            output_dir=output, closing=ExitStack(),
-        )  # fmt: skip
+        filler: Any = self.made.rollout
+        nowhere: Any = None
+        parts = Parts(
+            config, self.plan, nowhere, composite, filler._source, [], filler._rewards, Progress(0, 3), ExitStack()
+        )
+        log = parts.open_log()
+        rollout = SharedRollout(filler, Turns(actor, composite.engine, log), filler._rewards)
+        weights = SharedWeights(actor, composite.engine, filler)
+        self.session: Session[InTurns] = assemble(
+            parts, Session, self.made.plane, parts.waits(), log, rollout, weights, [rollout], evaluating=nullcontext
+        )
 
     def run(self) -> None:
-        with self.session.log:
-            colocate.train(self.session)
+        with self.session.run.log:
+            train_colocate(self.session)
 
 
 def test_a_step_is_what_the_plan_says_in_turns_on_the_devices(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     loop.run()
-    assert loop.session.progress.executed == [stage.name for stage in loop.plan.stages]
+    assert loop.session.run.progress.executed == [stage.name for stage in loop.plan.stages]
     step = ["sleep", "wake", "generate", "sleep", "wake", "forward", "forward_backward", "optim_step"]
     assert loop.events == ["load 0", *step, "load 1", *step, "load 2", *step, "load 3"]
 
@@ -121,10 +130,9 @@ def test_the_reference_is_refreshed_when_it_is_due(tmp_path: Path) -> None:
         return result
 
     stages = tuple(
-        BatchStage(stage.name, stage.needs, stage.gives, watched if stage.name == "ref" else stage.run)
-        for stage in loop.session.stages
+        replace(stage, run=watched) if stage.name == "ref" else stage for stage in loop.session.stages.stages
     )
-    loop.session.composite.stages = stages
+    loop.session.stages.stages = stages
     loop.run()
     assert seen == [0.0, 0.0, 2.0]  # the weights after two steps
 
@@ -149,7 +157,7 @@ def test_failed_scorings_are_told_with_count_and_text_and_the_share_scored_besid
     rows = read_rows(tmp_path / METRICS_FILE)
     assert [row["reward/mean"] for row in rows] == [1.0] * len(rows)
     assert [row["reward/scored_share"] for row in rows] == [pytest.approx(2 / 3)] * len(rows)
-    told = loop.session.summary()["rewards"]
+    told = loop.session.run.summary()["rewards"]
     assert told == f"{8 * len(rows)} of {12 * len(rows)} answers scored, {4 * len(rows)} without a reward: " + (
         f"{4 * len(rows)} x KeyError: 'answer' (scorer.py:7)"
     )

@@ -119,8 +119,8 @@ def test_the_loop_of_ones_own_is_the_built_in_one(task: Path, tmp_path: Path) ->
     run = train(task, f"trainer.output_dir={tmp_path}", "data.train_batch_size=4", "trainer.total_steps=1")
     config = load_words([str(task), "data.train_batch_size=4"], Config)
     made = build_actor_rollout_ref(config.actor_rollout_ref)
-    assert run.session.progress.trained is not None
-    batch, update = run.session.progress.trained
+    assert run.session.run.progress.trained is not None
+    batch, update = run.session.run.progress.trained
     samples = batch.select(*[name for name in batch.columns if name not in ("advantages", "returns", "token_rewards")])
     metrics = made.actor.step(compute_grpo_loss(samples, batch.dense("rewards"), made))
     assert metrics["grad/norm"] == update["grad/norm"]
@@ -153,8 +153,8 @@ def test_a_critic_may_be_driven_by_hand(task: Path, tmp_path: Path) -> None:
     run = train(*words, f"trainer.output_dir={tmp_path}", "trainer.total_steps=2")
     config = load_words(words, Config)
     made, critic = build_actor_rollout_ref(config.actor_rollout_ref), build_critic(config.critic)
-    assert run.session.progress.trained is not None and run.session.composite.critic is not None
-    batch, _ = run.session.progress.trained
+    assert run.session.run.progress.trained is not None and run.session.composite.critic is not None
+    batch, _ = run.session.run.progress.trained
     with pytest.raises(ContractError, match=r"critic=build_critic\(config\.critic\)"):
         computed = ("values", "advantages", "returns", "token_rewards")
         samples = batch.select(*(name for name in batch.columns if name not in computed))

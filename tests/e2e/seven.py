@@ -78,7 +78,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 class Run:
     """A finished run."""
 
-    session: Session
+    session: Session[Any]
     output: Path
 
     @property
@@ -109,19 +109,19 @@ class Run:
         return {name: tensor.clone() for name, tensor in self.session.composite.actor.export()}
 
 
-def training_engine(session: Session) -> FsdpEngine:
+def training_engine(session: Session[Any]) -> FsdpEngine:
     """The engine of the only rank."""
     return training_rank(session).engine
 
 
-def training_rank(session: Session) -> TrainRank:
+def training_rank(session: Session[Any]) -> TrainRank:
     """The only rank, which is in this process."""
     (handle,) = session.composite.actor.ranks._ranks
     assert isinstance(handle, LocalRank)
     return handle.rank
 
 
-def prepare(*words: str | Path) -> Session:
+def prepare(*words: str | Path) -> Session[Any]:
     """A session built the way that the command builds it."""
     config = load_words([str(word) for word in words], Config)
     return build_session(config, compile_plan(config))
@@ -130,16 +130,16 @@ def prepare(*words: str | Path) -> Session:
 def train(*words: str | Path) -> Run:
     """Run a config to its end."""
     session = prepare(*words)
-    with session.running():
-        LOOPS[session.plan.mode](session)
-    return Run(session, session.output_dir)
+    with session.run.running():
+        LOOPS[session.plan.loop](session)
+    return Run(session, session.run.output_dir)
 
 
 @contextmanager
-def started(*words: str | Path) -> Iterator[Session]:
+def started(*words: str | Path) -> Iterator[Session[Any]]:
     """A session that the test drives itself."""
     session = prepare(*words)
-    with session.log:
+    with session.run.log:
         try:
             yield session
         finally:

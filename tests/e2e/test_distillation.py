@@ -88,7 +88,7 @@ def test_reward_and_teacher_train_together(task: Path, teacher: Path, tmp_path: 
     )
     assert mean(run.rewards[-3:]) >= run.rewards[0] + 0.1
     assert run.column("distill/kl")[-1] < run.column("distill/kl")[0] - 0.5
-    trained = run.session.progress.trained
+    trained = run.session.run.progress.trained
     assert trained is not None and {"advantages", "teacher_logprobs"} <= set(trained[0].columns)
 
 
@@ -164,7 +164,7 @@ def test_a_teacher_of_another_shape_and_a_larger_vocabulary(
     words = (by(big), distillation(ONLY[kind]), f"execution.mode={mode}", *SHORT)
     run = train(task, *words, f"trainer.output_dir={tmp_path}")
     assert len(run.column("distill/kl")) == 2
-    batch = run.session.progress.trained[0]  # type: ignore[index]
+    batch = run.session.run.progress.trained[0]  # type: ignore[index]
     if kind == "forward_kl_topk":
         assert batch.ragged("teacher_topk_ids").values.shape[1] == 6
         assert int(batch.ragged("teacher_topk_ids").values.max()) < len(ALPHABET) + 1
@@ -194,7 +194,7 @@ def test_an_adapted_student_has_its_teacher_beside_it(task: Path, teacher: Path,
 def test_executed_stages_and_columns_are_the_planned_ones(task: Path, teacher: Path, tmp_path: Path, kind: str) -> None:
     words = (by(teacher), "algorithm.kl.in=loss", "algorithm.old_logprobs=recompute", *SHORT)
     run = train(task, *words, distillation(ONLY[kind]), f"trainer.output_dir={tmp_path}")
-    plan, progress = run.session.plan, run.session.progress
+    plan, progress = run.session.plan, run.session.run.progress
     assert progress.executed == [stage.name for stage in plan.stages]
     assert progress.executed == ["rollout", "reward", "ref", "teacher", "old", "train", "publish"]
     assert progress.trained is not None

@@ -20,8 +20,8 @@ SMALL = (
 
 
 def answers(run: Run) -> list[list[int]]:
-    assert run.session.progress.trained is not None
-    return [row.tolist() for row in run.session.progress.trained[0].ragged("responses")]
+    assert run.session.run.progress.trained is not None
+    return [row.tolist() for row in run.session.run.progress.trained[0].ragged("responses")]
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +88,8 @@ def test_micro_batches_change_rounding_only(task: Path, tmp_path: Path, plain: R
 
 
 def test_b82_samples_of_a_group_differ(plain: Run) -> None:
-    assert plain.session.progress.trained is not None
-    batch = plain.session.progress.trained[0]
+    assert plain.session.run.progress.trained is not None
+    batch = plain.session.run.progress.trained[0]
     texts = [tuple(row.tolist()) for row in batch.ragged("responses")]
     per_group = [len(set(texts[i : i + 4])) for i in range(0, len(texts), 4)]
     assert torch.tensor(per_group).float().mean() > 3  # of 4; by chance two may agree

@@ -12,11 +12,12 @@ import torch
 from tandem.base.errors import ContractError, RewardError, StarvationError, TandemError
 from tandem.config.load import load_words
 from tandem.config.schema import Config
-from tandem.control import colocate
+from tandem.control.colocate import train_colocate
 from tandem.control.entry import run_train
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.observe.trackers import TRACKERS, RunInfo
 from tandem.plan.plan import compile_plan
+from tandem.roles.loss import Loss
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 from tests.e2e.seven import equal, prepare, started, train, training_engine, write_rows
 
@@ -42,7 +43,7 @@ def test_b22_a_gradient_that_is_not_finite_is_skipped_and_counted(task: Path, tm
 
         def poisoned(*arguments: Any) -> Any:
             total = accumulate(*arguments)
-            if session.progress.step == 2:
+            if session.run.progress.step == 2:
                 next(session.composite.model.parameters()).grad[0, 0] = poison  # type: ignore[index]
             return total
 
@@ -52,7 +53,7 @@ def test_b22_a_gradient_that_is_not_finite_is_skipped_and_counted(task: Path, tm
 
         engine.forward_backward = poisoned
         session.composite.engine.load = published  # type: ignore[method-assign, assignment]
-        colocate.train(session)
+        train_colocate(session)
         rows = read_rows(tmp_path / METRICS_FILE)
     assert [row["version"] for row in rows] == [1, 2, 3, 4, 5]
     assert [row["updates"] for row in rows] == [1, 2, 2, 3, 4]
@@ -79,15 +80,15 @@ def test_b27_engine_and_trainer_mean_the_same_distribution(task: Path, tmp_path:
 
 def colocate_step(session: Any) -> Any:
     """One step by hand; the batch with the log-probs that trainer and engine give it."""
-    k = session.progress.step
-    session.publish(k)
-    with session.generating():
+    k = session.run.progress.step
+    session.weights.push(k)
+    with session.rollout.generating():
         session.rollout.fill(k)
-    batch = session.composite.actor.old_logprobs(session.take(k))
-    for stage in session.stages:
+    batch = session.composite.actor.old_logprobs(session.samples.complete(k))
+    for stage in session.stages.stages:
         batch = stage(batch)
-    update = session.train(batch)
-    session.end_step(k, batch, update)
+    update = session.actor.step(Loss(batch, session.objective))
+    session.run.end_step(k, batch, update)
     return batch
 
 
@@ -124,7 +125,7 @@ def test_samples_that_are_too_stale_are_never_trained(task: Path, tmp_path: Path
 
         session.composite.engine.load = stuck  # type: ignore[method-assign]
         with pytest.raises(ContractError, match="step 2 was given samples of lags 1 to 1; max_staleness is 0"):
-            colocate.train(session)
+            train_colocate(session)
         assert session.composite.actor.updates == 2
 
 
@@ -181,9 +182,9 @@ def test_b92_one_length_policy_and_the_same_ids_for_engine_and_trainer(
             return generate(seen(), sampling)
 
         session.composite.engine.generate = spied  # type: ignore[method-assign, assignment]
-        colocate.train(session)
-        assert session.progress.trained is not None
-        batch = session.progress.trained[0]
+        train_colocate(session)
+        assert session.run.progress.trained is not None
+        batch = session.run.progress.trained[0]
         text = {session.composite.tokenizer.decode(list(ids)) for ids in asked}
     assert {tuple(row.tolist()) for row in batch.ragged("prompts")} == asked
     assert set(batch.non_tensor_batch["prompt_text"]) == text

@@ -65,7 +65,7 @@ def test_executed_stages_and_columns_are_the_planned_ones(task: Path, tmp_path: 
         *CONFIGS[name],
     )
     session = run.session
-    plan, progress = session.plan, session.progress
+    plan, progress = session.plan, session.run.progress
     assert progress.executed == [stage.name for stage in plan.stages]
     assert progress.executed == ["rollout", "reward", *EXPECTED[name], "train", "publish"]
     assert progress.trained is not None
@@ -87,10 +87,11 @@ def test_streaming_modes_execute_the_planned_stages(task: Path, tmp_path: Path, 
     """Those of the actor's loop in the planned order, sub-batch by sub-batch; all columns are there in the end."""
     words = (*CONFIGS[name], f"execution={{mode: {mode}, num_iters_per_train_update: 2}}", "data.train_batch_size=4")
     run = train(task, f"trainer.output_dir={tmp_path}", "trainer.total_steps=2", *words)
-    plan, progress = run.session.plan, run.session.progress
+    plan, progress = run.session.plan, run.session.run.progress
     own = [stage.name for stage in plan.stages if stage.role == "actor"]
     assert list(dict.fromkeys(progress.executed)) == own
     assert progress.trained is not None
     planned = {*plan.source_columns, *(column for stage in plan.stages for column in stage.gives)}
-    extra = {"old_version"} if mode == "fully_async" else set()  # which version actor_fwd scored with
-    assert {*progress.trained[0].columns, *progress.trained[0].non_tensor_batch} == planned | extra
+    assert {*progress.trained[0].columns, *progress.trained[0].non_tensor_batch} == planned
+    forwarded = mode == "fully_async" and plan.old_logprobs == "recompute"
+    assert ("old_version" in planned) == forwarded  # which version actor_fwd scored with

@@ -48,7 +48,7 @@ SMALL = (
 TIMES = ("time/", "cpu/", "throughput/", "rollout/", "limit/", "push/")
 
 
-def critic_of(run: Run | Session) -> Critic:
+def critic_of(run: Run | Session[Any]) -> Critic:
     critic = (run.session if isinstance(run, Run) else run).composite.critic
     assert critic is not None
     return critic
@@ -103,7 +103,7 @@ def test_the_actor_rests_while_the_critic_warms_up(whole: Run) -> None:
 
 def test_executed_stages_are_the_planned_ones(whole: Run) -> None:
     names = [stage.name for stage in whole.session.plan.stages]
-    assert whole.session.progress.executed == names
+    assert whole.session.run.progress.executed == names
     for row in whole.rows:  # nothing of the critic is left out of the best possible step
         parts = ("time/rollout", "time/values", "time/train_critic", "time/train")
         assert row["limit/step_s"] >= sum(row[part] for part in parts) - 1e-6

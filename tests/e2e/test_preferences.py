@@ -15,11 +15,11 @@ from tandem.base.errors import ConfigError, DataError
 from tandem.cli.app import app
 from tandem.config.load import load_words
 from tandem.config.schema import Config
-from tandem.control import preference
+from tandem.control.preferences import train_preferences
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.plan.plan import compile_plan
 from tandem.runtime.build.composite import build_actor_rollout_ref
-from tandem.session.preference_session import PreferenceSession, build_preference_session
+from tandem.session.preferences import PreferenceSession, build_preference_session
 from tests.e2e.seven import equal, write_rows
 
 TIMES = ("time/", "cpu/", "throughput/")
@@ -60,8 +60,8 @@ def prepare(*words: str) -> PreferenceSession:
 
 def train(*words: str) -> PreferenceSession:
     session = prepare(*words)
-    with session.running():
-        preference.train(session)
+    with session.run.running():
+        train_preferences(session)
     return session
 
 
@@ -77,7 +77,7 @@ def loss(name: str, **parameters: float) -> str:
 
 
 def rows_of(session: PreferenceSession) -> list[Mapping[str, Any]]:
-    return read_rows(session.output_dir / METRICS_FILE)
+    return read_rows(session.run.output_dir / METRICS_FILE)
 
 
 def lines(session: PreferenceSession) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ EXPECTED = {
 @pytest.mark.parametrize("name", PREFERENCE_LOSSES.names())
 def test_executed_stages_and_columns_are_the_planned_ones(words: tuple[str, ...], tmp_path: Path, name: str) -> None:
     session = train(*words, loss(name), "trainer.total_steps=1", f"trainer.output_dir={tmp_path}")
-    plan, progress = session.plan, session.progress
+    plan, progress = session.plan, session.run.progress
     assert progress.executed == [stage.name for stage in plan.stages] == EXPECTED[name]
     assert progress.trained is not None
     batch = progress.trained[0]

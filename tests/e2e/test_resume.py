@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tandem.base.errors import ConfigError, DataError
-from tandem.control import colocate
+from tandem.control.colocate import train_colocate
 from tandem.control.entry import LOOPS
 from tandem.models.fingerprint import fingerprint
 from tandem.observe.metrics import read_rows
@@ -57,7 +57,8 @@ def whole(words: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> R
 
 
 def killed_in(part: str, step: int, *words: str) -> None:
-    """Run until the ``part`` of ``step`` (from 1), and no further."""
+    """Run until the ``part`` of ``step`` (from 1), and no further; its update is done when it is published."""
+    done = step if part == "publishing" else step - 1
     with started(*words) as session:
         owner, name = {
             "rollout": (session.composite.engine, "generate"),
@@ -67,14 +68,14 @@ def killed_in(part: str, step: int, *words: str) -> None:
         inner = getattr(owner, name)
 
         def until(*arguments: Any) -> Any:
-            if session.progress.step == step - 1 and (part != "publishing" or arguments[1] == step):
+            if session.run.progress.step == done and (part != "publishing" or arguments[1] == step):
                 raise Killed
             return inner(*arguments)
 
         setattr(owner, name, until)
         with pytest.raises(Killed):
-            colocate.train(session)
-        assert session.progress.step == step - 1
+            train_colocate(session)
+        assert session.run.progress.step == done
 
 
 def lines(run: Run) -> list[dict[str, Any]]:
@@ -110,7 +111,7 @@ def test_b67_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(
     killed_in("training", 4, *words)  # step 3 is lost and done again
     assert whole.rows[0]["updates"] == 0  # saved before the first update there, not here: saving changes nothing
     session = prepare(*words)
-    assert (session.progress.step, session.progress.last) == (2, 4)
+    assert (session.run.progress.step, session.run.progress.last) == (2, 4)
     session.rewards.close()
     assert_same(train(*words), whole)
 
@@ -124,11 +125,11 @@ def test_b70_restored_weights_are_published_before_the_loop(words: tuple[str, ..
         fill = session.rollout.fill
 
         def filled(partition: int) -> None:
-            seen.append((session.composite.engine.version, session.rollout._gate.published))
+            seen.append((session.composite.engine.version, session.rollout.filler._gate.published))
             fill(partition)
 
         session.rollout.fill = filled  # type: ignore[method-assign]
-        colocate.train(session)
+        train_colocate(session)
     assert seen == [(2, 2), (3, 3)]
 
 
@@ -139,7 +140,7 @@ def test_b37_after_a_resume_the_engine_generates_with_the_actor_and_not_the_refe
     for late in ("step_00000003", "step_00000004"):
         shutil.rmtree(tmp_path / "checkpoints" / late)
 
-    def prints(session: Session) -> str:
+    def prints(session: Session[Any]) -> str:
         return fingerprint(session.composite.model.model.named_parameters())
 
     with started(*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto") as session:
@@ -147,7 +148,7 @@ def test_b37_after_a_resume_the_engine_generates_with_the_actor_and_not_the_refe
         with training_rank(session).weights.using("ref"):
             assert prints(session) != restored
             with pytest.raises(Exception, match="'ref' is in place"):
-                session.publish(3)
+                session.weights.push(3)
         assert prints(session) == restored
     assert "mismatch/abs" in whole.rows[3]
     assert max(whole.column("mismatch/abs")) < 1e-4
@@ -159,7 +160,7 @@ def test_b72_a_save_that_was_killed_is_passed_over(words: tuple[str, ...], whole
     shutil.rmtree(root / "step_00000004")
     (root / "step_00000003").rename(root / ".step_00000003.partial")
     session = prepare(*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto")
-    assert session.progress.step == 2
+    assert session.run.progress.step == 2
     session.rewards.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from tandem.base.errors import DataError
 from tandem.config.schema import SftConfig
 from tandem.plan.sft import compile_sft_plan
-from tandem.session.sft_session import SftSession, build_sft_session
+from tandem.session.sft import SftSession, build_sft_session
 from tests.e2e.seven import write_rows
 
 
@@ -34,9 +34,9 @@ def session(task: Path, tmp_path: Path, held_out: list[dict[str, object]], *, ch
 def test_a_held_out_question_goes_through_the_chat_template_too(
     task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tandem.session import sft_session
+    from tandem.session import sft
 
-    loaded = sft_session.model_tokenizer
+    loaded = sft.model_tokenizer
 
     def with_template(model: object) -> object:
         tokenizer = loaded(model)  # type: ignore[arg-type]
@@ -46,10 +46,10 @@ def test_a_held_out_question_goes_through_the_chat_template_too(
         )
         return tokenizer
 
-    monkeypatch.setattr(sft_session, "model_tokenizer", with_template)
+    monkeypatch.setattr(sft, "model_tokenizer", with_template)
     made = session(task, tmp_path, [{"prompt": "9>", "response": "9999"}], chat=True)
-    ((ids, response),) = made.questions
-    assert made.tokenizer.decode(ids) == "09>\n1"
+    ((ids, response),) = made.tuner.questions
+    assert made.tuner.tokenizer.decode(ids) == "09>\n1"
     assert response == "9999"
 
 

@@ -15,7 +15,8 @@ from tandem.columns.proto import DataProto
 from tandem.dataflow.tickets import Ticket
 from tandem.models.fingerprint import fingerprint
 from tandem.rollout.protocol import GroupOutput, GroupRequest, SampleOutput, Sampling
-from tandem.session.streaming import StreamingSession
+from tandem.session.rollout import Workers
+from tandem.session.session import Session
 from tests.e2e.seven import prepare, training_engine
 
 PATIENCE_S = 30.0
@@ -126,20 +127,24 @@ def ticket_of(request: GroupRequest) -> Ticket:
     return Ticket(partition, place, attempt)
 
 
-def streaming(*words: object) -> StreamingSession:
+Streaming = Session[Workers]
+"""A session whose rollout goes on beside training."""
+
+
+def streaming(*words: object) -> Streaming:
     """A session whose rollout goes on beside training, on partitions of 4 groups."""
     session = prepare(*map(str, words))
-    assert isinstance(session, StreamingSession)
+    assert isinstance(session.rollout, Workers)
     return session
 
 
-def with_engine(session: StreamingSession, engine: SlowEngine) -> None:
+def with_engine(session: Streaming, engine: SlowEngine) -> None:
     """Let the only stream generate with another engine."""
-    (stream,) = session.streams
+    (stream,) = session.rollout.streams
     stream.engine = engine
 
 
-def observe(session: StreamingSession, log: EventLog, patch: pytest.MonkeyPatch) -> list[DataProto]:
+def observe(session: Streaming, log: EventLog, patch: pytest.MonkeyPatch) -> list[DataProto]:
     """Note what the actor does: ``forward K``, ``backward K``, ``seal K``, ``acknowledged V``; the trained batches."""
     trainer: Any = training_engine(session)
     batches: list[DataProto] = []
@@ -153,14 +158,14 @@ def observe(session: StreamingSession, log: EventLog, patch: pytest.MonkeyPatch)
 
         patch.setattr(target, name, noted)
 
-    noting(trainer, "forward", lambda *_: f"forward {session.progress.step}")
-    noting(trainer, "forward_backward", lambda *_: f"backward {session.progress.step}")
+    noting(trainer, "forward", lambda *_: f"forward {session.run.progress.step}")
+    noting(trainer, "forward_backward", lambda *_: f"backward {session.run.progress.step}")
     noting(session.plane, "seal", lambda partition, *_: f"seal {partition}")
-    noting(session.keeper, "acknowledge", lambda _, version: f"acknowledged {version}")
+    noting(session.rollout.keeper, "acknowledge", lambda _, version: f"acknowledged {version}")
 
     def end_step(step: int, batch: DataProto, update: dict[str, float]) -> None:
         batches.append(batch)
-        type(session).end_step(session, step, batch, update)
+        type(session.run).end_step(session.run, step, batch, update)
 
-    object.__setattr__(session, "end_step", end_step)
+    object.__setattr__(session.run, "end_step", end_step)
     return batches

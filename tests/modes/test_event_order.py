@@ -18,10 +18,9 @@ import torch
 from tandem.control.entry import LOOPS
 from tandem.dataflow.tickets import Ticket
 from tandem.rollout.hf import HfEngine
-from tandem.session.streaming import StreamingSession
 from tandem.train.engine import FsdpEngine
 from tests.e2e.seven import equal, training_engine
-from tests.modes.gates import EventLog, SlowEngine, observe, streaming, with_engine
+from tests.modes.gates import EventLog, SlowEngine, Streaming, observe, streaming, with_engine
 from tests.modes.peak_memory import PeakBytes
 
 STEPS = 3
@@ -36,14 +35,14 @@ WORDS = (
 )
 
 
-def hybrid(task: Path, folder: Path, *words: str, **execution: object) -> StreamingSession:
+def hybrid(task: Path, folder: Path, *words: str, **execution: object) -> Streaming:
     execution = {"mode": "hybrid", "max_staleness": 0, "num_iters_per_train_update": 4, "deadline_s": 30} | execution
     return streaming(task, f"trainer.output_dir={folder}", f"execution={json.dumps(execution)}", *WORDS, *words)
 
 
-def run(session: StreamingSession) -> None:
-    with session.running():
-        LOOPS[session.plan.mode](session)
+def run(session: Streaming) -> None:
+    with session.run.running():
+        LOOPS[session.plan.loop](session)
 
 
 def test_the_first_forward_starts_before_the_last_group_is_finished(
@@ -128,9 +127,9 @@ def test_b48_with_no_staleness_and_slow_publications_the_run_ends(
     assert [set(batch.ragged("token_versions").values.tolist()) for batch in batches] == [{0}, {1}, {2}]
 
 
-def stop_generation_within_partition_1(session: StreamingSession, log: EventLog, until: Callable[[], bool]) -> None:
+def stop_generation_within_partition_1(session: Streaming, log: EventLog, until: Callable[[], bool]) -> None:
     """Once its samples have some of their tokens and not all, the engine waits for ``until``."""
-    stream: Any = session.streams[0]
+    stream: Any = session.rollout.streams[0]
     boundary: Any = real_engine(session)._boundary
     ask, token = stream._ask, boundary.token
     begun: list[int] = []  # tokens made when each group of the partition was asked for
@@ -153,8 +152,8 @@ def new_weights_at(engine: HfEngine) -> Callable[[], bool]:
     return lambda: engine.version == 1 or engine._boundary.aborts > 1  # the first abort was for version 0
 
 
-def real_engine(session: StreamingSession) -> HfEngine:
-    engine = session.streams[0].engine
+def real_engine(session: Streaming) -> HfEngine:
+    engine = session.rollout.streams[0].engine
     assert isinstance(engine, HfEngine)
     return engine
 

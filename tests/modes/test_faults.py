@@ -32,7 +32,7 @@ def test_b37_the_first_weights_after_a_resume_are_the_actors_and_not_the_referen
     for more in (("trainer.total_steps=2",), ("trainer.total_steps=4", "trainer.resume=auto")):
         session, engine = streaming(*words, *more), SlowEngine(EventLog())
         with_engine(session, engine)
-        with session.running():
+        with session.run.running():
             LOOPS["hybrid"](session)
         sent.append(engine.loaded)
     reference = fingerprint(training_rank(session).weights.state_dict()[REF].items())
@@ -54,24 +54,24 @@ def test_b83_an_engine_that_dies_or_hangs_is_started_again_or_ends_the_run_with_
     execution = f"{{mode: {mode}, max_staleness: 1, deadline_s: 60, max_engine_restarts: {restarts}}}"
     words = ("data.train_batch_size=4", "trainer.total_steps=6", "runtime.threads=false")
     session = streaming(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", *words)
-    engine = session.streams[0].engine
+    engine = session.rollout.streams[0].engine
     assert isinstance(engine, ProcessEngine)
     engine._link._patience = Patience(start_s=60, deadline_s=60, silence_s=3)
 
     def end_step(step: int, batch: Any, update: Any) -> None:
-        type(session).end_step(session, step, batch, update)
+        type(session.run).end_step(session.run, step, batch, update)
         if step == 1:
             os.kill(engine.pid, how)
 
-    object.__setattr__(session, "end_step", end_step)
+    object.__setattr__(session.run, "end_step", end_step)
     if restarts:
-        with session.running():
+        with session.run.running():
             LOOPS[mode](session)
         accounts = session.plane.status().accounts
         accounts.check()
         assert (accounts.trained, accounts.queued, accounts.dropped) == (6 * 4 * 8, 0, {})
         return
-    with pytest.raises(EngineDiedError, match=r"'rollout-0' .* was killed by SIGKILL"), session.running():
+    with pytest.raises(EngineDiedError, match=r"'rollout-0' .* was killed by SIGKILL"), session.run.running():
         LOOPS[mode](session)
-    assert 2 <= session.progress.step <= 4
+    assert 2 <= session.run.progress.step <= 4
     assert "EngineDiedError" in (tmp_path / "report.html").read_text()

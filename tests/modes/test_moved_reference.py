@@ -11,7 +11,7 @@ import pytest
 
 from tandem.base.errors import ConfigError, DeadlineError
 from tandem.roles.serving import ForwardModel
-from tandem.session.async_session import AsyncSession
+from tandem.session.session import ServedSession
 from tests.e2e.seven import equal, prepare, train
 
 ASYNC = "execution={mode: fully_async, max_staleness: 0, num_iters_per_train_update: 2, deadline_s: 60}"
@@ -56,16 +56,16 @@ def test_another_interval_than_that_of_the_saved_reference_is_refused(task: Path
 
 def test_a_stall_is_blamed_on_a_reference_that_waits_for_weights(task: Path, tmp_path: Path) -> None:
     session = prepare(task, *WORDS, ASYNC, f"trainer.output_dir={tmp_path}")
-    assert isinstance(session, AsyncSession)
-    (reference,) = (model for model in session.models if model.name == "reference")
-    assert "reference" not in session.causes(0)
+    assert isinstance(session, ServedSession)
+    (reference,) = (model for model in session.roles.models if model.name == "reference")
+    assert "reference" not in session.samples.waits.causes(0)
     waiting = threading.Thread(target=_waits, args=(reference,), daemon=True)
     waiting.start()
     while reference.awaited is None:
         time.sleep(0.01)
-    told = session.causes(0)
+    told = session.samples.waits.causes(0)
     waiting.join()
-    session.closing.close()
+    session.run.closing.close()
     assert re.search(r"reference waits for weights version 2 or newer, it has 0", told)
 
 

@@ -58,8 +58,8 @@ def colocated(task: Path, words: tuple[str, ...], tmp_path_factory: pytest.TempP
 
 
 def last_batch(run: Run) -> DataProto:
-    assert run.session.progress.trained is not None
-    return run.session.progress.trained[0]
+    assert run.session.run.progress.trained is not None
+    return run.session.run.progress.trained[0]
 
 
 def check_columns(run: Run) -> None:
@@ -74,7 +74,7 @@ def check_columns(run: Run) -> None:
 def test_it_is_done_as_planned_before_the_advantages(colocated: Run) -> None:
     planned = [stage.name for stage in colocated.session.plan.stages]
     assert planned == ["rollout", "reward", "process_reward", "advantages", "train", "publish"]
-    assert colocated.session.progress.executed == planned
+    assert colocated.session.run.progress.executed == planned
     check_columns(colocated)
 
 

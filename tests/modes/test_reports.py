@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tandem.cli.app import app
 from tandem.observe.metrics import METRICS_FILE, read_rows
-from tandem.session.streaming import StreamingSession
+from tandem.session.rollout import Workers
 from tests.e2e.seven import train, write_rows
 
 STREAMING = {
@@ -68,7 +68,7 @@ def test_what_is_generated_beside_an_evaluation_is_no_part_of_a_step(task: Path,
     evaluation = (f"data.val_files=[{held_out}]", "data.drop_val_prompts=false", "evaluation.interval=1")
     words = ("execution.mode=hybrid", "data.train_batch_size=4", "trainer.total_steps=4", "trainer.save_interval=2")
     run = train(task, f"trainer.output_dir={tmp_path / 'run'}", *evaluation, *words)
-    assert isinstance(run.session, StreamingSession)
+    assert isinstance(run.session.rollout, Workers)
     assert 0 < sum(run.column("time/rollout")) <= sum(run.column("rollout/work_s")) + 1e-9
-    assert sum(run.column("time/rollout")) <= run.session.clock() <= sum(run.column("time/step"))
+    assert sum(run.column("time/rollout")) <= run.session.rollout.clock() <= sum(run.column("time/step"))
     assert all(row["time/push_drain"] >= 0 and row["time/evaluation"] > 0 for row in run.rows)

@@ -19,17 +19,11 @@ from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.plan.plan import compile_plan
 from tandem.reward.process.pool import ScoringPool
 from tandem.reward.resolve import resolve
-from tandem.session.streaming import StreamingSession
+from tandem.stages.table import generate, score
 from tests.e2e.seven import prepare, train
-from tests.modes.gates import EventLog, SlowEngine, with_engine
+from tests.modes.gates import EventLog, SlowEngine, Streaming, streaming, with_engine
 
 MODES = ("hybrid", "fully_async")
-
-
-def streaming(*words: str | Path) -> StreamingSession:
-    session = prepare(*words)
-    assert isinstance(session, StreamingSession)
-    return session
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -112,7 +106,7 @@ def test_b56_a_reward_that_always_fails_ends_the_first_step_with_the_reason(
     assert not read_rows(tmp_path / "run" / METRICS_FILE)
 
 
-def scored_by(session: StreamingSession, folder: Path, body: str) -> ScoringPool:
+def scored_by(session: Streaming, folder: Path, body: str) -> ScoringPool:
     """A pool of one process, ready to score for the session."""
     file = folder / "scorer.py"
     file.write_text(f"import os, time\ndef scorer(response):\n    {body}\n")
@@ -129,7 +123,7 @@ def test_a_scorer_that_always_ends_its_process_ends_the_run(task: Path, tmp_path
     with (
         scored_by(session, tmp_path, "os._exit(3)"),
         pytest.raises(RewardError, match=r"the scorer 'scorer' .* ended its process 8 times in a row.*status 3"),
-        session.running(),
+        session.run.running(),
     ):
         LOOPS[mode](session)
 
@@ -145,7 +139,7 @@ def test_the_end_of_a_run_settles_its_accounts(
     assert told in capsys.readouterr().out.splitlines()
     assert told.removeprefix("samples: ") in (tmp_path / "report.html").read_text()
     session = prepare(*words, "trainer.total_steps=1")
-    with pytest.raises(ContractError, match="not conserved: produced 33, trained 32"), session.running():
+    with pytest.raises(ContractError, match="not conserved: produced 33, trained 32"), session.run.running():
         LOOPS[mode](session)
         session.plane._ledger._produced += 1  # type: ignore[attr-defined]
 
@@ -154,38 +148,40 @@ class TestStalls:
     """The three causes of a stall, each provoked, each named in the warning and in the error after it."""
 
     @staticmethod
-    def stalled(session: StreamingSession, caplog: pytest.LogCaptureFixture, partition: int = 0) -> tuple[str, str]:
-        with caplog.at_level(logging.WARNING), pytest.raises(DeadlineError) as error, session.streaming():
-            session.next_groups(partition, 3, session.group_columns(), "arrival", 2)
+    def stalled(session: Streaming, caplog: pytest.LogCaptureFixture, partition: int = 0) -> tuple[str, str]:
+        with (
+            caplog.at_level(logging.WARNING),
+            pytest.raises(DeadlineError) as error,
+            session.rollout.working(generate, score),
+        ):
+            session.samples.next_groups(partition, 3, 2, "arrival")
         warnings = [record.getMessage() for record in caplog.records if "stalled" in record.getMessage()]
         session.rewards.close()
         return warnings[0], str(error.value)
 
     @pytest.fixture
-    def session(self, task: Path, tmp_path: Path) -> StreamingSession:
+    def session(self, task: Path, tmp_path: Path) -> Streaming:
         """Warns after half a second, gives up after one and a half."""
         execution = "{mode: hybrid, max_staleness: 1, stall_warning_s: 0.5, deadline_s: 1.5}"
         return streaming(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", "data.train_batch_size=4")
 
     def test_partition_that_is_not_filled(
-        self, session: StreamingSession, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self, session: Streaming, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def never(requests: Any, sampling: Any) -> Any:
             for _ in requests:
                 time.sleep(0.05)
             yield from ()
 
-        monkeypatch.setattr(session.streams[0].engine, "generate", never)
-        session.publish(0)
+        monkeypatch.setattr(session.rollout.streams[0].engine, "generate", never)
+        session.weights.push(0)
         warning, error = self.stalled(session, caplog)
         assert warning.startswith("train_hybrid(rollout_id=0) batch_index=3 stalled for ")
         assert "4 of 4 groups unfilled" in warning and "rollout-0" in warning
         assert "4 of 4 groups unfilled" in error
 
-    def test_scoring_that_hangs(
-        self, session: StreamingSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        session.publish(0)
+    def test_scoring_that_hangs(self, session: Streaming, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        session.weights.push(0)
         with scored_by(session, tmp_path, "time.sleep(3600)") as pool:
             (process,) = pool.pids
             warning, error = self.stalled(session, caplog)
@@ -194,24 +190,22 @@ class TestStalls:
             assert "on engine 'rollout-0', generated, waits for rewards for " in told
             assert f"scoring: process {process} scores " in told and "jobs wait" in told
 
-    def test_rollout_that_is_paused(self, session: StreamingSession, caplog: pytest.LogCaptureFixture) -> None:
-        session.publish(0)
-        session.keeper.pause("rollout-0", "its health check failed")
+    def test_rollout_that_is_paused(self, session: Streaming, caplog: pytest.LogCaptureFixture) -> None:
+        session.weights.push(0)
+        session.rollout.keeper.pause("rollout-0", "its health check failed")
         warning, error = self.stalled(session, caplog)
         assert "'rollout-0' is paused: its health check failed" in warning
         assert "its health check failed" in error
 
-    def test_budget_of_staleness_that_is_used_up(
-        self, session: StreamingSession, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        session.publish(0)
+    def test_budget_of_staleness_that_is_used_up(self, session: Streaming, caplog: pytest.LogCaptureFixture) -> None:
+        session.weights.push(0)
         warning, error = self.stalled(session, caplog, partition=2)
         assert "partition 2 needs version 1 published (max_staleness 1), 0 is; awaited from rollout-0" in warning
         assert "awaited from rollout-0" in error
 
     @pytest.mark.parametrize("silent_s", [0.0, 12.0])
     def test_groups_that_new_weights_wait_for(
-        self, session: StreamingSession, caplog: pytest.LogCaptureFixture, silent_s: float
+        self, session: Streaming, caplog: pytest.LogCaptureFixture, silent_s: float
     ) -> None:
         class Endless(SlowEngine):
             def silent_s(self) -> float:
@@ -219,11 +213,15 @@ class TestStalls:
 
         log, goes_on = EventLog(), threading.Event()
         with_engine(session, Endless(log, may_end=lambda ticket: ticket.place == 0 or goes_on.is_set()))
-        with caplog.at_level(logging.WARNING), pytest.raises(DeadlineError) as error, session.streaming():
-            session.publish(0)
+        with (
+            caplog.at_level(logging.WARNING),
+            pytest.raises(DeadlineError) as error,
+            session.rollout.working(generate, score),
+        ):
+            session.weights.push(0)
             log.wait_for(lambda: log.happened("group 0.0"), "the first group")
             try:
-                session.publish(1)
+                session.weights.push(1)
             finally:
                 goes_on.set()
         session.rewards.close()
@@ -257,10 +255,10 @@ def test_b68_a_killed_run_resumes_without_losing_or_repeating_a_prompt(task: Pat
     def until(step: int, batch: Any, update: Any) -> None:
         if step == 4:
             raise Killed
-        type(session).end_step(session, step, batch, update)
+        type(session.run).end_step(session.run, step, batch, update)
 
-    object.__setattr__(session, "end_step", until)
-    with pytest.raises(Killed), session.running():
+    object.__setattr__(session.run, "end_step", until)
+    with pytest.raises(Killed), session.run.running():
         LOOPS[mode](session)
     resumed = train(*words, "trainer.resume=auto")
     assert [row["step"] for row in resumed.rows] == list(range(1, 11))

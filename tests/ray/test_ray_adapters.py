@@ -31,10 +31,10 @@ HYBRID = "execution={mode: hybrid, max_staleness: 0, resource: {actor: [1, 2], r
 def finished(*words: str | Path) -> tuple[Run, dict[str, torch.Tensor]]:
     """A run, and its weights while its ranks lived."""
     session = prepare(*words)
-    with session.running():
-        LOOPS[session.plan.mode](session)
+    with session.run.running():
+        LOOPS[session.plan.loop](session)
         weights = {name: tensor.clone() for name, tensor in session.composite.actor.export("adapter")}
-    return Run(session, session.output_dir), weights
+    return Run(session, session.run.output_dir), weights
 
 
 @pytest.mark.usefixtures("cluster")

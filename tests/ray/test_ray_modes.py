@@ -17,8 +17,8 @@ from tandem.control.entry import LOOPS
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.roles.train_group import RankError
 from tandem.runtime.ray.ranks import RayRank
+from tandem.session.rollout import Workers
 from tandem.session.session import Session
-from tandem.session.streaming import StreamingSession
 from tests.e2e.conftest import task
 from tests.e2e.seven import Run, distance, equal, prepare
 
@@ -62,7 +62,7 @@ class Watched:
 def watch(*words: str | Path) -> Watched:
     session = prepare(*words)
     steps: list[DataProto] = []
-    end_step = session.end_step
+    end_step = session.run.end_step
 
     def watched(step: int, batch: DataProto, update: dict[str, float]) -> None:
         order = sorted(
@@ -71,19 +71,19 @@ def watch(*words: str | Path) -> Watched:
         steps.append(batch[torch.tensor(order)])
         end_step(step, batch, update)
 
-    object.__setattr__(session, "end_step", watched)
-    run = Run(session, session.output_dir)
-    with session.running():
+    object.__setattr__(session.run, "end_step", watched)
+    run = Run(session, session.run.output_dir)
+    with session.run.running():
         pids = pids_of(session)
-        LOOPS[session.plan.mode](session)
+        LOOPS[session.plan.loop](session)
         weights = run.weights
     return Watched(run, weights, steps, pids)
 
 
-def pids_of(session: Session) -> list[int]:
+def pids_of(session: Session[Any]) -> list[int]:
     """Of the ranks and engines."""
     ranks = [handle.pid for handle in session.composite.actor.ranks._ranks if isinstance(handle, RayRank)]
-    streams = session.streams if isinstance(session, StreamingSession) else []
+    streams = session.rollout.streams if isinstance(session.rollout, Workers) else []
     return [*ranks, *(stream.engine.pid for stream in streams)]  # type: ignore[attr-defined]
 
 
@@ -120,7 +120,7 @@ def test_without_staleness_every_mode_is_the_synchronous_run(
     else:
         assert distance(found.weights, here.weights) < 1e-5
     assert found.run.column("version") == [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert found.run.session.progress.samples == here.run.session.progress.samples != ""
+    assert found.run.session.run.progress.samples == here.run.session.run.progress.samples != ""
 
 
 @pytest.mark.usefixtures("cluster")
@@ -154,22 +154,22 @@ def test_b83_a_killed_engine_is_replaced_a_killed_rank_ends_the_run_and_a_resume
         "data.train_batch_size=4",
     )
     session = prepare(*words)
-    assert isinstance(session, StreamingSession)
+    assert isinstance(session.rollout, Workers)
     before = pids_of(session)
     assert len({os.getpid(), *before}) == 5
 
     def end_step(step: int, batch: DataProto, update: dict[str, float]) -> None:
-        type(session).end_step(session, step, batch, update)
+        type(session.run).end_step(session.run, step, batch, update)
         if step == 1:
             os.kill(before[3], signal.SIGKILL)
         if step == 4:
             os.kill(before[1], signal.SIGKILL)
 
-    object.__setattr__(session, "end_step", end_step)
-    with pytest.raises((DiedError, RankError), match="rank 1 of the actor"), session.running():
+    object.__setattr__(session.run, "end_step", end_step)
+    with pytest.raises((DiedError, RankError), match="rank 1 of the actor"), session.run.running():
         LOOPS["hybrid"](session)
     assert "it is started again (1)" in caplog.text
-    assert len(read_rows(session.output_dir / METRICS_FILE)) >= 4
+    assert len(read_rows(session.run.output_dir / METRICS_FILE)) >= 4
 
     again = prepare(*words, "trainer.resume=auto")
     with again.running():

@@ -47,12 +47,12 @@ def test_a_critic_of_two_ranks_makes_the_run_of_one_process_which_can_go_on_from
     execution = f"{{mode: hybrid, max_staleness: 0, resource: {RESOURCE}}}"
     words = (task, *PPO, f"execution={execution}", "runtime={name: ray, torch_threads: 1}")
     session = prepare(*words, f"trainer.output_dir={tmp_path / 'ray'}")
-    run, critic = Run(session, session.output_dir), session.composite.critic
+    run, critic = Run(session, session.run.output_dir), session.composite.critic
     assert critic is not None
-    with session.running():
+    with session.run.running():
         processes = [pids(session.composite.actor.ranks), pids(critic.ranks), {os.getpid()}]
         assert len(set().union(*processes)) == 1 + 2 + 1
-        LOOPS[session.plan.mode](session)
+        LOOPS[session.plan.loop](session)
         there = exported(run)
     assert (run.output / "critic" / "config.json").is_file()
     saved = run.output / "checkpoints" / "step_00000001"

@@ -1,15 +1,14 @@
-"""The live handles of an SFT run, and what happens around each of its steps."""
+"""The parts of a fine-tuning run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tandem.base.errors import ConfigError, DataError, Problem
-from tandem.columns.proto import DataProto
 from tandem.config.schema import NewModelConfig, SftConfig, SftModelConfig
 from tandem.data.base_source import BaseDataSource, as_rows
 from tandem.data.chat import encode_chat_prompt
@@ -30,8 +29,9 @@ from tandem.roles.rollout.generation import end_tokens
 from tandem.rollout.hf import HfEngine
 from tandem.runtime.build.composite import load_trainable, model_tokenizer, run_device
 from tandem.runtime.build.sources import example_source, held_out_examples, rows_of, user_source
-from tandem.session.exports import FINAL_FOLDER, Exporter
-from tandem.session.stepping import CHECKPOINTS
+from tandem.session.exports import Exporter
+from tandem.session.progress import Progress, StepPart
+from tandem.session.run import CHECKPOINTS, Run
 from tandem.train import checkpoint
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import SftObjective
@@ -42,48 +42,61 @@ if TYPE_CHECKING:
 Pair = tuple[list[int], str]
 
 
-@dataclass
+@dataclass(frozen=True)
 class SftSession:
-    """What the SFT loop needs.
+    """The parts of a fine-tuning run.
+
+    ``draw`` gives the next batch, ``tuner`` learns from it. ``nothing_left``: why a resumed run has nothing to do.
+    """
+
+    run: Run
+    source: Stream[Example]
+    draw: Callable[[], Sequence[Example]]
+    tuner: Tuner
+    nothing_left: str | None = None
+
+
+class Drawn(StepPart):
+    """Where the data stand, and the accuracy that ended the run, for one that goes on."""
+
+    def __init__(self, source: Stream[Example], goal: float | None) -> None:
+        self._source, self._goal = source, goal
+        self._reached: float | None = None
+
+    def enough(self, evaluated: Mapping[str, float]) -> bool:
+        """Whether the accuracy that was asked for is reached."""
+        found = evaluated.get("eval/accuracy")
+        self._reached = found if found is not None and self._goal is not None and found >= self._goal else None
+        return self._reached is not None
+
+    def metrics(self, batch: Sequence[Example], step: int) -> dict[str, float]:
+        """Examples drawn so far from each part of a mix."""
+        drawn = self._source.drawn if isinstance(self._source, Mixture) else {}
+        return {f"data/{name}": float(count) for name, count in drawn.items()}
+
+    def facts(self, step: int) -> dict[str, Any]:
+        return {"data": self._source.state_dict(), "reached": self._reached}
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """The packed and token-budgeted engine of a fine-tuning run, and its looks at held-out rows.
 
     ``held_out``: the examples of the held-out loss; ``questions``: (prompt ids, response) pairs to answer, none where
-    rows are conversations. ``first`` and ``last`` bound the steps; ``reached`` is the accuracy that ended the run.
+    rows are conversations.
     """
 
     config: SftConfig
     model: CausalLM
     tokenizer: PreTrainedTokenizerBase
     engine: FsdpEngine
-    source: Stream[Example]
+    log: RunLog
     held_out: Sequence[Example]
     questions: Sequence[Pair]
-    log: RunLog
-    first: int
-    last: int
-    reached: float | None = None
 
-    def steps(self) -> Iterator[int]:
-        """The steps that are left, from 1."""
-        yield from range(self.first + 1, self.last + 1) if self.nothing_left is None else ()
-
-    @property
-    def nothing_left(self) -> str | None:
-        """Why a resumed run has nothing to do; None where it has."""
-        goal = self.config.evaluation.stop_at_accuracy
-        if goal is not None and self.reached is not None and self.reached >= goal:
-            told = f"the accuracy of {goal:g} that was asked for was reached at step {self.first} ({self.reached:g})"
-            return f"{told}; raise evaluation.stop_at_accuracy, or leave it out, to go on"
-        if self.first >= self.last:
-            return f"all {self.last} steps are done; raise trainer.total_steps or trainer.total_epochs to go on"
-        return None
-
-    def draw(self) -> DataProto:
-        """The next batch of examples."""
-        return as_samples(self.source.take(self.config.data.train_batch_size))
-
-    def update(self, batch: DataProto) -> dict[str, float]:
-        """One optimizer step on ``batch``."""
-        objective = SftObjective()
+    def learn(self, examples: Sequence[Example]) -> dict[str, float]:
+        """One optimizer step."""
+        batch, objective = as_samples(examples), SftObjective()
         denominator = objective.denominator(batch)
         total = self.engine.forward_backward(batch, objective)
         result = self.engine.optim_step(denominator)
@@ -93,34 +106,13 @@ class SftSession:
             "optim/lr": result.lr,
             "optim/skipped_steps": float(result.skipped),
             "updates": float(result.updates),
-            **{f"data/{name}": float(count) for name, count in self._drawn().items()},
         }
 
-    def _drawn(self) -> dict[str, int]:
-        """Examples drawn so far from each part of a mix."""
-        return self.source.drawn if isinstance(self.source, Mixture) else {}
-
-    def record(self, step: int, update: dict[str, float]) -> bool:
-        """Evaluate where due, log the step, save where due. Says whether the wanted accuracy is reached."""
-        evaluation, save = self.config.evaluation, self.config.trainer.save_interval
-        goal, self.reached = evaluation.stop_at_accuracy, None
-        if evaluation.interval and (step % evaluation.interval == 0 or step == self.last):
-            update = update | self.evaluate()
-            if goal is not None and update["eval/accuracy"] >= goal:
-                self.reached = update["eval/accuracy"]
-        self.log.log(step, update)
-        reached = self.reached is not None
-        if save and (step % save == 0 or step == self.last or reached):
-            root = Path(self.config.trainer.output_dir) / CHECKPOINTS
-            checkpoint.save(
-                root,
-                step,
-                tensors={"model": self.engine.state_dict()},
-                facts={"data": self.source.state_dict(), "reached": self.reached},
-                keep=self.config.trainer.keep_checkpoints,
-                parts=self.exporter.write_parts(root),
-            )
-        return reached
+    def save(self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path]) -> object:
+        """See ``Save``."""
+        return checkpoint.save(
+            root, step, tensors={"model": self.engine.state_dict()}, facts=dict(facts), keep=keep, parts=parts
+        )
 
     def evaluate(self) -> dict[str, float]:
         """``eval/loss`` (per learned token) of the held-out rows, and ``eval/accuracy`` where they are questions."""
@@ -150,20 +142,6 @@ class SftSession:
             stop_token_ids=end_tokens(self.model.model, self.tokenizer),
         )
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Around a whole run: the model is saved at its end, the report is written whatever happens."""
-        final = Path(self.config.trainer.output_dir) / FINAL_FOLDER
-        with self.log:
-            yield
-            self.exporter.write(final)
-            self.log.summarize(model=str(final))
-
-    @property
-    def exporter(self) -> Exporter:
-        """What writes the model."""
-        return Exporter(self.config.model, self.config.trainer, self.model, self.tokenizer, self.engine.export)
-
 
 def build_sft_session(config: SftConfig) -> SftSession:
     """Read the data, then make or load the model. Raises ``DataError`` and ``ConfigError`` as they are found."""
@@ -192,7 +170,33 @@ def build_sft_session(config: SftConfig) -> SftSession:
     checkpoint.set_aside(output_dir / CHECKPOINTS, first)
     info = RunInfo(output_dir, steps, first if first else None, config.model_dump(mode="json"))
     log = RunLog(info, config.trainer.logger, trace=config.trainer.trace)
-    return SftSession(config, model, tokenizer, engine, source, examples, questions, log, first, steps, reached)
+    tuner = Tuner(config, model, tokenizer, engine, log, examples, questions)
+    goal = config.evaluation.stop_at_accuracy
+    drawn, nothing_left = Drawn(source, goal), _nothing_left(goal, reached, first, steps)
+    run = Run(
+        config.trainer,
+        log,
+        Progress(first, steps, over=nothing_left is not None),
+        output_dir,
+        Exporter(config.model, config.trainer, model, tokenizer, engine.export),
+        tuner.save,
+        parts=(drawn,),
+        interval=config.evaluation.interval,
+        look=tuner.evaluate,
+        enough=drawn.enough,
+    )
+    draw = partial(source.take, config.data.train_batch_size)
+    return SftSession(run, source, draw, tuner, nothing_left)
+
+
+def _nothing_left(goal: float | None, reached: float | None, first: int, last: int) -> str | None:
+    """Why a resumed run has nothing to do; None where it has."""
+    if goal is not None and reached is not None and reached >= goal:
+        told = f"the accuracy of {goal:g} that was asked for was reached at step {first} ({reached:g})"
+        return f"{told}; raise evaluation.stop_at_accuracy, or leave it out, to go on"
+    if first >= last:
+        return f"all {last} steps are done; raise trainer.total_steps or trainer.total_epochs to go on"
+    return None
 
 
 def _resume(config: SftConfig, engine: FsdpEngine, source: Stream[Example], last: int) -> tuple[int, float | None]:

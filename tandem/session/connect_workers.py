@@ -1,54 +1,56 @@
-"""Modes in which every engine generates in a loop of its own: loops and weight sync around what all modes share."""
+"""Rollout workers, each an engine's loop, and how weights reach them: what all modes have in which engines have weights
+of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
 
 from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.store import DataPlane
+from tandem.observe.run_log import RunLog
 from tandem.roles.rollout.utilization import StepClock
 from tandem.roles.rollout.worker import OnWeightUpdate, RolloutWorker, UpdatedStream
 from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.roles.serving import ForwardModel
 from tandem.rollout.protocol import RolloutEngine
 from tandem.session.parts import Parts
-from tandem.session.streaming import StreamingSession
-from tandem.session.time_sharing import TimeSharingSession
+from tandem.session.rollout import Workers
+from tandem.session.waits import Waits
+from tandem.session.weights import PushedWeights
 from tandem.weights.sync import WeightSync
 
-L = TypeVar("L", bound=StreamingSession)
+
+@dataclass(frozen=True)
+class Beside:
+    """What goes on beside the actor's loop, and what it works on; ``staleness`` is what the gate admits."""
+
+    workers: Workers
+    weights: PushedWeights
+    plane: DataPlane
+    waits: Waits
+    log: RunLog
+    staleness: int
 
 
-def connect_streaming(parts: Parts) -> StreamingSession:
-    """Hybrid: generation goes on while the actor trains."""
-    return connect_loops(parts, StreamingSession)
-
-
-def connect_time_sharing(parts: Parts) -> TimeSharingSession:
-    """Colocate with engines that have weights of their own: they and the actor take turns."""
-    return connect_loops(parts, TimeSharingSession)
-
-
-def connect_loops(parts: Parts, kind: type[L], replicas: Sequence[ForwardModel] = (), **handles: Any) -> L:
-    """A session of this ``kind``; ``replicas`` get every version of the weights too."""
+def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> Beside:
+    """The rollout workers of the run; ``replicas`` get every version of the weights too."""
     execution, fleet = parts.config.execution, parts.runtime.fleet
     staleness = 0
     on_update: OnWeightUpdate = "keep"  # nothing is generated in colocate while weights change
-    capacity = execution.data_plane.capacity_groups
     if execution.mode != "colocate":
         staleness, on_update = execution.max_staleness, parts.config.actor_rollout_ref.rollout.on_weight_update
     keeper = GateKeeper(parts.gate(staleness, list(fleet.engines)))
-    plane = parts.runtime.plane(parts.ledger(staleness + 1, capacity))
-    clock = StepClock()
-    make = partial(_stream, parts, plane, keeper, clock)
+    plane = parts.runtime.plane(parts.ledger(staleness + 1, execution.data_plane.capacity_groups))
+    log, waits, clock = parts.open_log(), parts.waits(), StepClock()
+    make = partial(_worker, parts, plane, keeper, clock)
 
     def receive(stream: RolloutWorker) -> UpdatedStream:
         return UpdatedStream(stream, keeper, on_update, execution.deadline_s)
 
     streams = [make(name, engine) for name, engine in fleet.engines.items()]
-    rollout_workers = RolloutWorkers(
+    role = RolloutWorkers(
         streams,
         fleet,
         keeper,
@@ -57,18 +59,15 @@ def connect_loops(parts: Parts, kind: type[L], replicas: Sequence[ForwardModel] 
         receiver=receive,
         max_restarts=execution.max_engine_restarts,
     )
-    sub_batches = parts.plan.batch.sub_batches
-    handles = {
-        "keeper": keeper,
-        "rollout_workers": rollout_workers,
-        "clock": clock,
-        "sub_batches": sub_batches,
-        **handles,
-    }
-    return parts.session(kind, rollout_workers, plane, staleness, **handles)
+    groups = [stage for stage in parts.plan.stages if stage.phase == "group"]
+    workers = Workers(
+        role, parts.rewards, plane, keeper, clock, parts.progress, waits, log, lanes=staleness + 1, stages=groups
+    )
+    waits.watch(workers)
+    return Beside(workers, PushedWeights(workers, log), plane, waits, log, staleness)
 
 
-def _stream(
+def _worker(
     parts: Parts, plane: DataPlane, keeper: GateKeeper, clock: StepClock, name: str, engine: RolloutEngine
 ) -> RolloutWorker:
     return RolloutWorker(

@@ -1,90 +1,66 @@
-"""The live handles of preference training, built only from its plan, and what happens around each step."""
+"""The parts of a run on preferences, built only from its plan."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tandem.base.errors import DataError
 from tandem.columns.proto import DataProto
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.data.preferences import PreferenceSource
-from tandem.models.causal_lm import CausalLM
 from tandem.models.numerics import prepare_process
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.plan.plan import Plan
 from tandem.roles.actor import Actor
-from tandem.roles.loss import Loss
-from tandem.roles.preferences import Against, PreferenceEvaluator, Scorer, as_groups, with_reference_point
+from tandem.roles.preferences import Against, PreferenceEvaluator, Scorer, with_reference_point
 from tandem.runtime.build.composite import build_actor, load_trainable, model_tokenizer
 from tandem.runtime.build.sources import held_out_preferences, preference_source, prompt_tables
 from tandem.session.build import continue_from, find_checkpoint
 from tandem.session.exports import Exporter
-from tandem.session.stepping import CHECKPOINTS, Progress, Stepping
+from tandem.session.learning import Learning
+from tandem.session.progress import Progress, StepPart
+from tandem.session.run import CHECKPOINTS, Run
+from tandem.session.stage_table import StageTable
+from tandem.stages.facts import REF
 from tandem.stages.stage import BatchStage, Roles
 from tandem.stages.table import bind
 from tandem.train import checkpoint
 from tandem.train.preference import PreferenceObjective
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 @dataclass(frozen=True)
-class PreferenceSession(Stepping):
-    """Everything that the loop needs. ``stages`` are the planned ones before the train call."""
+class PreferenceSession:
+    """The parts of a run on preferences; see ``Session``. ``prompts`` of them make a step."""
 
-    model: CausalLM
-    tokenizer: PreTrainedTokenizerBase
-    trained: Actor
-    stages: tuple[BatchStage, ...]
+    plan: Plan
+    run: Run
+    source: PreferenceSource
+    prompts: int
+    stages: StageTable
+    actor: Actor
     objective: PreferenceObjective
     evaluator: PreferenceEvaluator | None
-    source: PreferenceSource
 
-    @property
-    def actor(self) -> Actor:
-        """The role that is trained."""
-        return self.trained
 
-    def draw(self) -> DataProto:
-        """The next P preferences, each a group of its answers."""
-        return as_groups(self.source.take(self.config.data.train_batch_size))
+class Given(StepPart):
+    """The answers that a step was given."""
 
-    def train(self, batch: DataProto) -> dict[str, float]:
-        """The train call on a complete batch."""
-        return self.actor.step(Loss(batch, self.objective))
+    def __init__(self, source: PreferenceSource, prompts: int) -> None:
+        self._source, self._prompts = source, prompts
 
-    def _metrics(self, batch: DataProto, step: int) -> dict[str, float]:
+    def metrics(self, batch: DataProto, step: int) -> dict[str, float]:
         return {
             "length/mean": float(batch.ragged("responses").lengths.double().mean()),
             "length/prompt": float(batch.ragged("prompts").lengths.double().mean()),
         }
 
-    def _evaluation(self) -> dict[str, float]:
-        if self.evaluator is None:
-            return {}
-        with self.log.timed("evaluation"):
-            return self.evaluator.metrics()
-
-    def save(self, step: int) -> None:
-        """Write a checkpoint to resume from, with what the run exports inside."""
-        with self.log.timed("save"):
-            root, prompts = self.output_dir / CHECKPOINTS, self.config.data.train_batch_size
-            facts: dict[str, Any] = {"step": step, "prompts": prompts, "data": self.source.state_dict()}
-            keep, parts = self.config.trainer.keep_checkpoints, self.exporter.write_parts(root)
-            self.actor.save(root, step, facts=facts, keep=keep, parts=parts)
-
-    @property
-    def exporter(self) -> Exporter:
-        """Writes what the actor has learned."""
-        section = self.config.actor_rollout_ref.model
-        return Exporter(section, self.config.trainer, self.model, self.tokenizer, self.actor.export)
+    def facts(self, step: int) -> dict[str, Any]:
+        return {"prompts": self._prompts, "data": self._source.state_dict()}
 
 
 def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
@@ -114,25 +90,33 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
         actor.load(resumed)
     stages, loss = preference_stages(plan, actor), config.algorithm.policy_loss
     objective = PreferenceObjective(loss.type, loss.parameters)
+    evaluator = PreferenceEvaluator(held_out, actor, stages, objective) if held_out else None
     output_dir = Path(config.trainer.output_dir)
     checkpoint.set_aside(output_dir / CHECKPOINTS, progress.step)
     document = config.model_dump(mode="json", by_alias=True)
     info = RunInfo(output_dir, progress.last, progress.step if progress.step else None, document)
-    return PreferenceSession(
-        config=config,
-        plan=plan,
-        model=model,
-        tokenizer=tokenizer,
-        trained=actor,
-        stages=stages,
-        objective=objective,
-        evaluator=PreferenceEvaluator(held_out, actor, stages, objective) if held_out else None,
-        source=source,
-        log=RunLog(info, config.trainer.logger, trace=config.trainer.trace),
-        progress=progress,
-        output_dir=output_dir,
-        closing=ExitStack(),
+    log = RunLog(info, config.trainer.logger, trace=config.trainer.trace)
+
+    def look() -> dict[str, float]:
+        if evaluator is None:
+            return {}
+        with log.timed("evaluation"):
+            return evaluator.metrics()
+
+    refresh = config.actor_rollout_ref.ref.update_interval if REF in plan.tags else None
+    run = Run(
+        config.trainer,
+        log,
+        progress,
+        output_dir,
+        Exporter(config.actor_rollout_ref.model, config.trainer, model, tokenizer, actor.export),
+        actor.save,
+        parts=(Learning(actor, progress, refresh), Given(source, size)),
+        interval=config.evaluation.interval,
+        at_start=config.evaluation.at_start,
+        look=look,
     )
+    return PreferenceSession(plan, run, source, size, StageTable(stages, run.executing), actor, objective, evaluator)
 
 
 def held_out_evaluator(config: Config, plan: Plan, trained: ModelConfig) -> PreferenceEvaluator:

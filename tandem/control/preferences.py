@@ -1,0 +1,24 @@
+"""Preference training: given answers are compared, nothing is generated."""
+
+from __future__ import annotations
+
+from tandem.roles.loss import Loss
+from tandem.roles.preferences import as_groups
+from tandem.session.preferences import PreferenceSession
+from tandem.stages.table import ref, reference_point, train
+
+
+def train_preferences(session: PreferenceSession) -> None:
+    """DPO and its kin.
+
+    Each step k consumes the next P preferences, each a group of its answers, and produces weights version k + 1. It
+    waits for nothing.
+    """
+    run, stages = session.run, session.stages
+    run.evaluate_at_start()
+    for k in run.steps():
+        batch = stages.forward(as_groups(session.source.take(session.prompts)), ref)
+        batch = stages.complete(batch, reference_point)
+        with run.stage(train):
+            update = session.actor.step(Loss(batch, session.objective))
+        run.end_step(k, batch, update)

@@ -1,0 +1,264 @@
+"""From the roles of a run to the parts that its loop is handed, mode by mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import groupby
+from typing import Any, TypeVar
+
+from tandem.dataflow.partition import Order
+from tandem.dataflow.store import DataPlane
+from tandem.observe.run_log import RunLog
+from tandem.roles.advantages import AdvantageReport
+from tandem.roles.rollout.filling import Rollout
+from tandem.roles.serving import ForwardModel, ServingRole, columns_read
+from tandem.roles.update import SLICES
+from tandem.runtime.local import ENGINE
+from tandem.session.connect_workers import Beside, connect_workers
+from tandem.session.learning import Criticism, Estimates, Learning, Speed
+from tandem.session.moved_reference import last_refresh, restore_reference
+from tandem.session.parts import Parts
+from tandem.session.progress import StepPart
+from tandem.session.rollout import RestingWorkers, SharedRollout, Turns, Workers
+from tandem.session.run import Run
+from tandem.session.samples import Samples
+from tandem.session.serving import ServingRoles
+from tandem.session.session import InTurns, PipelinedSession, ServedSession, Session
+from tandem.session.stage_table import StageTable
+from tandem.session.waits import Waits
+from tandem.session.weights import PushedWeights, SharedWeights
+from tandem.speed.measured import setting_of
+from tandem.stages.facts import ACTOR, ACTOR_FWD, CRITIC, REF, REFERENCE
+from tandem.stages.stage import BatchStage
+
+K = TypeVar("K")
+
+
+def connect_shared(parts: Parts) -> Session[InTurns]:
+    """Colocate with one engine on the actor's own weights, one partition at a time."""
+    composite, plane, gate = parts.composite, parts.runtime.plane(parts.ledger(1)), parts.gate(0, [ENGINE])
+    log, waits = parts.open_log(), parts.waits()
+    filler = Rollout(
+        ENGINE, composite.engine, parts.source, parts.rewards, plane, gate, parts.filling(), composite.tokenizer
+    )
+    turns = Turns(composite.actor, composite.engine, log)
+    rollout = SharedRollout(filler, turns, parts.rewards)
+    weights = SharedWeights(composite.actor, composite.engine, filler)
+    return assemble(parts, Session, plane, waits, log, rollout, weights, [rollout], evaluating=turns.evaluating)
+
+
+def connect_resting(parts: Parts) -> Session[InTurns]:
+    """Colocate with engines that have weights of their own: they and the actor take turns."""
+    beside, composite = connect_workers(parts), parts.composite
+    turns = Turns(composite.actor, composite.engine, beside.log)
+    rollout = RestingWorkers(beside.workers, turns, composite.engine, beside.plane, beside.waits)
+    return _with_workers(parts, Session, beside, rollout, [rollout], evaluating=rollout.evaluating)
+
+
+def connect_streaming(parts: Parts) -> Session[Workers]:
+    """Hybrid: generation goes on while the actor trains."""
+    execution, composite = parts.config.execution, parts.composite
+    assert execution.mode == "hybrid"
+    beside, pipelining = connect_workers(parts), execution.train_pipelining
+    if pipelining == "off":
+        return _with_workers(parts, Session, beside, beside.workers)
+    # Slices that are optimizer steps are fixed by ticket: else short samples would always come first.
+    order: Order = "canonical" if pipelining == "step" else "arrival"
+    slices = SLICES[pipelining](composite.actor, composite.objective)
+    return _with_workers(parts, PipelinedSession, beside, beside.workers, order=order, slices=slices)
+
+
+def connect_async(parts: Parts) -> ServedSession:
+    """Fully async: each role has a loop in a thread, and weights, of its own."""
+    composite = parts.composite
+    for model in composite.models:
+        if model.name == REFERENCE and parts.resumed is not None:
+            restore_reference(model, parts.resumed)
+    beside = connect_workers(parts, composite.models)
+    roles = ServingRoles(
+        tuple(_serving(parts)),
+        composite.models,
+        composite.advantages,
+        beside.plane,
+        parts.config,
+        parts.progress,
+        beside.log,
+        beside.workers.clock,
+    )
+    beside.waits.watch(roles)
+    own = [stage for stage in composite.stages if not _served(stage)]
+    return _with_workers(
+        parts,
+        ServedSession,
+        beside,
+        beside.workers,
+        [roles],
+        columns=roles.gives,
+        stages=own,
+        told=roles.told,
+        roles=roles,
+    )
+
+
+# --- what all modes share --------------------------------------------------------------------------------------------
+
+
+def _with_workers(
+    parts: Parts, kind: Callable[..., K], beside: Beside, rollout: Any, own: Sequence[StepPart] = (), **handles: Any
+) -> K:
+    workers = beside.workers
+    handles = {"evaluating": workers.evaluating, "counting": workers.clock.running, **handles}
+    return assemble(
+        parts,
+        kind,
+        beside.plane,
+        beside.waits,
+        beside.log,
+        rollout,
+        beside.weights,
+        [*own, workers, beside.weights],
+        sub_batches=parts.plan.batch.sub_batches,
+        staleness=beside.staleness,
+        **handles,
+    )
+
+
+def assemble(
+    parts: Parts,
+    kind: Callable[..., K],
+    plane: DataPlane,
+    waits: Waits,
+    log: RunLog,
+    rollout: Any,
+    weights: SharedWeights | PushedWeights,
+    own: Sequence[StepPart],
+    *,
+    evaluating: Callable[[], AbstractContextManager[None]],
+    counting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    columns: Sequence[str] = (),
+    stages: Sequence[BatchStage] | None = None,
+    told: Callable[[int], AdvantageReport] | None = None,
+    order: Order = "arrival",
+    sub_batches: int = 1,
+    staleness: int = 0,
+    **handles: Any,
+) -> K:
+    """A session of this ``kind``: what is a mode's ``own``, and the parts that are the same in every mode."""
+    config, plan, composite, progress = parts.config, parts.plan, parts.composite, parts.progress
+    samples = Samples(
+        plane,
+        parts.source,
+        rollout,
+        waits,
+        log,
+        progress,
+        composite.tokenizer,
+        columns=list(dict.fromkeys([*plan.group_columns, *columns])),
+        prompts=config.data.train_batch_size,
+        sub_batches=sub_batches,
+        order=order,
+        max_staleness=staleness,
+        recorded=config.trainer.rollouts_per_step,
+    )
+    refresh = config.actor_rollout_ref.ref.update_interval if REF in plan.tags else None
+    speed = Speed(setting_of(config), progress, parts.output_dir)
+    advantages = composite.advantages
+    learned: list[StepPart] = [
+        Learning(composite.actor, progress, refresh),
+        Estimates((lambda step: advantages.told()) if told is None else told, config.algorithm.correction),
+    ]
+    if composite.critic is not None:
+        learned.append(Criticism(composite.critic, composite.tokenizer))
+    evaluator = parts.evaluator()
+
+    def look() -> dict[str, float]:
+        if evaluator is None:
+            return {}
+        with log.timed("evaluation"), evaluating():
+            answers = evaluator.answers()
+        return evaluator.metrics(answers)
+
+    run = Run(
+        config.trainer,
+        log,
+        progress,
+        parts.output_dir,
+        parts.exporter(),
+        composite.actor.save,
+        parts=(speed, *own, samples, *learned),
+        interval=config.evaluation.interval,
+        at_start=config.evaluation.at_start,
+        look=look,
+        limits=speed.limits,
+        counting=counting,
+        closing=parts.closing,
+    )
+    return kind(
+        config=config,
+        plan=plan,
+        run=run,
+        rollout=rollout,
+        samples=samples,
+        stages=StageTable(composite.stages if stages is None else stages, run.executing),
+        weights=weights,
+        composite=composite,
+        rewards=parts.rewards,
+        evaluator=evaluator,
+        plane=plane,
+        source=parts.source,
+        **handles,
+    )
+
+
+# --- roles with loops of their own -----------------------------------------------------------------------------------
+
+
+def _served(stage: BatchStage) -> bool:
+    """Whether a loop beside the actor's runs the stage."""
+    return stage.role != ACTOR and not stage.changes_weights
+
+
+def _serving(parts: Parts) -> Iterator[ServingRole]:
+    """The roles that run the planned stages but for those of the actor's own loop.
+
+    One whose stages all take a part of a partition is given the groups of a sub-batch at once, another all.
+    """
+    whole, batch, begins = parts.config.data.train_batch_size, parts.plan.batch, _begins(parts)
+    served = sorted(filter(_served, parts.composite.stages), key=lambda stage: stage.role)
+    for role, run in groupby(served, key=lambda stage: stage.role):
+        own = tuple(run)
+        in_parts = all(stage.phase == "sub_batch" for stage in own)
+        groups = batch.sub_batch_prompts if in_parts else whole
+        yield ServingRole(role, own, columns_read(own), groups, begins.get(role, _nothing))
+
+
+def _begins(parts: Parts) -> dict[str, Callable[[int], None]]:
+    """What a role does before the first groups of a partition: it waits for the weights that the partition is due."""
+    execution, critic = parts.config.execution, parts.composite.critic
+    assert execution.mode == "fully_async"
+    seconds, interval = execution.deadline_s, parts.config.actor_rollout_ref.ref.update_interval
+    models, begins = {model.name: model for model in parts.composite.models}, dict[str, Callable[[int], None]]()
+    if REFERENCE in models:
+        begins[REFERENCE] = partial(_refresh, models[REFERENCE], interval, seconds)
+    if ACTOR_FWD in models:
+        begins[ACTOR_FWD] = partial(_follow, models[ACTOR_FWD], execution.max_staleness, seconds)
+    if critic is not None:  # partition k is valued by the critic after step k - 1
+        begins[CRITIC] = partial(critic.await_steps, seconds=seconds)
+    return begins
+
+
+def _nothing(partition: int) -> None:
+    """A role without weights needs no preparation."""
+
+
+def _follow(model: ForwardModel, max_staleness: int, seconds: float, partition: int) -> None:
+    """One version for the whole partition k: the newest held of those from k - max_staleness to k."""
+    model.adopt(max(0, partition - max_staleness), partition, seconds)
+
+
+def _refresh(model: ForwardModel, interval: int | None, seconds: float, partition: int) -> None:
+    """The reference of partition k is the actor of the last multiple of the interval; version 0 without one."""
+    wanted = last_refresh(interval, partition)
+    model.adopt(wanted, wanted, seconds)

@@ -1,0 +1,90 @@
+"""What actor, critic and advantages tell of a step, save and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandem.columns.proto import DataProto
+from tandem.config.correction import RolloutCorrectionConfig
+from tandem.models.loading import save_pretrained_atomic
+from tandem.roles.actor import Actor
+from tandem.roles.advantages import AdvantageReport
+from tandem.roles.correction import mismatch_report
+from tandem.roles.critic import CRITIC, Critic
+from tandem.session.progress import Progress, StepPart
+from tandem.speed.measured import RESUMED, step_limit, step_summary
+from tandem.speed.step_bound import Setting
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Learning(StepPart):
+    """The actor. ``refresh`` is how often its reference becomes what it is; None: never, or it has none."""
+
+    def __init__(self, actor: Actor, progress: Progress, refresh: int | None) -> None:
+        self._actor, self._progress, self._refresh = actor, progress, refresh
+
+    def end_step(self, step: int) -> None:
+        if self._refresh is not None and (step + 1) % self._refresh == 0:
+            self._actor.refresh_reference()
+
+    def metrics(self, batch: DataProto, step: int) -> dict[str, float]:
+        tokens = float(batch.ragged("responses").lengths.sum())
+        return {
+            "version": float(step + 1),
+            "updates": float(self._actor.updates),
+            "throughput/tokens_per_second": tokens / self._progress.seconds,
+        }
+
+
+class Criticism(StepPart):
+    """The critic, which is saved and left beside the actor."""
+
+    def __init__(self, critic: Critic, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._critic, self._tokenizer = critic, tokenizer
+
+    def metrics(self, batch: DataProto, step: int) -> dict[str, float]:
+        return self._critic.metrics
+
+    def save(self, root: Path, step: int) -> dict[str, Path]:
+        folder = root / f".{CRITIC}.partial"
+        self._critic.save(folder, step)
+        return {CRITIC: folder}
+
+    def finish(self, folder: Path) -> None:
+        weights = dict(self._critic.export())
+        save_pretrained_atomic(self._critic.model, self._tokenizer, folder / CRITIC, weights=weights)
+
+
+class Estimates(StepPart):
+    """What the advantages stage has to say of a partition (``told``), and how far its samples were off-policy."""
+
+    def __init__(self, told: Callable[[int], AdvantageReport], correction: RolloutCorrectionConfig) -> None:
+        self._told, self._correction = told, correction
+
+    def metrics(self, batch: DataProto, step: int) -> dict[str, float]:
+        return self._told(step).metrics | mismatch_report(batch, self._correction)
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """The state of the KL's controller after the partition before ``step``."""
+        return {"kl": self._told(step - 1).state}
+
+
+class Speed(StepPart):
+    """The best possible step of the parts that a step had, run as ``setting`` says."""
+
+    def __init__(self, setting: Setting, progress: Progress, output_dir: Path) -> None:
+        self._setting, self._progress, self._output_dir = setting, progress, output_dir
+
+    def limits(self, times: Mapping[str, float]) -> dict[str, float]:
+        """Its seconds, and the fraction of it that the step reached."""
+        began = self._progress.began
+        resumed = {RESUMED: float(began)} if 0 < began == self._progress.step - 1 else {}
+        return step_limit(times, self._setting) | resumed
+
+    def summary(self) -> dict[str, str]:
+        done = self._progress.step > self._progress.began  # else what is there is of an earlier part of the run
+        return step_summary(self._output_dir, self._setting) if done else {}

@@ -1,0 +1,73 @@
+"""How far a run is, and what a part of it does around each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tandem.observe.metrics import RolloutRecord
+
+
+@dataclass
+class Progress:
+    """``step`` is the next one and equals the weights version, ``last`` the one after the last.
+
+    ``began`` is the first that this run does, or what was done when it was resumed. ``seconds``, ``executed`` (stages)
+    and ``trained`` (batch, metrics of the update) are of the step before. ``over``: the run ends before ``last``.
+    ``samples`` tells at the end of a run where all of them went.
+    """
+
+    step: int
+    last: int
+    began: int = 0
+    seconds: float = 0.0
+    executed: list[str] = field(default_factory=list)
+    trained: tuple[Any, dict[str, float]] | None = None
+    over: bool = False
+    samples: str = ""
+
+
+class StepPart:
+    """A part of a run, as ``Run`` sees it: nothing, unless it says otherwise."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Around the whole loop."""
+        return nullcontext()
+
+    def end_step(self, step: int) -> None:
+        """The update of ``step`` is done, and nobody has the new weights yet."""
+
+    def metrics(self, batch: Any, step: int) -> dict[str, float]:
+        """What the finished step tells of the batch that was trained on."""
+        del batch, step
+        return {}
+
+    def times(self, step: int) -> dict[str, float]:
+        """Seconds of what went on beside the loop, and other facts of the step that are no times of the log's."""
+        del step
+        return {}
+
+    def records(self, batch: Any, step: int) -> Sequence[RolloutRecord]:
+        """Samples to write down."""
+        del batch, step
+        return ()
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """What a run that is resumed after so many steps must know."""
+        del step
+        return {}
+
+    def save(self, root: Path, step: int) -> dict[str, Path]:
+        """Folders written under ``root`` that belong into the checkpoint of ``step``, by name."""
+        del root, step
+        return {}
+
+    def finish(self, folder: Path) -> None:
+        """The run is at its end, and leaves things in ``folder``."""
+
+    def summary(self) -> dict[str, str]:
+        """What the end of the run tells, also of one that failed."""
+        return {}

@@ -1,0 +1,236 @@
+"""Generation as the loops have it: engines in turns with the actor, or rollout workers beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from tandem.columns.proto import DataProto
+from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.dataflow.store import DataPlane
+from tandem.observe.run_log import RunLog
+from tandem.reward.outcome import share_scored
+from tandem.roles.actor import Actor
+from tandem.roles.reward import RewardManager
+from tandem.roles.rollout.filling import Rollout
+from tandem.roles.rollout.utilization import StepClock
+from tandem.roles.rollout.worker import RolloutWorker, cause_of_stall
+from tandem.roles.rollout.workers import RolloutWorkers
+from tandem.rollout.protocol import RolloutEngine
+from tandem.session.progress import Progress, StepPart
+from tandem.session.stage_table import require_listed
+from tandem.session.waits import Waits
+from tandem.stages.stage import PlannedStage, Stage
+from tandem.stages.table import generate, score
+
+_TICK_S = 0.5  # between looks at the workers while waiting for them
+_JOIN_S = 2.0  # for a worker that is told to end
+
+
+class Tally(Protocol):
+    """What the rollout tells of itself: groups dropped by reason, and the scorer's own metrics."""
+
+    counts: Counter[str]
+    report: dict[str, float]
+
+
+class Reported(StepPart):
+    """What was dropped, what the scorer told, and what it could not score."""
+
+    def __init__(self, tally: Tally, rewards: RewardManager) -> None:
+        self._tally, self._rewards = tally, rewards
+
+    def metrics(self, batch: DataProto, step: int) -> dict[str, float]:
+        report = self._tally.report
+        found = {f"reward/{name}": value for name, value in (report | share_scored(report)).items()}
+        found |= {f"dropped/{name}": float(count) for name, count in self._tally.counts.items()}
+        self._tally.counts.clear()
+        return found
+
+    def summary(self) -> dict[str, str]:
+        failures = self._rewards.failures
+        return {"rewards": str(failures)} if failures.failed else {}
+
+
+class Turns:
+    """Actor and rollout engine on the same devices: one works, the other's memory is given up."""
+
+    def __init__(self, actor: Actor, engine: RolloutEngine, log: RunLog) -> None:
+        self._actor, self._engine, self._log = actor, engine, log
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """The engine's turn; what taking it and giving it back cost is a part of the step."""
+        with self._log.timed("turns"):
+            self._to_engine()
+        yield
+        with self._log.timed("turns"):
+            self._to_actor()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The engine's turn between steps."""
+        self._to_engine()
+        yield
+        self._to_actor()
+
+    def _to_engine(self) -> None:
+        self._actor.sleep()
+        self._engine.wake()
+
+    def _to_actor(self) -> None:
+        self._engine.sleep()
+        self._actor.wake()
+
+
+class SharedRollout(Reported):
+    """One engine that generates with the actor's own parameters, in turns with it and in its loop."""
+
+    def __init__(self, rollout: Rollout, turns: Turns, rewards: RewardManager) -> None:
+        super().__init__(rollout, rewards)
+        self.filler, self._turns = rollout, turns
+
+    def generating(self) -> AbstractContextManager[None]:
+        """The engine's turn on the devices."""
+        return self._turns.generating()
+
+    def fill(self, partition: int) -> None:
+        """Return once every ticket of ``partition`` is filled, generated and scored, and it is sealed.
+
+        Raises ``RewardError`` where not one sample could be scored.
+        """
+        self.filler.fill(partition)
+
+    def require_rewards(self, partition: int) -> None:
+        """``fill`` has looked."""
+
+
+class Workers(Reported):
+    """Rollout workers, each with an engine of its own, that go on beside the actor's loop.
+
+    ``keeper`` is the gate behind its lock; ``clock`` measures what they do within the steps of the run; ``lanes``:
+    partitions that may be under way at once; ``stages``: what they do.
+    """
+
+    def __init__(
+        self,
+        workers: RolloutWorkers,
+        rewards: RewardManager,
+        plane: DataPlane,
+        keeper: GateKeeper,
+        clock: StepClock,
+        progress: Progress,
+        waits: Waits,
+        log: RunLog,
+        *,
+        lanes: int,
+        stages: Sequence[PlannedStage],
+    ) -> None:
+        super().__init__(workers, rewards)
+        self.workers, self.keeper, self.clock = workers, keeper, clock
+        self._plane, self._progress, self._waits, self._log = plane, progress, waits, log
+        self._lanes, self._stages = lanes, stages
+        self._done: dict[str, float] = {}
+
+    @property
+    def streams(self) -> list[RolloutWorker]:
+        """Those at work."""
+        return self.workers.streams
+
+    @contextmanager
+    def working(self, *stages: Stage) -> Iterator[None]:
+        """Around the loop: generation and scoring start with it and end with it."""
+        require_listed(self._stages, stages, "the rollout workers")
+        try:
+            self.workers.start()
+            with self.workers.explaining():
+                yield
+            with self.awaiting("ending"):
+                self.workers.settle()
+        finally:
+            self.workers.stop(_JOIN_S)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Around an evaluation: all engines are there, with the weights that were published last; they go on beside."""
+        with self.awaiting("evaluating"):
+            self.workers.gather(self._waits.deadline_s)
+        yield
+
+    def require_rewards(self, partition: int) -> None:
+        """Raise ``RewardError`` where not one sample of ``partition`` could be scored."""
+        self.workers.require_rewards(partition)
+
+    def awaiting(self, what: str) -> AbstractContextManager[Callable[[], str]]:
+        """Around a wait of the actor's loop for the engines themselves."""
+        return self._waits.telling(f"(rollout_id={self._progress.step}) {what}", self.workers.blockers)
+
+    def check(self) -> None:
+        """See ``Watched``; engines that have died are replaced."""
+        self.workers.check()
+
+    def causes(self, partition: int) -> str:
+        """See ``Watched``."""
+        workers = self.workers
+        return cause_of_stall(self._plane, self.keeper, workers.members, partition, workers.starting)
+
+    def end_step(self, step: int) -> None:
+        self._plane.seal(step, timeout=0.0)
+        self.workers.tell(step)
+        self._done = self._work_for(step)
+
+    def times(self, step: int) -> dict[str, float]:
+        """Seconds that an engine worked in the step and for its partition, on average, and the longest groups."""
+        busy, longest = self.workers.look()
+        return {**self._done, generate.time_key: busy, "rollout/longest_ended_s": longest}
+
+    def _work_for(self, partition: int) -> dict[str, float]:
+        """What was done for ``partition``, whenever that was."""
+        done = self.workers.take_work(partition)
+        for name, work in done:
+            lane = f"{name}, {partition % self._lanes}"
+            self._log.span(f"generate train_{partition}", work.begun, work.ended, lane)
+        seconds = sum(work.seconds for _, work in done) / len(self.workers.members)
+        return {"rollout/work_s": seconds, "rollout/longest_s": max((work.longest for _, work in done), default=0.0)}
+
+
+class RestingWorkers(StepPart):
+    """Rollout workers in colocate: they rest while the actor has its turn on the devices."""
+
+    def __init__(self, workers: Workers, turns: Turns, engines: RolloutEngine, plane: DataPlane, waits: Waits) -> None:
+        self._workers, self._turns, self._engines = workers, turns, engines
+        self._plane, self._waits = plane, waits
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The workers are there from the start, resting."""
+        self._workers.workers.rest()
+        self._engines.sleep()
+        with self._workers.working(generate, score):
+            yield
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """The engines' turn on the devices."""
+        with self._turns.generating():
+            self._workers.workers.work()
+            yield
+            with self._workers.awaiting("resting its engines"):
+                self._workers.workers.rest()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The engines' turn, but the workers rest: they would begin the next partition."""
+        with self._workers.evaluating(), self._turns.evaluating():
+            yield
+
+    def fill(self, partition: int) -> None:
+        """See ``SharedRollout.fill``."""
+        self._waits.until(lambda: self._plane.seal(partition, timeout=_TICK_S), partition)
+        self.require_rewards(partition)
+
+    def require_rewards(self, partition: int) -> None:
+        """See ``Workers``."""
+        self._workers.require_rewards(partition)

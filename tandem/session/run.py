@@ -1,0 +1,164 @@
+"""A run that goes step by step: timing, the record of a step, evaluation and saving when due, the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from tandem.config.schema import TrainerConfig
+from tandem.observe.run_log import RunLog
+from tandem.session.exports import FINAL_FOLDER
+from tandem.session.progress import Progress, StepPart
+from tandem.stages.stage import Stage
+
+CHECKPOINTS = "checkpoints"
+
+
+class Exports(Protocol):
+    """Writes the model that is trained."""
+
+    def write(self, folder: Path) -> None:
+        """What the run leaves."""
+
+    def write_parts(self, root: Path) -> dict[str, Path]:
+        """What a checkpoint holds of it: folders written under ``root``, by name."""
+
+
+class Save(Protocol):
+    """Writes a checkpoint of the model that is trained, with the facts and folders of others."""
+
+    def __call__(
+        self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path]
+    ) -> object:
+        """``keep``: checkpoints that stay."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The steps of a run, and all that happens around them.
+
+    ``parts`` are asked in their order. ``look`` gives the metrics of the held-out rows (none where there are no such
+    rows), before the first step with ``at_start``, after every ``interval`` steps (0: never) and after the last;
+    ``enough`` says whether they end the run. ``limits`` adds what follows from the times of a step. ``counting`` is the
+    context of a step while the loop works on it. ``closing`` ends what was started for the run.
+    """
+
+    trainer: TrainerConfig
+    log: RunLog
+    progress: Progress
+    output_dir: Path
+    exporter: Exports
+    checkpoint: Save | None = None
+    parts: Sequence[StepPart] = ()
+    interval: int = 0
+    at_start: bool = False
+    look: Callable[[], dict[str, float]] = dict
+    enough: Callable[[Mapping[str, float]], bool] = lambda evaluated: False
+    limits: Callable[[Mapping[str, float]], dict[str, float]] = lambda times: {}
+    counting: Callable[[], AbstractContextManager[None]] = nullcontext
+    closing: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def step(self) -> int:
+        """The next step: weights of this version are there."""
+        return self.progress.step
+
+    def steps(self) -> Iterator[int]:
+        """The steps that are left. Each is timed while the loop works on it, then recorded, evaluated and saved."""
+        progress = self.progress
+        progress.began = progress.step
+        while progress.step < progress.last and not progress.over:
+            step = progress.step
+            progress.executed = []
+            started = time.monotonic()
+            with self.log.timed("step"), self.counting():
+                yield step
+            progress.seconds = time.monotonic() - started
+            self._record(step)
+
+    def stage(self, *stages: Stage) -> AbstractContextManager[None]:
+        """Around stages that are one piece of work of the loop: timed under the first, noted as executed."""
+        return self.executing(*(stage.name for stage in stages))
+
+    def executing(self, *names: str) -> AbstractContextManager[None]:
+        """``stage``, by name."""
+        self.progress.executed.extend(names)
+        return self.log.timed(names[0])
+
+    def end_step(self, step: int, batch: Any, update: dict[str, float]) -> None:
+        """Count the step on ``batch`` as done: its samples are dropped, the reference follows where that is due.
+
+        New weights are pushed after it, in every mode: what the next samples need room for is free by then.
+        """
+        for part in self.parts:
+            part.end_step(step)
+        self.progress.step = step + 1
+        self.progress.trained = batch, update
+
+    def evaluate_at_start(self) -> None:
+        """Look at the held-out rows before the first step, where that is asked for."""
+        if self.at_start and self.progress.step == 0:
+            self.log.log(0, self.look())
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint to resume from, with what the run exports inside; nothing where it keeps none."""
+        if self.checkpoint is None:
+            return
+        with self.log.timed("save"):
+            root = self.output_dir / CHECKPOINTS
+            parts, facts = self.exporter.write_parts(root), dict[str, Any](step=step)
+            for part in self.parts:
+                parts |= part.save(root, step)
+                facts |= part.facts(step)
+            self.checkpoint(root, step, facts=facts, keep=self.trainer.keep_checkpoints, parts=parts)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around a whole run: the model is saved at its end; report and closing come whatever happens."""
+        started = time.monotonic()
+        with self.log:
+            try:
+                with ExitStack() as around:
+                    for part in self.parts:
+                        around.enter_context(part.running())
+                    yield
+                self._finish()
+            finally:
+                told = self.summary()
+                self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step, **told)
+                self.closing.close()
+
+    def summary(self) -> dict[str, str]:
+        """What the end of the run tells beside its length."""
+        return {label: told for part in self.parts for label, told in part.summary().items()}
+
+    def _finish(self) -> None:
+        """Write what was trained."""
+        final = self.output_dir / FINAL_FOLDER
+        self.exporter.write(final)
+        self.log.summarize(model=str(final))
+        for part in self.parts:
+            part.finish(self.output_dir)
+
+    def _record(self, step: int) -> None:
+        """Evaluate the finished step where due and log it, then save where due."""
+        assert self.progress.trained is not None
+        (batch, update), done, save = self.progress.trained, step + 1, self.trainer.save_interval
+        last = done == self.progress.last
+        times = self.log.drain()
+        for part in self.parts:
+            times |= part.times(step)
+        times |= self.limits(times)
+        evaluated = self.look() if self.interval and (done % self.interval == 0 or last) else {}
+        self.progress.over = self.enough(evaluated)
+        metrics: dict[str, float] = {}
+        for part in self.parts:
+            metrics |= part.metrics(batch, step)
+        records = [record for part in self.parts for record in part.records(batch, step)]
+        self.log.log(done, metrics | update | evaluated | times, records)
+        if save and (done % save == 0 or last or self.progress.over):
+            self.save(done)

@@ -1,0 +1,140 @@
+"""Partitions as the actor's loop takes them: whole groups, checked for their lag, what counts in nothing masked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tandem.base.errors import DeadlineError
+from tandem.columns.proto import DataProto
+from tandem.data.prompts import PromptSource
+from tandem.dataflow.partition import Order
+from tandem.dataflow.store import DataPlane
+from tandem.dataflow.tickets import Lease
+from tandem.observe.metrics import RolloutRecord
+from tandem.observe.run_log import RunLog
+from tandem.roles.batch_metrics import batch_metrics, check_lag
+from tandem.roles.loss import without_samples
+from tandem.session.progress import Progress, StepPart
+from tandem.session.waits import Waits
+from tandem.stages.facts import ACTOR
+from tandem.stages.table import train
+
+_TICK_S = 0.5  # between looks at the others while waiting for data
+
+
+class Scored(Protocol):
+    """Who has the samples scored."""
+
+    def require_rewards(self, partition: int) -> None:
+        """Raise ``RewardError`` where not one sample of the partition could be scored."""
+
+
+@dataclass(frozen=True)
+class Samples(StepPart):
+    """The data plane on the side of the actor's loop. A partition of ``prompts`` groups is taken once.
+
+    ``columns`` are those that a group brings; in fully async also what the roles beside the loop give. A partition
+    comes in ``sub_batches`` parts, in the given ``order`` of its groups. ``max_staleness`` is the bound that consumed
+    data are held to. ``recorded``: samples of a step that are written down.
+    """
+
+    plane: DataPlane
+    source: PromptSource
+    rollout: Scored
+    waits: Waits
+    log: RunLog
+    progress: Progress
+    tokenizer: Any
+    columns: Sequence[str]
+    prompts: int
+    sub_batches: int = 1
+    order: Order = "arrival"
+    max_staleness: int = 0
+    recorded: int = 0
+
+    def arriving(self, partition: int) -> Iterator[DataProto]:
+        """The parts of ``partition``, each once it has its columns.
+
+        Raises ``RewardError`` after the last one where not one sample has a reward.
+        """
+        for index in range(self.sub_batches):
+            yield from self._taken(partition, index, self.prompts // self.sub_batches, self.order)
+        self.rollout.require_rewards(partition)
+
+    def complete(self, partition: int) -> DataProto:
+        """The whole of ``partition`` in canonical order. Raises ``RewardError`` where not one sample has a reward."""
+        (batch,) = self._taken(partition, 0, self.prompts, "canonical")
+        self.rollout.require_rewards(partition)
+        return batch
+
+    def _taken(self, partition: int, index: int, count: int, order: Order) -> Iterator[DataProto]:
+        """The next ``count`` groups, acknowledged once the loop has worked on them.
+
+        Raises ``ContractError`` where a sample is staler than the run admits.
+        """
+        lease = self.next_groups(partition, index, count, order)
+        batch = self.plane.get(lease.tickets, self.columns)
+        check_lag(batch, partition, self.max_staleness)
+        batch.tokenizer = self.tokenizer
+        yield without_samples(batch, ~batch.dense("reward_valid"))
+        self.plane.acknowledge(lease)
+
+    def next_groups(self, partition: int, index: int, count: int, order: Order) -> Lease:
+        """Wait for so many groups, if they aren't there."""
+
+        def take(seconds: float) -> Lease:
+            lease = self.plane.take(
+                train.name, self.columns, count, timeout=seconds, partition=partition, order=order, consumer=ACTOR
+            )
+            assert lease is not None  # a partition is taken once
+            return lease
+
+        self.waits.check()
+        try:
+            return take(0.0)
+        except DeadlineError:
+            with self.log.timed("wait"):
+                return self.waits.until(lambda: take(_TICK_S), partition, index)
+
+    # --- around a step -----------------------------------------------------------------------------------------------
+
+    def end_step(self, step: int) -> None:
+        self.plane.drop(step)
+
+    def metrics(self, batch: DataProto, step: int) -> dict[str, float]:
+        return batch_metrics(batch, step)
+
+    def records(self, batch: DataProto, step: int) -> list[RolloutRecord]:
+        """The first samples of the first groups: one of each."""
+        if not self.recorded:
+            return []
+        firsts = (batch.dense("sample_index") == 0).nonzero()[: self.recorded, 0].tolist()
+        return [
+            RolloutRecord(
+                prompt=item.non_tensor_batch["prompt_text"],
+                response=item.tokenizer.decode(item.batch["responses"]),
+                reward=float(item.batch["rewards"]),
+                ground_truth=item.non_tensor_batch["ground_truth"],
+                version=step,
+            )
+            for item in (batch[row] for row in firsts)
+        ]
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """Where the data stand: what was drawn for later steps is generated again after a resume, and so not lost."""
+        return {
+            "prompts": self.prompts,
+            "data": self.source.state_dict(rewind=self.source.drawn - step * self.prompts),
+        }
+
+    def finish(self, folder: Path) -> None:
+        """Settle the accounts. Raises ``ContractError`` where samples got lost, or count twice."""
+        accounts = self.plane.status().accounts
+        accounts.check()
+        self.progress.samples = str(accounts)
+
+    def summary(self) -> dict[str, str]:
+        return {"samples": self.progress.samples} if self.progress.samples else {}

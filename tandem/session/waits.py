@@ -1,0 +1,100 @@
+"""Waits of the actor's loop: none is silent, each ends, and what ended somebody else ends it at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Protocol, TypeVar
+
+from tandem.base.errors import DeadlineError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Watched(Protocol):
+    """Somebody whom the actor's loop may wait for."""
+
+    def check(self) -> None:
+        """Raise what ended it, if anything did."""
+
+    def causes(self, partition: int) -> str:
+        """What keeps it from having ``partition`` ready, in words; nothing where nothing does."""
+
+
+class Ranks:
+    """The ranks of a role that trains: none is waited for here, and one that is gone must end the run."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self.check = check
+
+    def causes(self, partition: int) -> str:
+        """See ``Watched``."""
+        del partition
+        return ""
+
+
+class Waits:
+    """Around the waits of ``loop``, as messages call it, for those whom it must ``watch``.
+
+    One longer than ``warning_s`` is told while it lasts, with its cause; one for samples ends after ``deadline_s``.
+    """
+
+    def __init__(self, loop: str, *, warning_s: float, deadline_s: float) -> None:
+        self._loop, self._warning_s, self.deadline_s = loop, warning_s, deadline_s
+        self._watched: list[Watched] = []
+
+    def watch(self, *others: Watched) -> None:
+        """Look after them too while waiting for samples."""
+        self._watched += others
+
+    def telling(self, doing: str, cause: Callable[[], str]) -> AbstractContextManager[Callable[[], str]]:
+        """Around a wait in which the loop is ``doing`` that. Gives what tells it at once."""
+        return telling(self._warning_s, f"{self._loop}{doing}", cause)
+
+    def until(self, attempt: Callable[[], T], partition: int, index: int = 0) -> T:
+        """Repeat ``attempt`` while it raises ``DeadlineError`` after a moment, and look after everyone meanwhile."""
+        started = time.monotonic()
+        with self.telling(f"(rollout_id={partition}) batch_index={index}", lambda: self.causes(partition)) as told:
+            while True:
+                self.check()
+                with suppress(DeadlineError):
+                    return attempt()
+                if time.monotonic() - started >= self.deadline_s:
+                    raise DeadlineError(told())
+
+    def check(self) -> None:
+        """Raise what ended somebody, if anything did."""
+        for one in self._watched:
+            one.check()
+
+    def causes(self, partition: int) -> str:
+        """Why ``partition`` isn't ready, in words."""
+        return "; ".join(cause for one in self._watched if (cause := one.causes(partition)))
+
+
+@contextmanager
+def telling(every_s: float, place: str, cause: Callable[[], str]) -> Iterator[Callable[[], str]]:
+    """Around a wait: after each ``every_s`` seconds of it a warning says where the loop stands and why.
+
+    Gives what says so at once. ``cause`` is called in a thread of its own.
+    """
+    started, over = time.monotonic(), threading.Event()
+
+    def told() -> str:
+        return f"{place} stalled for {time.monotonic() - started:.0f} seconds: {cause()}"
+
+    def tell() -> None:
+        while not over.wait(every_s):
+            logger.warning(told())
+
+    thread = threading.Thread(target=tell, name="stall-warning", daemon=True)
+    thread.start()
+    try:
+        yield told
+    finally:
+        over.set()
