@@ -48,16 +48,16 @@ def _console() -> Console:
 
 
 def _show_train(console: Console, plan: Plan) -> None:
-    given = "" if plan.loop == plan.mode else "; answers are given, nothing is generated"
+    given = "" if plan.generates else "; answers are given, nothing is generated"
     console.print(f"mode {plan.mode}, runtime {plan.runtime}, {plan.devices} device{'s' * (plan.devices != 1)}{given}")
     rows = [(p.role, p.group, f"{p.nodes} x {p.devices_per_node}") for p in plan.placements]
     _table(console, "Roles", ("role", "devices of", "nodes x devices"), rows)
     if plan.scoring is not None:
         console.print(f"rewards: {_scoring(plan.scoring)}", markup=False)
     tags = ", ".join(f"{tag} (adapters off, no copy)" if tag in plan.base_tags else tag for tag in plan.tags)
-    old = f"; old log-probs: {plan.old_logprobs}" if plan.loop == plan.mode else ""
+    old = f"; old log-probs: {plan.old_logprobs}" if plan.generates else ""
     console.print(f"tags of the actor: {tags}{old}")
-    if plan.loop == plan.mode:
+    if plan.generates:
         console.print(f"weights to the engine: {PUSHED[plan.pushed]}")
     console.print(f"columns of the data: {', '.join(plan.source_columns)}")
     stages = [

@@ -26,18 +26,12 @@ def train_colocate(session: Session[InTurns]) -> None:
     scoring, which have deadlines of their own; the gate admits partition k once version k is pushed, which the step
     before did.
     """
-    run, rollout, samples, stages, weights = (
-        session.run,
-        session.rollout,
-        session.samples,
-        session.stages,
-        session.weights,
-    )
+    run, samples, stages, weights = session.run, session.samples, session.stages, session.weights
     weights.push(run.step)
     run.evaluate_at_start()
     for k in run.steps():
-        with rollout.generating(), run.stage(generate, score):
-            rollout.fill(k)
+        with session.rollout.generating(), run.stage(generate, score):
+            session.rollout.fill(k)
         batch = stages.forward(samples.complete(k), ref, teacher, old_logprobs, values)
         batch = stages.complete(batch, correction, advantages)
         batch = stages.update(batch, train_critic)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,16 @@ from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import ContractError
 from tandem.config.schema import Config, SftConfig
+from tandem.control.closing import tell_end
 from tandem.control.colocate import train_colocate
 from tandem.control.fully_async import train_fully_async
 from tandem.control.hybrid import train_hybrid, train_hybrid_pipelined
 from tandem.control.preferences import train_preferences
 from tandem.control.sft import fine_tune, require_updates
 from tandem.data.catalog import RowCounts
-from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, Row, read_rows
+from tandem.observe.metrics import CONFIG_FILE
 from tandem.plan.plan import PREFERENCE, Plan
 from tandem.session.build import build_session
-from tandem.session.exports import FINAL_FOLDER
 from tandem.session.preferences import build_preference_session
 from tandem.session.sft import build_sft_session
 
@@ -34,16 +34,6 @@ LOOPS: dict[str, Callable[[Any], None]] = {
     "preference": train_preferences,
 }
 """By the ``loop`` of a plan."""
-
-CURVES = (
-    ("reward", "reward/mean"),
-    ("held-out reward", "eval/reward"),
-    ("accuracy", "eval/accuracy"),
-    ("held-out loss", "eval/loss"),
-)
-"""What is told of a run at its end, where it has it: (label, metric)."""
-
-_WINDOW = 10
 
 
 def run_train(config: Config, plan: Plan) -> int:
@@ -60,7 +50,7 @@ def run_train(config: Config, plan: Plan) -> int:
     if progress.step < progress.last:
         raise ContractError(f"the run ended after {progress.step} of {progress.last} steps")
     require_updates(session.actor.updates, progress.last)
-    _summarize(Path(config.trainer.output_dir), run.summary())
+    tell_end(Path(config.trainer.output_dir), run.summary())
     return 0
 
 
@@ -78,7 +68,7 @@ def run_sft(config: SftConfig) -> int:
     with session.run.running():
         fine_tune(session.run, session.draw, session.tuner.learn)
     require_updates(session.tuner.engine.updates, progress.last)
-    _summarize(Path(config.trainer.output_dir), {})
+    tell_end(Path(config.trainer.output_dir), {})
     return 0
 
 
@@ -86,29 +76,6 @@ def _tell_counts(counts: RowCounts) -> None:
     """What became of the rows, where not all are used as they are."""
     if counts.dropped or counts.cut:
         print(f"data: {counts}")
-
-
-def _summarize(output_dir: Path, summary: Mapping[str, str]) -> None:
-    """The first and last steps of the curve, the run's own ``summary``, and where everything is."""
-    rows = read_rows(output_dir / METRICS_FILE)
-    for label, key in CURVES:
-        values = [float(str(row[key])) for row in rows if row.get(key) is not None]
-        if len(values) > 1:
-            window = min(_WINDOW, len(values) // 2) if key == "reward/mean" else 1
-            first, last = sum(values[:window]) / window, sum(values[-window:]) / window
-            span = f" (means of {window} steps)" if window > 1 else ""
-            print(f"{label}: {first:.3f} -> {last:.3f}{span}{_of_those_scored(rows, key)}")
-    for label, told in summary.items():
-        print(f"{label}: {told}")
-    print(f"model: {output_dir / FINAL_FOLDER}")
-    print(f"report: {output_dir / 'report.html'}")
-
-
-def _of_those_scored(rows: Sequence[Row], key: str) -> str:
-    """What a mean reward leaves out, where it leaves anything out."""
-    shares = [float(str(row[share])) for row in rows if (share := f"{key.partition('/')[0]}/scored_share") in row]
-    told = key in ("reward/mean", "eval/reward") and shares and min(shares) < 1
-    return f", of the {sum(shares) / len(shares):.0%} of the answers that were scored" if told else ""
 
 
 def _keep_config(config: BaseModel, output_dir: Path) -> None:

@@ -28,16 +28,10 @@ def train_fully_async(session: ServedSession) -> None:
     which is pushed to the rollout engines and to actor_fwd. It waits for the slowest role's columns; every wait is
     watched, and a stall is told with its cause.
     """
-    run, samples, stages, weights, roles = (
-        session.run,
-        session.samples,
-        session.stages,
-        session.weights,
-        session.roles,
-    )
+    run, samples, stages, weights = session.run, session.samples, session.stages, session.weights
     with (
         session.rollout.working(generate, score),
-        roles.serving(serve, ref, teacher, old_logprobs, values, correction, advantages),
+        session.roles.serving(serve, ref, teacher, old_logprobs, values, correction, advantages),
     ):
         weights.push(run.step)
         run.evaluate_at_start()

@@ -46,8 +46,9 @@ def train_hybrid(session: Session[Workers]) -> None:
 def train_hybrid_pipelined(session: PipelinedSession) -> None:
     """The same, with ``train_pipelining``: each part is trained as it arrives, before the partition is complete.
 
-    What each step consumes, produces and waits for is as in ``train_hybrid``. The plan admits no stage that must see
-    the whole partition, so that ``complete`` may see a part; the weights between two parts are never pushed.
+    What each step consumes, produces and waits for, and what unblocks it, is as in ``train_hybrid``. The plan admits
+    no stage that must see the whole partition, so that ``complete`` may see a part; weights between parts are never
+    pushed.
     """
     run, samples, stages, weights = session.run, session.samples, session.stages, session.weights
     with session.rollout.working(generate, score):

@@ -12,7 +12,7 @@ def train_preferences(session: PreferenceSession) -> None:
     """DPO and its kin.
 
     Each step k consumes the next P preferences, each a group of its answers, and produces weights version k + 1. It
-    waits for nothing.
+    waits for nobody: answers are given.
     """
     run, stages = session.run, session.stages
     run.evaluate_at_start()

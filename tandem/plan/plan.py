@@ -98,9 +98,14 @@ class Plan:
         return tuple(placement.role for placement in self.placements)
 
     @property
+    def generates(self) -> bool:
+        """Whether answers are sampled and scored; else they are given."""
+        return self.step.generates
+
+    @property
     def loop(self) -> str:
-        """The loop that runs it: that of its mode, or the one for preferences, which generates nothing."""
-        if not self.step.generates:
+        """The loop that runs it: that of its mode, whole or pipelined, or the one for preferences."""
+        if not self.generates:
             return PREFERENCE
         execution = self.step.config.execution
         pipelined = execution.mode == "hybrid" and execution.train_pipelining != "off"

@@ -39,7 +39,7 @@ def build_session(config: Config, plan: Plan) -> Session[Any]:
     prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
     resumed = find_checkpoint(config)
     if resumed is not None:
-        require_reference(config, resumed)
+        require_reference(config, plan, resumed)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     check_tokens(config, tokenizer)
     tables = prompt_tables(config)

@@ -2,59 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 from tandem.dataflow.partition import Order
-from tandem.dataflow.store import DataPlane
-from tandem.observe.run_log import RunLog
-from tandem.roles.advantages import AdvantageReport
 from tandem.roles.rollout.filling import Rollout
 from tandem.roles.serving import ForwardModel, ServingRole, columns_read
 from tandem.roles.update import SLICES
 from tandem.runtime.local import ENGINE
-from tandem.session.connect_workers import Beside, connect_workers
-from tandem.session.learning import Criticism, Estimates, Learning, Speed
+from tandem.session.assemble import OfMode, assemble
+from tandem.session.connect_workers import connect_workers
 from tandem.session.moved_reference import last_refresh, restore_reference
 from tandem.session.parts import Parts
-from tandem.session.progress import StepPart
 from tandem.session.rollout import RestingWorkers, SharedRollout, Turns, Workers
-from tandem.session.run import Run
-from tandem.session.samples import Samples
 from tandem.session.serving import ServingRoles
 from tandem.session.session import InTurns, PipelinedSession, ServedSession, Session
-from tandem.session.stage_table import StageTable
-from tandem.session.waits import Waits
-from tandem.session.weights import PushedWeights, SharedWeights
-from tandem.speed.measured import setting_of
-from tandem.stages.facts import ACTOR, ACTOR_FWD, CRITIC, REF, REFERENCE
+from tandem.session.weights import SharedWeights
+from tandem.stages.facts import ACTOR, ACTOR_FWD, CRITIC, REFERENCE
 from tandem.stages.stage import BatchStage
-
-K = TypeVar("K")
 
 
 def connect_shared(parts: Parts) -> Session[InTurns]:
     """Colocate with one engine on the actor's own weights, one partition at a time."""
     composite, plane, gate = parts.composite, parts.runtime.plane(parts.ledger(1)), parts.gate(0, [ENGINE])
-    log, waits = parts.open_log(), parts.waits()
     filler = Rollout(
         ENGINE, composite.engine, parts.source, parts.rewards, plane, gate, parts.filling(), composite.tokenizer
     )
+    log = parts.open_log()
     turns = Turns(composite.actor, composite.engine, log)
     rollout = SharedRollout(filler, turns, parts.rewards)
     weights = SharedWeights(composite.actor, composite.engine, filler)
-    return assemble(parts, Session, plane, waits, log, rollout, weights, [rollout], evaluating=turns.evaluating)
+    return assemble(
+        parts, Session, OfMode(rollout, weights, plane, parts.waits(), log, (rollout,), evaluating=turns.evaluating)
+    )
 
 
 def connect_resting(parts: Parts) -> Session[InTurns]:
     """Colocate with engines that have weights of their own: they and the actor take turns."""
-    beside, composite = connect_workers(parts), parts.composite
+    composite = parts.composite
+    beside: OfMode[Any] = connect_workers(parts)
     turns = Turns(composite.actor, composite.engine, beside.log)
-    rollout = RestingWorkers(beside.workers, turns, composite.engine, beside.plane, beside.waits)
-    return _with_workers(parts, Session, beside, rollout, [rollout], evaluating=rollout.evaluating)
+    rollout = RestingWorkers(beside.rollout, turns, composite.engine, beside.plane, beside.waits)
+    resting = replace(beside, rollout=rollout, parts=(rollout, *beside.parts), evaluating=rollout.evaluating)
+    return assemble(parts, Session, resting)
 
 
 def connect_streaming(parts: Parts) -> Session[Workers]:
@@ -63,11 +56,11 @@ def connect_streaming(parts: Parts) -> Session[Workers]:
     assert execution.mode == "hybrid"
     beside, pipelining = connect_workers(parts), execution.train_pipelining
     if pipelining == "off":
-        return _with_workers(parts, Session, beside, beside.workers)
+        return assemble(parts, Session, beside)
     # Slices that are optimizer steps are fixed by ticket: else short samples would always come first.
     order: Order = "canonical" if pipelining == "step" else "arrival"
     slices = SLICES[pipelining](composite.actor, composite.objective)
-    return _with_workers(parts, PipelinedSession, beside, beside.workers, order=order, slices=slices)
+    return assemble(parts, PipelinedSession, replace(beside, order=order), slices=slices)
 
 
 def connect_async(parts: Parts) -> ServedSession:
@@ -85,131 +78,17 @@ def connect_async(parts: Parts) -> ServedSession:
         parts.config,
         parts.progress,
         beside.log,
-        beside.workers.clock,
+        beside.rollout.clock,
     )
     beside.waits.watch(roles)
-    own = [stage for stage in composite.stages if not _served(stage)]
-    return _with_workers(
-        parts,
-        ServedSession,
+    served = replace(
         beside,
-        beside.workers,
-        [roles],
+        parts=(roles, *beside.parts),
         columns=roles.gives,
-        stages=own,
+        stages=[stage for stage in composite.stages if not _served(stage)],
         told=roles.told,
-        roles=roles,
     )
-
-
-# --- what all modes share --------------------------------------------------------------------------------------------
-
-
-def _with_workers(
-    parts: Parts, kind: Callable[..., K], beside: Beside, rollout: Any, own: Sequence[StepPart] = (), **handles: Any
-) -> K:
-    workers = beside.workers
-    handles = {"evaluating": workers.evaluating, "counting": workers.clock.running, **handles}
-    return assemble(
-        parts,
-        kind,
-        beside.plane,
-        beside.waits,
-        beside.log,
-        rollout,
-        beside.weights,
-        [*own, workers, beside.weights],
-        sub_batches=parts.plan.batch.sub_batches,
-        staleness=beside.staleness,
-        **handles,
-    )
-
-
-def assemble(
-    parts: Parts,
-    kind: Callable[..., K],
-    plane: DataPlane,
-    waits: Waits,
-    log: RunLog,
-    rollout: Any,
-    weights: SharedWeights | PushedWeights,
-    own: Sequence[StepPart],
-    *,
-    evaluating: Callable[[], AbstractContextManager[None]],
-    counting: Callable[[], AbstractContextManager[None]] = nullcontext,
-    columns: Sequence[str] = (),
-    stages: Sequence[BatchStage] | None = None,
-    told: Callable[[int], AdvantageReport] | None = None,
-    order: Order = "arrival",
-    sub_batches: int = 1,
-    staleness: int = 0,
-    **handles: Any,
-) -> K:
-    """A session of this ``kind``: what is a mode's ``own``, and the parts that are the same in every mode."""
-    config, plan, composite, progress = parts.config, parts.plan, parts.composite, parts.progress
-    samples = Samples(
-        plane,
-        parts.source,
-        rollout,
-        waits,
-        log,
-        progress,
-        composite.tokenizer,
-        columns=list(dict.fromkeys([*plan.group_columns, *columns])),
-        prompts=config.data.train_batch_size,
-        sub_batches=sub_batches,
-        order=order,
-        max_staleness=staleness,
-        recorded=config.trainer.rollouts_per_step,
-    )
-    refresh = config.actor_rollout_ref.ref.update_interval if REF in plan.tags else None
-    speed = Speed(setting_of(config), progress, parts.output_dir)
-    advantages = composite.advantages
-    learned: list[StepPart] = [
-        Learning(composite.actor, progress, refresh),
-        Estimates((lambda step: advantages.told()) if told is None else told, config.algorithm.correction),
-    ]
-    if composite.critic is not None:
-        learned.append(Criticism(composite.critic, composite.tokenizer))
-    evaluator = parts.evaluator()
-
-    def look() -> dict[str, float]:
-        if evaluator is None:
-            return {}
-        with log.timed("evaluation"), evaluating():
-            answers = evaluator.answers()
-        return evaluator.metrics(answers)
-
-    run = Run(
-        config.trainer,
-        log,
-        progress,
-        parts.output_dir,
-        parts.exporter(),
-        composite.actor.save,
-        parts=(speed, *own, samples, *learned),
-        interval=config.evaluation.interval,
-        at_start=config.evaluation.at_start,
-        look=look,
-        limits=speed.limits,
-        counting=counting,
-        closing=parts.closing,
-    )
-    return kind(
-        config=config,
-        plan=plan,
-        run=run,
-        rollout=rollout,
-        samples=samples,
-        stages=StageTable(composite.stages if stages is None else stages, run.executing),
-        weights=weights,
-        composite=composite,
-        rewards=parts.rewards,
-        evaluator=evaluator,
-        plane=plane,
-        source=parts.source,
-        **handles,
-    )
+    return assemble(parts, ServedSession, served, roles=roles)
 
 
 # --- roles with loops of their own -----------------------------------------------------------------------------------

@@ -4,38 +4,24 @@ of their own."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.store import DataPlane
-from tandem.observe.run_log import RunLog
 from tandem.roles.rollout.utilization import StepClock
 from tandem.roles.rollout.worker import OnWeightUpdate, RolloutWorker, UpdatedStream
 from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.roles.serving import ForwardModel
 from tandem.rollout.protocol import RolloutEngine
+from tandem.session.assemble import OfMode
 from tandem.session.parts import Parts
 from tandem.session.rollout import Workers
-from tandem.session.waits import Waits
 from tandem.session.weights import PushedWeights
 from tandem.weights.sync import WeightSync
 
 
-@dataclass(frozen=True)
-class Beside:
-    """What goes on beside the actor's loop, and what it works on; ``staleness`` is what the gate admits."""
-
-    workers: Workers
-    weights: PushedWeights
-    plane: DataPlane
-    waits: Waits
-    log: RunLog
-    staleness: int
-
-
-def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> Beside:
-    """The rollout workers of the run; ``replicas`` get every version of the weights too."""
+def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMode[Workers]:
+    """The rollout workers of the run, and how weights reach them; ``replicas`` get every version too."""
     execution, fleet = parts.config.execution, parts.runtime.fleet
     staleness = 0
     on_update: OnWeightUpdate = "keep"  # nothing is generated in colocate while weights change
@@ -64,7 +50,19 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> Besi
         role, parts.rewards, plane, keeper, clock, parts.progress, waits, log, lanes=staleness + 1, stages=groups
     )
     waits.watch(workers)
-    return Beside(workers, PushedWeights(workers, log), plane, waits, log, staleness)
+    weights = PushedWeights(workers, log)
+    return OfMode(
+        workers,
+        weights,
+        plane,
+        waits,
+        log,
+        (workers, weights),
+        evaluating=workers.evaluating,
+        counting=clock.running,
+        sub_batches=parts.plan.batch.sub_batches,
+        staleness=staleness,
+    )
 
 
 def _worker(

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tandem.base.errors import ConfigError, ContractError, Problem
 from tandem.config.schema import Config
-from tandem.plan.placement import uses_reference
+from tandem.plan.plan import Plan
 from tandem.roles.serving import ForwardModel
 from tandem.stages.facts import REFERENCE
 from tandem.train.checkpoint import Checkpoint
@@ -48,9 +48,9 @@ def write_reference(model: ForwardModel, config: Config, step: int, root: Path) 
     return folder
 
 
-def require_reference(config: Config, saved: Checkpoint) -> None:
+def require_reference(config: Config, plan: Plan, saved: Checkpoint) -> None:
     """Raise ``ConfigError`` unless ``saved`` has the reference that the run goes on with. Loads no weights."""
-    if config.execution.mode != "fully_async" or not uses_reference(config):
+    if not any(stage.role == REFERENCE for stage in plan.stages):
         return
     key, interval = "actor_rollout_ref.ref.update_interval", config.actor_rollout_ref.ref.update_interval
     wanted, held = last_refresh(interval, saved.step), _version(saved)

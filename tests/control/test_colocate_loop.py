@@ -21,7 +21,7 @@ from tandem.roles.actor import Actor
 from tandem.roles.advantages import AdvantageStage
 from tandem.roles.batching import Batching
 from tandem.roles.train_group import TrainGroup
-from tandem.session.connect import assemble
+from tandem.session.assemble import OfMode, assemble
 from tandem.session.parts import Parts
 from tandem.session.progress import Progress
 from tandem.session.rollout import SharedRollout, Turns
@@ -80,9 +80,8 @@ class Loop:
         log = parts.open_log()
         rollout = SharedRollout(filler, Turns(actor, composite.engine, log), filler._rewards)
         weights = SharedWeights(actor, composite.engine, filler)
-        self.session: Session[InTurns] = assemble(
-            parts, Session, self.made.plane, parts.waits(), log, rollout, weights, [rollout], evaluating=nullcontext
-        )
+        own = OfMode(rollout, weights, self.made.plane, parts.waits(), log, [rollout], evaluating=nullcontext)
+        self.session: Session[InTurns] = assemble(parts, Session, own)
 
     def run(self) -> None:
         with self.session.run.log:

@@ -99,6 +99,15 @@ def test_each_built_in_stage_is_run_by_a_role_that_the_mode_has(mode: str) -> No
     }
 
 
+def test_in_fully_async_the_actors_loop_only_trains() -> None:
+    class Own(Made):
+        def role(self, step: Step) -> str:
+            return "actor"
+
+    stages = {one.name: one.role for one in plan_step(facts("fully_async"), [Own("tone", ("responses",), ("x",))])}
+    assert stages["tone"] == "tone"
+
+
 def test_every_time_of_the_table_has_one_part_of_the_step() -> None:
     assert len({stage.name for stage in BUILT_IN}) == len(BUILT_IN)
     assert {stage.time_key for stage in BUILT_IN} >= {"time/ref", "time/old", "time/rollout", "time/publish"}
