@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import ContractError
+from tandem.base.run_folder import owned
 from tandem.config.schema import Config, SftConfig
-from tandem.control.closing import tell_end
 from tandem.control.colocate import train_colocate
 from tandem.control.fully_async import train_fully_async
 from tandem.control.hybrid import train_hybrid, train_hybrid_pipelined
@@ -21,6 +21,7 @@ from tandem.control.preferences import train_preferences
 from tandem.control.sft import fine_tune, require_updates
 from tandem.data.catalog import RowCounts
 from tandem.observe.metrics import CONFIG_FILE
+from tandem.observe.summary import summarize
 from tandem.plan.plan import PREFERENCE, Plan
 from tandem.session.build import build_session
 from tandem.session.preferences import build_preference_session
@@ -39,6 +40,11 @@ LOOPS: dict[str, Callable[[Any], None]] = {
 def run_train(config: Config, plan: Plan) -> int:
     """Train, and tell what came of it."""
     quiet()
+    with owned(Path(config.trainer.output_dir)):
+        return _train(config, plan)
+
+
+def _train(config: Config, plan: Plan) -> int:
     session = build_preference_session(config, plan) if plan.loop == PREFERENCE else build_session(config, plan)
     _keep_config(config, Path(config.trainer.output_dir))
     _tell_counts(session.source.counts)
@@ -50,13 +56,18 @@ def run_train(config: Config, plan: Plan) -> int:
     if progress.step < progress.last:
         raise ContractError(f"the run ended after {progress.step} of {progress.last} steps")
     require_updates(session.actor.updates, progress.last)
-    tell_end(Path(config.trainer.output_dir), run.summary())
+    summarize(Path(config.trainer.output_dir), run.summary())
     return 0
 
 
 def run_sft(config: SftConfig) -> int:
     """Fine-tune, and tell what came of it."""
     quiet()
+    with owned(Path(config.trainer.output_dir)):
+        return _tune(config)
+
+
+def _tune(config: SftConfig) -> int:
     session = build_sft_session(config)
     progress = session.run.progress
     _tell_counts(session.source.counts)
@@ -68,7 +79,7 @@ def run_sft(config: SftConfig) -> int:
     with session.run.running():
         fine_tune(session.run, session.draw, session.tuner.learn)
     require_updates(session.tuner.engine.updates, progress.last)
-    tell_end(Path(config.trainer.output_dir), {})
+    summarize(Path(config.trainer.output_dir), {})
     return 0
 
 

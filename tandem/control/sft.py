@@ -11,6 +11,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.base.errors import ContractError, TandemError
+from tandem.base.run_folder import FINAL_FOLDER, owned
 from tandem.base.seeding import derive_seed
 from tandem.config.schema import SftConfig
 from tandem.data.base_source import BaseDataSource, as_examples
@@ -22,7 +23,7 @@ from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.plan.sft import refuse_ignored
 from tandem.roles.examples import padded_batch
-from tandem.session.exports import FINAL_FOLDER, PlainExport
+from tandem.session.exports import PlainExport
 from tandem.session.progress import Progress
 from tandem.session.run import Run
 from tandem.stages.table import train
@@ -57,8 +58,6 @@ class BaseTrainer:
         examples, output_dir = self._examples(data_source), Path(trainer.output_dir)
         steps = examples.total_steps(size, trainer.total_steps)
         updater = Updater(self.model.parameters(), self.config.optim, steps)
-        log = RunLog(RunInfo(output_dir, steps, None, self.config.model_dump(mode="json")), trainer.logger)
-        run = Run(trainer, log, Progress(0, steps), output_dir, PlainExport(self.model, self.tokenizer))
 
         def learn(drawn: Sequence[Example]) -> dict[str, float]:
             loss = self.compute_loss(padded_batch(drawn, self._pad_id))
@@ -67,10 +66,13 @@ class BaseTrainer:
             rates = {"grad/norm": result.grad_norm, "optim/lr": result.lr, "updates": float(result.updates)}
             return {"loss/sft": float(loss.detach()), **rates}
 
-        with run.running():
-            self.model.train()
-            fine_tune(run, partial(examples.take, size), learn)
-            self.model.eval()
+        with owned(output_dir):
+            log = RunLog(RunInfo(output_dir, steps, None, self.config.model_dump(mode="json")), trainer.logger)
+            run = Run(trainer, log, Progress(0, steps), output_dir, PlainExport(self.model, self.tokenizer))
+            with run.running():
+                self.model.train()
+                fine_tune(run, partial(examples.take, size), learn)
+                self.model.eval()
         require_updates(updater.updates, steps)
         return output_dir / FINAL_FOLDER
 

@@ -218,7 +218,7 @@ def _contradictions(
     yield from check_exported(config.trainer, config.actor_rollout_ref.model)
     yield from check_exact(config)
     yield from check_evaluation(config)
-    yield from check_trainer(config.trainer)
+    yield from check_trainer(config.trainer, config)
 
 
 def _shares_weights(config: Config, runtime: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tandem.base.run_folder import CRITIC_FOLDER
 from tandem.columns.proto import DataProto
 from tandem.config.correction import RolloutCorrectionConfig
 from tandem.models.loading import save_pretrained_atomic
@@ -56,7 +57,7 @@ class Criticism(StepPart):
 
     def finish(self, folder: Path) -> None:
         weights = dict(self._critic.export())
-        save_pretrained_atomic(self._critic.model, self._tokenizer, folder / CRITIC, weights=weights)
+        save_pretrained_atomic(self._critic.model, self._tokenizer, folder / CRITIC_FOLDER, weights=weights)
 
 
 class Estimates(StepPart):

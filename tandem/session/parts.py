@@ -12,7 +12,6 @@ from tandem.data.prompts import Prompt, PromptSource
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.ledger import Ledger
 from tandem.observe.run_log import RunLog
-from tandem.observe.trackers import RunInfo
 from tandem.plan.plan import Plan
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.evaluation import Evaluator
@@ -22,10 +21,9 @@ from tandem.roles.rollout.generation import evaluation_sampling
 from tandem.runtime.protocol import Runtime
 from tandem.session.exports import Exporter
 from tandem.session.progress import Progress
-from tandem.session.run import CHECKPOINTS
+from tandem.session.resume import run_info
 from tandem.session.waits import Ranks, Waits
 from tandem.stages.table import advantages
-from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
 
 
@@ -86,12 +84,10 @@ class Parts:
         return Path(self.config.trainer.output_dir).resolve()
 
     def open_log(self) -> RunLog:
-        """The log of the run; checkpoints of later steps than the one that it goes on from are put aside."""
-        config, step = self.config, self.progress.step
-        checkpoint.set_aside(self.output_dir / CHECKPOINTS, step)
-        document = config.model_dump(mode="json", by_alias=True)
-        info = RunInfo(self.output_dir, self.progress.last, step if step else None, document)
-        return RunLog(info, config.trainer.logger, trace=config.trainer.trace)
+        """The log of the run."""
+        trainer = self.config.trainer
+        info = run_info(trainer, self.config, self.progress.last, self.resumed)
+        return RunLog(info, trainer.logger, trace=trainer.trace)
 
     def waits(self) -> Waits:
         """The waits of the actor's loop, in which its ranks are looked after."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tandem.base.errors import DataError
@@ -14,22 +13,21 @@ from tandem.config.schema import Config
 from tandem.data.preferences import PreferenceSource
 from tandem.models.numerics import prepare_process
 from tandem.observe.run_log import RunLog
-from tandem.observe.trackers import RunInfo
 from tandem.plan.plan import Plan
 from tandem.roles.actor import Actor
 from tandem.roles.preferences import Against, PreferenceEvaluator, Scorer, with_reference_point
 from tandem.runtime.build.composite import build_actor, load_trainable, model_tokenizer
 from tandem.runtime.build.sources import held_out_preferences, preference_source, prompt_tables
-from tandem.session.build import continue_from, find_checkpoint
+from tandem.session.build import continue_from
 from tandem.session.exports import Exporter
 from tandem.session.learning import Learning
 from tandem.session.progress import Progress, StepPart
-from tandem.session.run import CHECKPOINTS, Run
+from tandem.session.resume import check_inputs, find_checkpoint, run_info
+from tandem.session.run import Run
 from tandem.session.stage_table import StageTable
 from tandem.stages.facts import REF
 from tandem.stages.stage import BatchStage, Roles
 from tandem.stages.table import bind
-from tandem.train import checkpoint
 from tandem.train.preference import PreferenceObjective
 
 
@@ -70,7 +68,8 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
     """
     plan.require_runnable()
     prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
-    resumed = find_checkpoint(config)
+    check_inputs(config)
+    resumed = find_checkpoint(config.trainer)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     tables = prompt_tables(config)
     source = preference_source(config, tokenizer, tables)
@@ -91,10 +90,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
     stages, loss = preference_stages(plan, actor), config.algorithm.policy_loss
     objective = PreferenceObjective(loss.type, loss.parameters)
     evaluator = PreferenceEvaluator(held_out, actor, stages, objective) if held_out else None
-    output_dir = Path(config.trainer.output_dir)
-    checkpoint.set_aside(output_dir / CHECKPOINTS, progress.step)
-    document = config.model_dump(mode="json", by_alias=True)
-    info = RunInfo(output_dir, progress.last, progress.step if progress.step else None, document)
+    info = run_info(config.trainer, config, progress.last, resumed)
     log = RunLog(info, config.trainer.logger, trace=config.trainer.trace)
 
     def look() -> dict[str, float]:
@@ -108,7 +104,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
         config.trainer,
         log,
         progress,
-        output_dir,
+        info.output_dir,
         Exporter(config.actor_rollout_ref.model, config.trainer, model, tokenizer, actor.export),
         actor.save,
         parts=(Learning(actor, progress, refresh), Given(source, size)),

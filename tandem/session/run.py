@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER
 from tandem.config.schema import TrainerConfig
 from tandem.observe.run_log import RunLog
-from tandem.session.exports import FINAL_FOLDER
 from tandem.session.progress import Progress, StepPart
 from tandem.stages.stage import Stage
-
-CHECKPOINTS = "checkpoints"
 
 
 class Exports(Protocol):

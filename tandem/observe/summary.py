@@ -1,12 +1,12 @@
-"""What the end of a run tells."""
+"""What is told of a run at its end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tandem.base.run_folder import FINAL_FOLDER, REPORT_FILE
 from tandem.observe.metrics import METRICS_FILE, Row, read_rows
-from tandem.session.exports import FINAL_FOLDER
 
 CURVES = (
     ("reward", "reward/mean"),
@@ -19,7 +19,7 @@ CURVES = (
 _WINDOW = 10
 
 
-def tell_end(output_dir: Path, summary: Mapping[str, str]) -> None:
+def summarize(output_dir: Path, summary: Mapping[str, str]) -> None:
     """The first and last steps of the curve, the run's own ``summary``, and where everything is."""
     rows = read_rows(output_dir / METRICS_FILE)
     for label, key in CURVES:
@@ -32,7 +32,7 @@ def tell_end(output_dir: Path, summary: Mapping[str, str]) -> None:
     for label, told in summary.items():
         print(f"{label}: {told}")
     print(f"model: {output_dir / FINAL_FOLDER}")
-    print(f"report: {output_dir / 'report.html'}")
+    print(f"report: {output_dir / REPORT_FILE}")
 
 
 def _of_those_scored(rows: Sequence[Row], key: str) -> str:
