@@ -173,7 +173,7 @@ def reading(run: Path) -> dict[str, Any]:
         "why": str(measured.limit.binding),
         "fraction": measured.fraction,
         "perfect": perfect_step(measured.parts, measured.setting.devices),
-        "waited": sum(values(rows, "time/wait")) / len(rewards),
+        "waited": fmean(values(rows, "time/wait") or [0.0]),
         "lag": fmean(values(rows, "lag/mean")),
         "first": fmean(rewards[:WINDOW]),
         "last": fmean(rewards[-WINDOW:]),

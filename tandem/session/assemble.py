@@ -33,8 +33,8 @@ class OfMode(Generic[R]):
 
     ``evaluating`` is the context of an evaluation, ``counting`` that of a step. A partition comes in ``sub_batches``
     parts in this ``order``, with ``columns`` beside those of generation and scoring, at most ``staleness`` versions
-    old. ``stages`` are those that the actor's loop runs (None: all), ``told`` is what the advantages say of a partition
-    (None: what they said last).
+    old; it is filled ``beside`` the loop, or by it. ``stages`` are those that the actor's loop runs (None: all),
+    ``told`` is what the advantages say of a partition (None: what they said last).
     """
 
     rollout: R
@@ -49,6 +49,7 @@ class OfMode(Generic[R]):
     order: Order = "arrival"
     columns: Sequence[str] = ()
     staleness: int = 0
+    beside: bool = False
     stages: Sequence[BatchStage] | None = None
     told: Callable[[int], AdvantageReport] | None = None
 
@@ -98,6 +99,7 @@ def _samples(parts: Parts, own: OfMode[Any]) -> Samples:
         sub_batches=own.sub_batches,
         order=own.order,
         max_staleness=own.staleness,
+        beside=own.beside,
         recorded=config.trainer.rollouts_per_step,
     )
 

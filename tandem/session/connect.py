@@ -46,7 +46,9 @@ def connect_resting(parts: Parts) -> Session[InTurns]:
     beside: OfMode[Any] = connect_workers(parts)
     turns = Turns(composite.actor, composite.engine, beside.log)
     rollout = RestingWorkers(beside.rollout, turns, composite.engine, beside.plane, beside.waits)
-    resting = replace(beside, rollout=rollout, parts=(rollout, *beside.parts), evaluating=rollout.evaluating)
+    resting = replace(
+        beside, rollout=rollout, parts=(rollout, *beside.parts), evaluating=rollout.evaluating, beside=False
+    )
     return assemble(parts, Session, resting)
 
 

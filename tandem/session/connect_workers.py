@@ -62,6 +62,7 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMo
         counting=clock.running,
         sub_batches=parts.plan.batch.sub_batches,
         staleness=staleness,
+        beside=True,
     )
 
 

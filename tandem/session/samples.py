@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tandem.base.errors import DeadlineError
 from tandem.columns.proto import DataProto
 from tandem.data.prompts import PromptSource
 from tandem.dataflow.partition import Order
@@ -38,7 +38,8 @@ class Samples(StepPart):
 
     ``columns`` are those that a group brings; in fully async also what the roles beside the loop give. A partition
     comes in ``sub_batches`` parts, in the given ``order`` of its groups. ``max_staleness`` is the bound that consumed
-    data are held to. ``recorded``: samples of a step that are written down.
+    data are held to. ``beside``: partitions are filled beside the loop, and not by it. ``recorded``: samples of a step
+    that are written down.
     """
 
     plane: DataPlane
@@ -53,6 +54,7 @@ class Samples(StepPart):
     sub_batches: int = 1
     order: Order = "arrival"
     max_staleness: int = 0
+    beside: bool = False
     recorded: int = 0
 
     def arriving(self, partition: int) -> Iterator[DataProto]:
@@ -83,21 +85,17 @@ class Samples(StepPart):
         self.plane.acknowledge(lease)
 
     def next_groups(self, partition: int, index: int, count: int, order: Order) -> Lease:
-        """Wait for so many groups, if they aren't there."""
+        """Wait for so many groups. The time of it is told where they are filled beside the loop."""
 
-        def take(seconds: float) -> Lease:
+        def take() -> Lease:
             lease = self.plane.take(
-                train.name, self.columns, count, timeout=seconds, partition=partition, order=order, consumer=ACTOR
+                train.name, self.columns, count, timeout=_TICK_S, partition=partition, order=order, consumer=ACTOR
             )
             assert lease is not None  # a partition is taken once
             return lease
 
-        self.waits.check()
-        try:
-            return take(0.0)
-        except DeadlineError:
-            with self.log.timed("wait"):
-                return self.waits.until(lambda: take(_TICK_S), partition, index)
+        with self.log.timed("wait") if self.beside else nullcontext():
+            return self.waits.until(take, partition, index)
 
     # --- around a step -----------------------------------------------------------------------------------------------
 
