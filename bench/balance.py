@@ -12,7 +12,7 @@ from statistics import fmean
 
 import torch
 
-from tandem.train.dealing import deal
+from tandem.train.shard_batch import shard_rows
 
 SHAPES = [(2, 32), (4, 32), (8, 32), (8, 128), (32, 32), (64, 32), (128, 64), (1024, 100)]
 """(ranks, samples a rank)."""
@@ -31,9 +31,9 @@ def measure(ranks: int, per_rank: int, seed: int) -> tuple[float, float, float]:
     """max / mean without and with balance, and the processor seconds of the latter."""
     lengths = lognormal(ranks, per_rank, torch.Generator().manual_seed(seed))
     started = time.process_time()
-    even = deal(lengths, ranks, balance=True)
+    even = shard_rows(lengths, ranks, balance=True)
     seconds = time.process_time() - started
-    return unevenness(lengths, deal(lengths, ranks, balance=False)), unevenness(lengths, even), seconds
+    return unevenness(lengths, shard_rows(lengths, ranks, balance=False)), unevenness(lengths, even), seconds
 
 
 def lognormal(ranks: int, per_rank: int, generator: torch.Generator) -> torch.Tensor:

@@ -62,7 +62,7 @@ def tandem_side(store: str, sizes: Sizes) -> dict[str, float]:
     from tandem.columns.proto import DataProto
     from tandem.columns.ragged import Ragged
     from tandem.dataflow.ledger import Ledger
-    from tandem.dataflow.ray_store import RayStore
+    from tandem.dataflow.ray.store import RayStore
     from tandem.dataflow.store import DataPlane, LocalStore
     from tandem.dataflow.tickets import Ticket
 

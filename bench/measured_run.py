@@ -29,8 +29,8 @@ from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.control import colocate
 from tandem.observe.metrics import METRICS_FILE, read_rows
-from tandem.topology.build import build_session
-from tandem.topology.plan import compile_plan
+from tandem.plan.plan import compile_plan
+from tandem.session.build import build_session
 
 
 def measured_run(words: Sequence[str], skip: int = 0) -> dict[str, Any]:

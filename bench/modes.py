@@ -2,7 +2,7 @@
 
 Each run is a ``tandem train`` of its own, one after the other. The streaming modes work in two processes of one thread
 each; colocate, on as many cores, in one process of two threads or of one, whichever is faster. The parts and the limit
-of a run are its own (``tandem.topology.measured``); the reward is the mean of the last steps. Prints a Markdown table
+of a run are its own (``tandem.speed.measured``); the reward is the mean of the last steps. Prints a Markdown table
 and what follows from it: hybrid's step over colocate's with the reason, and how far the final rewards of modes and
 runtimes lie apart. What is measured is kept run by run in ``modes.json`` in ``--out``: an interrupted bench goes on
 where it was, and runs that are there are not run again. Run from the project's folder:
@@ -26,8 +26,8 @@ from statistics import fmean
 from typing import Any
 
 from tandem.observe.metrics import METRICS_FILE, read_rows
-from tandem.topology.limits import perfect_step
-from tandem.topology.measured import read_measured
+from tandem.speed.measured import read_measured
+from tandem.speed.step_bound import perfect_step
 
 ROOT = Path(__file__).resolve().parents[1]
 WINDOW = 10

@@ -1,7 +1,7 @@
 """How much of the best possible step the gate and the ledger let each mode reach, with fake engines of fixed durations.
 
 Five shapes of work, on 16 simulated devices, run under a simulated clock through the real gate and the real ledger; the
-loops consume, produce and wait as the real ones do. The limits are those of ``tandem.topology.limits``. Steps after the
+loops consume, produce and wait as the real ones do. The limits are those of ``tandem.speed.step_bound``. Steps after the
 first few are timed. Run from the project's folder: ``python -m bench.simulate [--json] [--steps 40]``.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from bench.simulate_loops import start
 from bench.simulate_world import Meter, Rollouts, World
 from tandem.dataflow.tickets import Ticket
-from tandem.topology.limits import Parts, Setting, best_step, perfect_step
+from tandem.speed.step_bound import Parts, Setting, best_step, perfect_step
 
 DEVICES = 16
 HYBRID = Setting("hybrid", rollout=8, actor=8)

@@ -8,7 +8,7 @@ from itertools import count
 from bench.simulate_clock import Process, Signal
 from bench.simulate_world import GENERATED, SCORED, World
 from tandem.dataflow.tickets import Ticket
-from tandem.topology.limits import Parts, Setting
+from tandem.speed.step_bound import Parts, Setting
 
 COLUMNS = (*GENERATED, *SCORED)
 

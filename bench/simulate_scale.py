@@ -28,8 +28,8 @@ from bench.simulate_loops import COLUMNS, Pushes, push_behind
 from bench.simulate_world import Meter, Rollouts, World
 from tandem.base.seeding import derive_seed
 from tandem.dataflow.tickets import Ticket
-from tandem.topology.limits import Parts
-from tandem.train.dealing import deal
+from tandem.speed.step_bound import Parts
+from tandem.train.shard_batch import shard_rows
 
 PARTS = Parts(rollout=0.0, train=2000.0, reference=400.0, advantages=0.05, snapshot=0.2, broadcast=1.0, swap=0.1)
 SAMPLES, SUB_BATCHES, SLOTS, STALENESS = 8, 10, 8, 1
@@ -103,14 +103,14 @@ def _train(world: World, scale: Scale) -> Process[None]:
                     for index in range(SAMPLES):
                         derive_seed(0, "sample", *ticket, index)
             with world.meter.timed("dealing"):
-                deal(drawn, scale.ranks, balance=True)
+                shard_rows(drawn, scale.ranks, balance=True)
             yield PARTS.forward / scale.ranks / SUB_BATCHES
             world.acknowledge(lease)
             lengths += drawn
             tickets += lease.tickets
         world.seal(k)
         with world.meter.timed("dealing"):
-            dealt = deal(lengths, scale.ranks, balance=True)
+            dealt = shard_rows(lengths, scale.ranks, balance=True)
         assert sum(map(len, dealt)) == scale.groups * SAMPLES
         yield PARTS.train / scale.ranks + PARTS.advantages
         world.retire(k, tickets)

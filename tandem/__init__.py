@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from tandem.columns.proto import DataProto
     from tandem.config.load import load_config
     from tandem.control.sft import BaseTrainer
-    from tandem.dataflow.base_source import BaseDataSource
+    from tandem.data.base_source import BaseDataSource
     from tandem.models.loading import load_model
     from tandem.models.lora import get_lora_model
     from tandem.roles.actor_rollout_ref import ActorRolloutRef, compute_grpo_loss
     from tandem.roles.reward import build_reward_manager
-    from tandem.topology.composite import build_actor_rollout_ref
-    from tandem.topology.critic import build_critic
-    from tandem.topology.sources import build_dataloader
+    from tandem.runtime.build.composite import build_actor_rollout_ref
+    from tandem.runtime.build.critic import build_critic
+    from tandem.runtime.build.sources import build_dataloader
 
 _HOMES = {
     "ActorRolloutRef": "tandem.roles.actor_rollout_ref",
-    "BaseDataSource": "tandem.dataflow.base_source",
+    "BaseDataSource": "tandem.data.base_source",
     "BaseTrainer": "tandem.control.sft",
     "DataProto": "tandem.columns.proto",
-    "build_actor_rollout_ref": "tandem.topology.composite",
-    "build_critic": "tandem.topology.critic",
-    "build_dataloader": "tandem.topology.sources",
+    "build_actor_rollout_ref": "tandem.runtime.build.composite",
+    "build_critic": "tandem.runtime.build.critic",
+    "build_dataloader": "tandem.runtime.build.sources",
     "build_reward_manager": "tandem.roles.reward",
     "compute_grpo_loss": "tandem.roles.actor_rollout_ref",
     "get_lora_model": "tandem.models.lora",

@@ -22,10 +22,10 @@ from tandem.algorithms import (
     Aggregation,
 )
 from tandem.base.registry import Entry, Parameter, Registry
+from tandem.plan.checks.parameters import spelled
 from tandem.reward import resolve as _built_in  # noqa: F401  (registers the built-in scorers)
 from tandem.reward.parts import COMBINING
 from tandem.reward.registry import REWARDS, call_style
-from tandem.topology.checks_parameters import spelled
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "algorithms.md"
 HEAD = """\

@@ -11,8 +11,8 @@ from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.config.load import InvalidConfigError, load_config, load_words
 from tandem.config.schema import Config, SftConfig
 from tandem.observe.metrics import CONFIG_FILE
-from tandem.topology.plan import Plan, compile_plan
-from tandem.topology.plan_sft import SftPlan, compile_sft_plan
+from tandem.plan.plan import Plan, compile_plan
+from tandem.plan.sft import SftPlan, compile_sft_plan
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem.cli.planning import NoPlan
-from tandem.topology.plan import Plan
-from tandem.topology.plan_reward import ScoringPlan
-from tandem.topology.plan_sft import SftPlan
+from tandem.plan.plan import Plan
+from tandem.plan.reward import ScoringPlan
+from tandem.plan.sft import SftPlan
 
 PLAIN_WIDTH = 4000
 """Columns where there is no terminal: lines are never wrapped, so that they can be searched."""

@@ -11,10 +11,10 @@ from typing import Any
 from tandem.base.errors import DataError
 from tandem.config.load import load_words
 from tandem.config.schema import Config
-from tandem.topology.limits import Limit, Setting
-from tandem.topology.measured import Measured, read_measured
-from tandem.topology.plan_placement import placements
-from tandem.topology.tuning import Advice, Choice, advise, resource_of
+from tandem.plan.placement import placements
+from tandem.speed.advice import Advice, Choice, advise, resource_of
+from tandem.speed.measured import Measured, read_measured
+from tandem.speed.step_bound import Limit, Setting
 
 
 def tune_words(words: Sequence[str], run: Path, *, as_json: bool) -> str:

@@ -16,14 +16,14 @@ from tandem.control.entry import quiet
 from tandem.models.adapter_spec import CONFIG as ADAPTER_CONFIG
 from tandem.models.loading import check_weight_files, merge_adapter
 from tandem.observe.metrics import CONFIG_FILE
+from tandem.plan.plan import PREFERENCE, compile_plan
 from tandem.roles.reward import build_reward_manager
-from tandem.topology.composite import build_composite, model_tokenizer
-from tandem.topology.exports import ADAPTER_FOLDER, MODEL_FOLDER
-from tandem.topology.parts import build_evaluator
-from tandem.topology.plan import PREFERENCE, compile_plan
-from tandem.topology.preference_session import held_out_evaluator
-from tandem.topology.sources import held_out_prompts, prompt_tables
-from tandem.topology.stepping import FINAL_FOLDER
+from tandem.runtime.build.composite import build_composite, model_tokenizer
+from tandem.runtime.build.sources import held_out_prompts, prompt_tables
+from tandem.session.exports import ADAPTER_FOLDER, MODEL_FOLDER
+from tandem.session.parts import build_evaluator
+from tandem.session.preference_session import held_out_evaluator
+from tandem.session.stepping import FINAL_FOLDER
 
 
 def run_eval(source: Path, words: Sequence[str]) -> int:

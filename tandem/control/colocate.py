@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.topology.session import Session
+from tandem.session.session import Session
 
 
 def train(session: Session) -> None:

@@ -15,13 +15,13 @@ from tandem.base.errors import ContractError
 from tandem.config.schema import Config, SftConfig
 from tandem.control import colocate, fully_async, hybrid, preference
 from tandem.control.sft import require_updates, tune
-from tandem.dataflow.catalog import RowCounts
+from tandem.data.catalog import RowCounts
 from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, read_rows
-from tandem.topology.build import build_session
-from tandem.topology.plan import PREFERENCE, Plan
-from tandem.topology.preference_session import build_preference_session
-from tandem.topology.sft_session import build_sft_session
-from tandem.topology.stepping import FINAL_FOLDER
+from tandem.plan.plan import PREFERENCE, Plan
+from tandem.session.build import build_session
+from tandem.session.preference_session import build_preference_session
+from tandem.session.sft_session import build_sft_session
+from tandem.session.stepping import FINAL_FOLDER
 
 LOOPS: dict[str, Callable[[Any], None]] = {
     "colocate": colocate.train,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.roles.serving import ServingRole
-from tandem.topology.async_session import AsyncSession
+from tandem.session.async_session import AsyncSession
 
 
 def train(session: AsyncSession) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.topology.streaming import StreamingSession
+from tandem.session.streaming import StreamingSession
 
 
 def train(session: StreamingSession) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.topology.preference_session import PreferenceSession
+from tandem.session.preference_session import PreferenceSession
 
 
 def train(session: PreferenceSession) -> None:

@@ -12,17 +12,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tandem.base.errors import ContractError, TandemError
 from tandem.base.seeding import derive_seed
 from tandem.config.schema import SftConfig
-from tandem.dataflow.base_source import BaseDataSource, as_examples
-from tandem.dataflow.draws import Draws
-from tandem.dataflow.examples import Example
-from tandem.dataflow.length import Overlong
+from tandem.data.base_source import BaseDataSource, as_examples
+from tandem.data.examples import Example
+from tandem.data.length import Overlong
+from tandem.data.sampler import Sampler
 from tandem.models.loading import save_pretrained_atomic
 from tandem.observe.metrics import METRICS_FILE
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
+from tandem.plan.sft import refuse_ignored
 from tandem.roles.examples import padded_batch
-from tandem.topology.plan_sft import refuse_ignored
-from tandem.topology.sft_session import SftSession
+from tandem.session.sft_session import SftSession
 from tandem.train.updater import Updater
 
 
@@ -30,7 +30,7 @@ class BaseTrainer:
     """A fine-tuning loop around a loss of yours: subclass it, set ``model`` and ``tokenizer``, call ``fit``.
 
     ``compute_loss`` gets padded batches (``input_ids``, ``attention_mask``, ``labels``: (B, L) int64) and returns a
-    scalar to minimise; the default is the model's own cross-entropy. Draws, schedule, clipping, logging and saving
+    scalar to minimise; the default is the model's own cross-entropy. Sampler, schedule, clipping, logging and saving
     follow the config.
     """
 
@@ -76,7 +76,7 @@ class BaseTrainer:
         pad: int | None = self.tokenizer.pad_token_id
         return 0 if pad is None else pad
 
-    def _examples(self, data_source: BaseDataSource) -> Draws[Example]:
+    def _examples(self, data_source: BaseDataSource) -> Sampler[Example]:
         data, trainer = self.config.data, self.config.trainer
         rows: Sequence[Example] = as_examples(
             data_source.get_train_dataset(),
@@ -85,7 +85,7 @@ class BaseTrainer:
             on_overlong=Overlong(data.on_overlong),
         )
         epochs = 1 if trainer.total_epochs is None and trainer.total_steps is None else trainer.total_epochs
-        return Draws(rows, seed=derive_seed(trainer.seed, "data"), shuffle=data.shuffle, epochs=epochs)
+        return Sampler(rows, seed=derive_seed(trainer.seed, "data"), shuffle=data.shuffle, epochs=epochs)
 
 
 def require_updates(updates: int, steps: int) -> None:

@@ -43,7 +43,7 @@ class Holding:
 
 
 class Gate:
-    """Admission of tickets, ``tickets`` to a partition, partitions ``first`` to ``last`` - 1 (None: without end).
+    """Scheduler of tickets, ``tickets`` to a partition, partitions ``first`` to ``last`` - 1 (None: without end).
 
     ``open_tickets`` are those left over from partitions that began before a restart; fresh ones start at ``first``.
     An engine counts as live from its first ``acknowledge`` on: a late joiner loads before it works. ``even`` gives

@@ -14,10 +14,10 @@ from typing import Protocol
 from tandem.base.deadline import Deadline
 from tandem.columns.proto import DataProto
 from tandem.dataflow.diagnosis import plane_status, what_fills, who_blocks
+from tandem.dataflow.group_storage import Columns, GroupStorage, as_batch, as_columns, join, without_identity
 from tandem.dataflow.ledger import TRAINED, Ledger
 from tandem.dataflow.partition import Order
 from tandem.dataflow.progress import Outcome, PlaneStatus
-from tandem.dataflow.shelf import Shelf, Slabs, as_batch, as_slabs, join, without_identity
 from tandem.dataflow.tickets import Lease, Ticket
 
 
@@ -82,7 +82,7 @@ class LocalStore(DataPlane):
     def __init__(self, ledger: Ledger, lease_seconds: float) -> None:
         self._ledger = ledger
         self._lease_seconds = lease_seconds
-        self._shelf = Shelf(ledger.samples, ledger.produced_by)
+        self._shelf = GroupStorage(ledger.samples, ledger.produced_by)
         self._changed = threading.Condition()
 
     def assign(self, ticket: Ticket, engine: str) -> None:
@@ -95,7 +95,7 @@ class LocalStore(DataPlane):
     ) -> list[Outcome]:
         """See ``DataPlane``."""
         deadline = Deadline(timeout)
-        slabs = as_slabs(tickets, data, self._ledger.samples, sample)
+        slabs = as_columns(tickets, data, self._ledger.samples, sample)
         rows = self._ledger.samples if sample is None else 1
         outcomes = []
         with self._changed:
@@ -188,7 +188,7 @@ class LocalStore(DataPlane):
 
     # --- inside; the lock is held ------------------------------------------------------------------------------------
 
-    def _put_one(self, ticket: Ticket, slabs: Slabs, row: int, sample: int | None, deadline: Deadline) -> Outcome:
+    def _put_one(self, ticket: Ticket, slabs: Columns, row: int, sample: int | None, deadline: Deadline) -> Outcome:
         while True:
             try:
                 outcome = self._ledger.put(ticket, slabs.keys(), time.monotonic(), sample)

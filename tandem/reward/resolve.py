@@ -15,10 +15,10 @@ from typing import Any
 from tandem.base.errors import ConfigError, Problem
 from tandem.base.registry import near
 from tandem.base.user_code import import_ends, import_file, import_problem
-from tandem.reward import built_in as _built_in  # noqa: F401  (registers them)
 from tandem.reward.combined import Combined, joint_style
 from tandem.reward.parts import read_parts
 from tandem.reward.registry import REWARDS, ScorerTarget, call_style
+from tandem.reward.scorers import built_in as _built_in  # noqa: F401  (registers them)
 from tandem.reward.scoring import Scorer, ScorerSpec, bind_target
 from tandem.reward.static import candidate_names, describe
 

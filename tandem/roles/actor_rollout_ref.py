@@ -14,8 +14,8 @@ from tandem.models.causal_lm import CausalLM
 from tandem.roles.actor import Actor
 from tandem.roles.advantages import AdvantageStage
 from tandem.roles.critic import Critic
-from tandem.roles.generation import as_batch, as_prompts, request
 from tandem.roles.loss import Loss, with_rewards
+from tandem.roles.rollout.generation import as_batch, as_prompts, request
 from tandem.roles.stages import BatchStage
 from tandem.rollout.protocol import RolloutEngine, Sampling
 from tandem.train.objective import Objective

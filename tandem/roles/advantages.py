@@ -40,7 +40,7 @@ def kl_controller(kl: KlConfig) -> KLController:
 
 
 @dataclass(frozen=True)
-class Told:
+class AdvantageReport:
     """Of one partition: ``metrics``, and the ``state`` in which its KL left the controller."""
 
     metrics: dict[str, float]
@@ -115,9 +115,9 @@ class AdvantageStage:
                 raise ContractError(f"the advantage estimator needs column {name!r}; the batch has {batch.columns}")
         return chosen
 
-    def told(self) -> Told:
+    def told(self) -> AdvantageReport:
         """Of the last partition."""
-        return Told(dict(self.metrics), dict(self.state_dict()))
+        return AdvantageReport(dict(self.metrics), dict(self.state_dict()))
 
     def state_dict(self) -> dict[str, float]:
         """The controller's state."""

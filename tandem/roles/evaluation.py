@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from math import comb
 from typing import Any
 
-from tandem.dataflow.source import Prompt
-from tandem.roles.generation import as_batch, request
+from tandem.data.prompts import Prompt
 from tandem.roles.reward import RewardManager
+from tandem.roles.rollout.generation import as_batch, request
 from tandem.rollout.protocol import RolloutEngine, Sampling
 
 SOLVED = 1.0

@@ -8,8 +8,8 @@ import torch
 
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
-from tandem.dataflow.base_source import NOT_TRAINED
-from tandem.dataflow.examples import Example
+from tandem.data.base_source import NOT_TRAINED
+from tandem.data.examples import Example
 
 
 def padded_batch(examples: Sequence[Example], pad_id: int) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 from tandem.algorithms.preference_losses import reference_point_of
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
-from tandem.dataflow.preferences import Preference
+from tandem.data.preferences import Preference
 from tandem.roles.actor import Actor
 from tandem.roles.stages import BatchStage
 from tandem.train.micro_batches import canonical_order

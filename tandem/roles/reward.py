@@ -13,11 +13,11 @@ from tandem.base.deadline import Deadline
 from tandem.columns.proto import DataProto
 from tandem.config.schema import NO_REWARD, RewardConfig
 from tandem.models.tokenizer import load_tokenizer
-from tandem.reward.inline import InlineScoring
-from tandem.reward.job import Handle
 from tandem.reward.outcome import Scores, apply_policy
 from tandem.reward.parts import component_names
-from tandem.reward.pool import ScoringPool
+from tandem.reward.process.inline import InlineScoring
+from tandem.reward.process.job import Handle
+from tandem.reward.process.pool import ScoringPool
 from tandem.reward.resolve import bind, resolve
 
 _SLACK_S = 300.0  # beyond the scorings' own deadlines: processes that start, a machine that is busy

@@ -15,10 +15,10 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.roles.train_rank import RankStatus, TrainRank
 from tandem.train.checkpoint import Checkpoint
-from tandem.train.dealing import deal_batch, forward_columns, objective_columns
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import Exported, StepResult, Wanted
+from tandem.train.shard_batch import forward_columns, objective_columns, shard_batch
 from tandem.weights.store import ACTOR
 
 BUCKET_BYTES = 2**26
@@ -290,7 +290,7 @@ class TrainGroup:
 
     def _deal(self, batch: DataProto, whole_groups: bool = False) -> list[torch.Tensor]:
         whole = whole_groups or self._whole_groups
-        return deal_batch(batch, len(self), balance=self._balance, whole_groups=whole)
+        return shard_batch(batch, len(self), balance=self._balance, whole_groups=whole)
 
     def _weigh(self, batch: DataProto, parts: Sequence[torch.Tensor]) -> None:
         lengths = batch.ragged("prompts").lengths + batch.ragged("responses").lengths

@@ -14,9 +14,9 @@ from tandem.models.causal_lm import CausalLM
 from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.lora import adapted_layers, base_weights
 from tandem.models.weights import copy_weights
-from tandem.rollout.admission import Admission, Flight
-from tandem.rollout.boundary import TokenBoundary
+from tandem.rollout.decode_lock import DecodeLock
 from tandem.rollout.protocol import GroupOutput, GroupRequest, KeepKV, Sampling
+from tandem.rollout.scheduler import RunningBatch, Scheduler
 
 
 class HfEngine:
@@ -55,7 +55,7 @@ class HfEngine:
         self._awake = True
         self._whole = True
         self._base: str | None = None  # fingerprint of what never changes, in a model with adapters
-        self._boundary = TokenBoundary(patience)
+        self._boundary = DecodeLock(patience)
         self._applied_s = 0.0
 
     @property
@@ -64,16 +64,16 @@ class HfEngine:
 
     @property
     def steps(self) -> int:
-        """See ``Observed``."""
+        """See ``EngineStats``."""
         return self._boundary.steps
 
     @property
     def applied_s(self) -> float:
-        """See ``Observed``."""
+        """See ``EngineStats``."""
         return self._applied_s
 
     def ping(self, deadline_s: float) -> int:
-        """See ``Observed``: well is what reaches a token boundary."""
+        """See ``EngineStats``: well is what reaches a token boundary."""
         with self._boundary.change(deadline_s):
             return self._version
 
@@ -91,8 +91,8 @@ class HfEngine:
     def _generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
         cache = None if self._exact else self._spare or KVCache(self._model.model.device)
         self._spare = None
-        waiting = Admission(requests, sampling, self._max_num_seqs // sampling.samples, self._context)
-        flight = Flight(self._model, sampling, self._max_num_seqs, cache)
+        waiting = Scheduler(requests, sampling, self._max_num_seqs // sampling.samples, self._context)
+        flight = RunningBatch(self._model, sampling, self._max_num_seqs, cache)
         self._calls += 1
         version, aborts = self._version, self._boundary.aborts
         try:
@@ -114,7 +114,7 @@ class HfEngine:
             self._calls -= 1
         self._spare = cache
 
-    def _advance(self, waiting: Admission, flight: Flight, version: int, aborts: int) -> None:
+    def _advance(self, waiting: Scheduler, flight: RunningBatch, version: int, aborts: int) -> None:
         """Make tokens until a group ends, the source should be asked, the weights change, or all is aborted."""
         with self._inference():
             while True:

@@ -26,9 +26,9 @@ import transformers
 from tandem.base.errors import TandemError
 from tandem.models.loading import load_causal_lm
 from tandem.models.shared_weights import Place, map_weights
-from tandem.rollout.answering import Answering
-from tandem.rollout.protocol import Observed, RolloutEngine
+from tandem.rollout.protocol import EngineStats, RolloutEngine
 from tandem.rollout.registry import find_engine
+from tandem.rollout.request_stream import RequestStream
 from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Channel, Line, Message, unpack_sampling
 
@@ -86,7 +86,7 @@ class Host:
     def __init__(self, engine: RolloutEngine, spec: EngineSpec, channel: Line) -> None:
         self._engine, self._channel = engine, channel
         self._window = spec.max_num_seqs
-        self._calls: dict[int, Answering] = {}
+        self._calls: dict[int, RequestStream] = {}
         self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._workers = ThreadPoolExecutor(_MOST_CALLS, "generate")
 
@@ -114,7 +114,7 @@ class Host:
     def _generate(self, number: int, message: Message) -> None:
         self._calls = {n: call for n, call in self._calls.items() if not call.over.is_set()}
         sampling = unpack_sampling(message.fields["sampling"])
-        call = Answering(number, self._channel, max(1, self._window // sampling.samples))
+        call = RequestStream(number, self._channel, max(1, self._window // sampling.samples))
         try:
             outputs = self._engine.generate(call.requests(), sampling)
         except TandemError as error:
@@ -155,7 +155,7 @@ class Host:
 
     def _load(self, message: Message) -> dict[str, Any]:
         fingerprint = self._engine.load(self._weights(message), message.fields["version"])
-        applied_s = self._engine.applied_s if isinstance(self._engine, Observed) else None
+        applied_s = self._engine.applied_s if isinstance(self._engine, EngineStats) else None
         return {"version": self._engine.version, "fingerprint": fingerprint, "applied_s": applied_s}
 
     def _weights(self, message: Message) -> Iterable[tuple[str, torch.Tensor]]:
@@ -171,7 +171,7 @@ class Host:
 
     def _beat(self) -> None:
         while True:
-            steps = self._engine.steps if isinstance(self._engine, Observed) else None
+            steps = self._engine.steps if isinstance(self._engine, EngineStats) else None
             self._channel.send("beat", steps=steps)
             time.sleep(_BEAT_S)
 

@@ -12,10 +12,10 @@ import torch
 
 from tandem.base.errors import ContractError
 from tandem.models.shared_weights import SharedWeights
-from tandem.rollout.admission import IDLE_SOURCE
 from tandem.rollout.child import HostProcess
 from tandem.rollout.connection import Connection, EngineHost, Patience, as_error
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
+from tandem.rollout.scheduler import IDLE_SOURCE
 from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Message, pack_request, pack_sampling, unpack_samples
 
@@ -57,16 +57,16 @@ class HostedEngine:
 
     @property
     def steps(self) -> int:
-        """See ``Observed``; as of the last sign of life."""
+        """See ``EngineStats``; as of the last sign of life."""
         return self._link.steps
 
     @property
     def applied_s(self) -> float:
-        """See ``Observed``."""
+        """See ``EngineStats``."""
         return self._applied_s
 
     def silent_s(self) -> float:
-        """See ``Audible``."""
+        """See ``Heartbeat``."""
         return self._link.silent_s
 
     def wait_until_ready(self) -> None:
@@ -74,7 +74,7 @@ class HostedEngine:
         self._link.wait_until_ready()
 
     def is_ready(self) -> bool:
-        """See ``Mortal``."""
+        """See ``Supervised``."""
         return self._link.ready
 
     def check(self) -> None:
@@ -82,7 +82,7 @@ class HostedEngine:
         self._link.check("nothing in particular")
 
     def ping(self, deadline_s: float) -> int:
-        """See ``Observed``."""
+        """See ``EngineStats``."""
         return int(self._link.ask("ping", "an answer to a health call", deadline_s).fields["version"])
 
     def generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:

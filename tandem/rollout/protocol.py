@@ -154,7 +154,7 @@ class RolloutEngine(Protocol):
 
 
 @runtime_checkable
-class Mortal(Protocol):
+class Supervised(Protocol):
     """An engine in a process that may die while nobody asks it for anything."""
 
     def is_ready(self) -> bool:
@@ -168,7 +168,7 @@ class Mortal(Protocol):
 
 
 @runtime_checkable
-class Audible(Protocol):
+class Heartbeat(Protocol):
     """An engine in a process that gives signs of life."""
 
     def silent_s(self) -> float:
@@ -176,7 +176,7 @@ class Audible(Protocol):
 
 
 @runtime_checkable
-class Observed(Protocol):
+class EngineStats(Protocol):
     """What an engine may tell besides, for health checks and measurements."""
 
     @property

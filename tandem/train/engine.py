@@ -24,10 +24,10 @@ from tandem.models.fingerprint import fingerprint
 from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.lora import adapted_layers, adapter_weights, adapters_off, base_weights, merged_weights
 from tandem.models.packing import PackedSamples, pack_samples
-from tandem.train.dealing import forward_columns, objective_columns
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
 from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import Exported, StepResult, TopTokens, Wanted
+from tandem.train.shard_batch import forward_columns, objective_columns
 from tandem.train.sharding import local_shard, part_like, shard_layers, shard_like
 from tandem.train.updater import Updater
 

@@ -14,7 +14,7 @@ import torch
 from tandem.base.errors import ContractError, DeadlineError, TandemError
 from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.shared_weights import SharedWeights
-from tandem.weights.delivery import Delivery
+from tandem.weights.transfer import Transfer
 
 Weights: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 """(name, full tensor) pairs: all weights under Hugging Face names, tied ones under every name that they have, adapters
@@ -29,7 +29,7 @@ class Receiver(Protocol):
 
 
 @runtime_checkable
-class Answering(Protocol):
+class HealthChecked(Protocol):
     """A receiver that can be asked whether it is well."""
 
     def ping(self, deadline_s: float) -> int:
@@ -120,8 +120,8 @@ class WeightSync:
         self._overlap, self._deadline_s, self._health_s = overlap, deadline_s, health_s
         self._version: int | None = None
         self._current: Snapshot | None = None
-        self._deliveries: dict[str, Delivery[float]] = {}
-        self._awaited: tuple[str, Mapping[str, Delivery[Any]]] | None = None
+        self._deliveries: dict[str, Transfer[float]] = {}
+        self._awaited: tuple[str, Mapping[str, Transfer[Any]]] | None = None
         self._prepared: dict[str, float] = {}  # seconds, by receiver
         self._arrived: dict[str, float] = {}
         self._arrivals: list[tuple[str, int, float, float]] = []
@@ -173,9 +173,9 @@ class WeightSync:
 
     def check(self) -> None:
         """Raise what has gone wrong with the push under way, a passed deadline included; doesn't wait."""
-        for delivery in self._deliveries.values():
-            delivery.check()
-        if any(delivery.late for delivery in self._deliveries.values()):
+        for transfer in self._deliveries.values():
+            transfer.check()
+        if any(transfer.late for transfer in self._deliveries.values()):
             self.wait()
 
     @property
@@ -183,8 +183,8 @@ class WeightSync:
         """What is waited for at this moment, in any thread, and who blocks; empty where nothing is."""
         if self._awaited is None:
             return ""
-        awaited, deliveries = self._awaited
-        names = self._names(list(deliveries.items()))
+        awaited, transfers = self._awaited
+        names = self._names(list(transfers.items()))
         return f"waits for {awaited}; blocked by {names}" if names else ""
 
     def take_arrivals(self) -> list[tuple[str, int, float, float]]:
@@ -203,8 +203,8 @@ class WeightSync:
             raise ContractError(f"receiver {name!r} is there already; one that restarts leaves first")
         self.wait()
         if self._current is not None and self._version is not None:
-            delivery = self._deliver(name, receiver, self._current, self._version, self._current.fingerprint)
-            self._join({name: delivery}, self._deadline_s, f"weights version {self._version}")
+            transfer = self._deliver(name, receiver, self._current, self._version, self._current.fingerprint)
+            self._join({name: transfer}, self._deadline_s, f"weights version {self._version}")
         self._receivers[name] = receiver
 
     def leave(self, name: str) -> None:
@@ -217,7 +217,7 @@ class WeightSync:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _send(self, snapshot: Snapshot, version: int) -> None:
-        expected = Delivery("the fingerprint of the snapshot", snapshot.fingerprint)
+        expected = Transfer("the fingerprint of the snapshot", snapshot.fingerprint)
         self._deliveries = {
             name: self._deliver(name, receiver, snapshot, version, expected.result)
             for name, receiver in self._receivers.items()
@@ -225,7 +225,7 @@ class WeightSync:
 
     def _deliver(
         self, name: str, receiver: Receiver, snapshot: Snapshot, version: int, expected: Callable[[], str]
-    ) -> Delivery[float]:
+    ) -> Transfer[float]:
         """A thread that loads, compares and acknowledges; its result is the seconds of the load."""
 
         def deliver() -> float:
@@ -247,14 +247,14 @@ class WeightSync:
                 with _timed(self._prepared, name):
                     receiver.prepare(version)
 
-        return Delivery(name, deliver, self._deadline_s, prepare)
+        return Transfer(name, deliver, self._deadline_s, prepare)
 
     def _check_health(self) -> None:
         """Every receiver that can be asked answers in time, and has the version that it acknowledged."""
         calls = {
-            name: Delivery(name, partial(receiver.ping, self._health_s), self._health_s)
+            name: Transfer(name, partial(receiver.ping, self._health_s), self._health_s)
             for name, receiver in self._receivers.items()
-            if isinstance(receiver, Answering)
+            if isinstance(receiver, HealthChecked)
         }
         self._join(calls, self._health_s, "an answer to the health call before a push")
         for name, call in calls.items():
@@ -264,25 +264,25 @@ class WeightSync:
                     "anew, or loaded by somebody else. Let it leave and join"
                 )
 
-    def _join(self, deliveries: Mapping[str, Delivery[Any]], seconds: float, awaited: str) -> None:
+    def _join(self, transfers: Mapping[str, Transfer[Any]], seconds: float, awaited: str) -> None:
         """Wait for all, as long as each has time; raise the first error, or name those that are late."""
-        self._awaited = awaited, deliveries
+        self._awaited = awaited, transfers
         try:
-            for delivery in deliveries.values():
-                delivery.join()
+            for transfer in transfers.values():
+                transfer.join()
         finally:
             self._awaited = None
-        for delivery in deliveries.values():
-            delivery.check()
-        late = self._names(list(deliveries.items()))
+        for transfer in transfers.values():
+            transfer.check()
+        late = self._names(list(transfers.items()))
         if late:
             raise DeadlineError(f"waited {seconds:g} s for {awaited}; blocked by {late}")
 
-    def _names(self, deliveries: list[tuple[str, Delivery[Any]]]) -> str:
+    def _names(self, transfers: list[tuple[str, Transfer[Any]]]) -> str:
         """The receivers that are awaited, each with what it is doing, if it tells."""
         told = []
-        for name, delivery in deliveries:
-            if delivery.under_way:
+        for name, transfer in transfers:
+            if transfer.under_way:
                 receiver: object = self._receivers.get(name)
                 doing = receiver.doing() if isinstance(receiver, Preparing) else ""
                 told.append(f"{name}, which {doing}" if doing else name)
@@ -292,7 +292,7 @@ class WeightSync:
         """Note how long the push took that has arrived."""
         if not self._deliveries:
             return
-        applied = {n: r.applied_s for n, r in self._receivers.items() if isinstance(r, Answering)}
+        applied = {n: r.applied_s for n, r in self._receivers.items() if isinstance(r, HealthChecked)}
         transfers = [d.result() - applied.get(name, 0.0) for name, d in self._deliveries.items()]
         prepared = [self._prepared[name] for name in self._deliveries if name in self._prepared]
         drain = {"drain": max(prepared)} if prepared else {}

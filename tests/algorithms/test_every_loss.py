@@ -19,8 +19,8 @@ from tandem.algorithms import KL_TYPES, POLICY_LOSSES
 from tandem.algorithms.masked import select
 from tandem.algorithms.reduce import Aggregation, count, denominator, loss_numerator
 from tandem.base.registry import Scope
-from tandem.train.dealing import deal
 from tandem.train.objective import PolicyObjective
+from tandem.train.shard_batch import shard_rows
 from tests.algorithms.batches import Batch, batches, splits
 from tests.algorithms.entries import LOSSES, PARAMETERS, SPLITTABLE, loss_and_gradient, own, run_loss
 
@@ -185,7 +185,9 @@ def test_b18_neither_order_nor_micro_batches_nor_ranks_change_loss_or_gradient(
     cuts = [[order]]  # a loss that looks at the whole mini-batch gets it in one piece, in any order
     if name in SPLITTABLE:
         cuts += [[order[rows] for rows in splits(samples, parts)] for parts in (2, 4)]
-        cuts += [[rows for rows in deal(batch.mask.sum(-1), 2, balance) if len(rows)] for balance in (True, False)]
+        cuts += [
+            [rows for rows in shard_rows(batch.mask.sum(-1), 2, balance) if len(rows)] for balance in (True, False)
+        ]
     for cut in cuts:
         other_loss, other = loss_and_gradient(name, batch, mode, cut)
         assert other_loss == pytest.approx(loss, abs=1e-10)

@@ -19,8 +19,8 @@ from tandem.config.load import load_words
 from tandem.config.schema import Config, SftConfig
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer, load_tokenizer
-from tandem.topology.plan import compile_plan
-from tandem.topology.sft_session import llama_shape
+from tandem.plan.plan import compile_plan
+from tandem.session.sft_session import llama_shape
 
 ROOT = Path(__file__).parents[2]
 PLAIN: Any = plain_grpo  # written without types, to be as plain as can be

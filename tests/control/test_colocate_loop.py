@@ -17,15 +17,15 @@ from tandem.control import colocate
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
+from tandem.plan.plan import Plan, compile_plan
 from tandem.reward.outcome import failed
 from tandem.roles.actor import Actor
 from tandem.roles.advantages import AdvantageStage
 from tandem.roles.batching import Batching
 from tandem.roles.stages import BatchStage
 from tandem.roles.train_group import TrainGroup
-from tandem.topology.plan import Plan, compile_plan
-from tandem.topology.shared import SharedSession
-from tandem.topology.stepping import Progress
+from tandem.session.shared import SharedSession
+from tandem.session.stepping import Progress
 from tests.roles.fake_roles import FakeTokenizer, Rig, rig
 from tests.roles.fake_training import FakeTrainEngine, SamplesObjective
 

@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from tandem.base.errors import DataError
-from tandem.dataflow.base_source import BaseDataSource, as_examples
-from tandem.dataflow.examples import Example
-from tandem.dataflow.length import Overlong
+from tandem.data.base_source import BaseDataSource, as_examples
+from tandem.data.examples import Example
+from tandem.data.length import Overlong
 
 datasets = pytest.importorskip("datasets")
 Write = Callable[[str, Sequence[Mapping[str, object]]], Path]

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from tandem.base.errors import DataError
-from tandem.dataflow.catalog import OnBadRow
-from tandem.dataflow.chat import encode_conversation, encode_pair
-from tandem.dataflow.examples import ConversationSource, ExampleColumns
-from tandem.dataflow.length import Overlong
-from tandem.dataflow.rows import RowsTable
+from tandem.data.catalog import OnBadRow
+from tandem.data.chat import encode_conversation, encode_pair
+from tandem.data.examples import ConversationSource, ExampleColumns
+from tandem.data.length import Overlong
+from tandem.data.rows import RowsTable
 from tandem.models.tokenizer import character_tokenizer
 
 DEFAULT_SYSTEM = "{% if not messages or messages[0]['role'] != 'system' %}<system>S;\n{% endif %}"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from tandem.base.errors import DataError
-from tandem.dataflow.chat import Message, encode_conversation
-from tandem.dataflow.examples import ConversationSource, ExampleColumns
-from tandem.dataflow.rows import RowsTable
+from tandem.data.chat import Message, encode_conversation
+from tandem.data.examples import ConversationSource, ExampleColumns
+from tandem.data.rows import RowsTable
 
 Segments = list[tuple[str, bool]]
 """Texts, and whether they are learned."""

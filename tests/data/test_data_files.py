@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tandem.base.errors import DataError
-from tandem.dataflow.files import open_tables
-from tandem.dataflow.rows import Row, RowError, RowsTable
+from tandem.data.files import open_tables
+from tandem.data.rows import Row, RowError, RowsTable
 
 Write = Callable[[str, Sequence[Mapping[str, object]]], Path]
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

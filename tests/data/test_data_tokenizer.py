@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from tandem.base.errors import DataError, TandemError
-from tandem.dataflow.examples import fit_example
-from tandem.dataflow.length import Overlong
+from tandem.data.examples import fit_example
+from tandem.data.length import Overlong
 from tandem.models.tokenizer import (
     character_tokenizer,
     check_vocabulary,

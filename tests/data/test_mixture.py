@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from tandem.base.errors import DataError
-from tandem.dataflow.catalog import OnBadRow
-from tandem.dataflow.examples import ConversationSource, Example, ExampleColumns
-from tandem.dataflow.mixture import Mixture, Part
-from tandem.dataflow.rows import RowsTable
+from tandem.data.catalog import OnBadRow
+from tandem.data.examples import ConversationSource, Example, ExampleColumns
+from tandem.data.mixture import Mixture, Part
+from tandem.data.rows import RowsTable
 from tandem.models.tokenizer import character_tokenizer
 
 TOKENIZER: PreTrainedTokenizerFast = character_tokenizer("abc0123456789")

@@ -9,11 +9,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tandem.base.errors import DataError
-from tandem.dataflow.catalog import OnBadRow
-from tandem.dataflow.length import Overlong
-from tandem.dataflow.preferences import Lengths, Preference, PreferenceColumns, PreferenceSource
-from tandem.dataflow.rows import RowsTable
-from tandem.dataflow.source import PromptColumns
+from tandem.data.catalog import OnBadRow
+from tandem.data.length import Overlong
+from tandem.data.preferences import Lengths, Preference, PreferenceColumns, PreferenceSource
+from tandem.data.prompts import PromptColumns
+from tandem.data.rows import RowsTable
 
 Make = Callable[..., PreferenceSource]
 PAIR = {"prompt": "2+2=", "chosen": "4", "rejected": "five"}

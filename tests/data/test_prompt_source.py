@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from tandem.base.errors import DataError
-from tandem.dataflow.catalog import OnBadRow
-from tandem.dataflow.files import open_tables
-from tandem.dataflow.length import Overlong
-from tandem.dataflow.rows import RowsTable
-from tandem.dataflow.source import PromptColumns, PromptSource
+from tandem.data.catalog import OnBadRow
+from tandem.data.files import open_tables
+from tandem.data.length import Overlong
+from tandem.data.prompts import PromptColumns, PromptSource
+from tandem.data.rows import RowsTable
 
 Write = Callable[[str, Sequence[Mapping[str, object]]], Path]
 

@@ -9,9 +9,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tandem.base.errors import DataError
-from tandem.dataflow.source import PromptColumns, PromptSource
-from tandem.dataflow.tasks import TaskTable
-from tandem.reward.scorers import reasoning_gym as score_answer
+from tandem.data.prompts import PromptColumns, PromptSource
+from tandem.data.tasks import TaskTable
+from tandem.reward.scorers.rules import reasoning_gym as score_answer
 
 COLUMNS = PromptColumns("question", answer_key="answer", extra_keys=("reasoning_gym",))
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tandem.columns.proto import DataProto
-from tandem.dataflow import ray_unit
+from tandem.dataflow.group_storage import as_columns
 from tandem.dataflow.progress import Outcome
-from tandem.dataflow.ray_controller import Written
-from tandem.dataflow.ray_payload import pack, unpack
-from tandem.dataflow.ray_unit import StorageUnit
-from tandem.dataflow.shelf import as_slabs
+from tandem.dataflow.ray import storage_unit as ray_unit
+from tandem.dataflow.ray.controller import Written
+from tandem.dataflow.ray.storage_unit import StorageUnit
 from tandem.dataflow.tickets import Ticket
+from tandem.remote.payload import pack, unpack
 
 
 class SlowController:
@@ -35,7 +35,7 @@ class SlowController:
 def test_what_the_ledger_has_lent_is_got_though_its_write_is_still_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_unit, "end_with_node", os.getpid)  # there is no node to end with
     ticket = Ticket(3, 20, 0)
-    slabs = as_slabs([ticket], DataProto({"rewards": torch.tensor([0.5, 1.0])}), 2, None)
+    slabs = as_columns([ticket], DataProto({"rewards": torch.tensor([0.5, 1.0])}), 2, None)
 
     async def meet() -> Any:
         controller = SlowController()

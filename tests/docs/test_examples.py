@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tandem import DataProto, build_reward_manager, load_config
 from tandem.config.schema import Config
 from tandem.models.tokenizer import encode_text, load_tokenizer
-from tandem.topology.plan import compile_plan
+from tandem.plan.plan import compile_plan
 from tests.docs.conftest import ROOT, save_tiny_model
 
 EXAMPLES = ROOT / "examples"

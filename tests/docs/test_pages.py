@@ -17,9 +17,9 @@ from typer.testing import CliRunner, Result
 from tandem.cli.app import app
 from tandem.config.load import load_words
 from tandem.config.schema import Config
+from tandem.plan.plan import Plan, compile_plan
+from tandem.plan.sft import compile_sft_plan
 from tandem.roles.reward import RewardManager
-from tandem.topology.plan import Plan, compile_plan
-from tandem.topology.plan_sft import compile_sft_plan
 from tests.docs.snippets import Snippet, commands, read_snippets
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-import tandem.topology.composite
+import tandem.runtime.build.composite
 from tandem.cli.app import app
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tests.e2e.seven import ALPHABET, equal, write_rows
@@ -192,7 +192,7 @@ def test_b90_what_is_wrong_is_found_before_a_model_is_loaded(
     def loaded(*arguments: object, **options: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(tandem.topology.composite, "load_model", loaded)
+    monkeypatch.setattr(tandem.runtime.build.composite, "load_model", loaded)
     make, text = BAD[name]
     result = run("train", task, f"trainer.output_dir={tmp_path / 'run'}", *make(tmp_path))
     assert result.exit_code == 2, result.output

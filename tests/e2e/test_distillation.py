@@ -15,7 +15,7 @@ from tandem.control.afterwards import run_eval
 from tandem.control.entry import run_train
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer, load_tokenizer
-from tandem.topology.plan import compile_plan
+from tandem.plan.plan import compile_plan
 from tests.e2e.seven import ALPHABET, SHAPE, Run, equal, started, train, training_rank, write_rows
 
 ONLY = {
@@ -219,7 +219,7 @@ def test_a_student_is_evaluated_without_its_teacher(
     out = tmp_path / "run"
     config = load_words([str(task), by(teacher), distillation(ONLY["reverse_kl"]), *SHORT, f"trainer.output_dir={out}"])
     run_train(config, compile_plan(config))
-    monkeypatch.setattr("tandem.topology.composite.load_teachers", None)  # whoever calls it fails
+    monkeypatch.setattr("tandem.runtime.build.composite.load_teachers", None)  # whoever calls it fails
     words = [f"data.val_files=[{held_out}]", "data.max_prompt_length=4"]
     with pytest.raises(DataError, match="nothing scores"):
         run_eval(out, [*words, "reward_manager.type=none"])
@@ -274,7 +274,7 @@ def test_another_tokenizer_is_refused_though_the_plan_could_not_read_it(
     words = (task, by(odd), distillation(ONLY["reverse_kl"]), *SHORT, f"trainer.output_dir={tmp_path / 'run'}")
     with pytest.raises(ConfigError, match="tokenizer is another"):
         train(*words)
-    monkeypatch.setattr("tandem.topology.checks_teacher.vocabulary_of", lambda folder: None)
+    monkeypatch.setattr("tandem.plan.checks.teacher.vocabulary_of", lambda folder: None)
     with pytest.raises(ConfigError, match="tokenizer is another than the actor's: token"):
         train(*words)
     assert load_tokenizer(teacher).get_vocab() != load_tokenizer(odd).get_vocab()

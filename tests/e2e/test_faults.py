@@ -16,8 +16,8 @@ from tandem.control import colocate
 from tandem.control.entry import run_train
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.observe.trackers import TRACKERS, RunInfo
+from tandem.plan.plan import compile_plan
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
-from tandem.topology.plan import compile_plan
 from tests.e2e.seven import equal, prepare, started, train, training_engine, write_rows
 
 FIVE = ("trainer.total_steps=5",)

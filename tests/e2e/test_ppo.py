@@ -15,7 +15,7 @@ from tandem.base.errors import ConfigError, DataError, TandemError
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer
 from tandem.roles.critic import Critic
-from tandem.topology.session import Session
+from tandem.session.session import Session
 from tests.e2e.seven import ALPHABET, SHAPE, Run, equal, prepare, started, train
 
 PPO = (

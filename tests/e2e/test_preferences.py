@@ -17,9 +17,9 @@ from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.control import preference
 from tandem.observe.metrics import METRICS_FILE, read_rows
-from tandem.topology.composite import build_actor_rollout_ref
-from tandem.topology.plan import compile_plan
-from tandem.topology.preference_session import PreferenceSession, build_preference_session
+from tandem.plan.plan import compile_plan
+from tandem.runtime.build.composite import build_actor_rollout_ref
+from tandem.session.preference_session import PreferenceSession, build_preference_session
 from tests.e2e.seven import equal, write_rows
 
 TIMES = ("time/", "cpu/", "throughput/")

@@ -15,7 +15,7 @@ from tandem.control import colocate
 from tandem.control.entry import LOOPS
 from tandem.models.fingerprint import fingerprint
 from tandem.observe.metrics import read_rows
-from tandem.topology.session import Session
+from tandem.session.session import Session
 from tandem.train.checkpoint import open_checkpoint
 from tests.e2e.seven import Run, equal, prepare, started, train, training_engine, training_rank, write_rows
 

@@ -15,7 +15,7 @@ from tandem.cli.app import app
 from tandem.config.load import load_words
 from tandem.config.schema import SftConfig
 from tandem.observe.metrics import METRICS_FILE, read_rows
-from tandem.topology.plan_sft import compile_sft_plan
+from tandem.plan.sft import compile_sft_plan
 from tests.e2e.seven import equal, write_rows
 
 TIMES = ("time/", "cpu/", "throughput/")

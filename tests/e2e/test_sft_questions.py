@@ -8,8 +8,8 @@ import pytest
 
 from tandem.base.errors import DataError
 from tandem.config.schema import SftConfig
-from tandem.topology.plan_sft import compile_sft_plan
-from tandem.topology.sft_session import SftSession, build_sft_session
+from tandem.plan.sft import compile_sft_plan
+from tandem.session.sft_session import SftSession, build_sft_session
 from tests.e2e.seven import write_rows
 
 
@@ -34,7 +34,7 @@ def session(task: Path, tmp_path: Path, held_out: list[dict[str, object]], *, ch
 def test_a_held_out_question_goes_through_the_chat_template_too(
     task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tandem.topology import sft_session
+    from tandem.session import sft_session
 
     loaded = sft_session.model_tokenizer
 

@@ -17,7 +17,7 @@ from tandem.config.schema import Config, SftConfig
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer
 from tandem.observe.metrics import METRICS_FILE, Row, read_rows
-from tandem.topology.plan import Plan, compile_plan
+from tandem.plan.plan import Plan, compile_plan
 
 SMOLLM2 = ["addition", "addition_chat", "reasoning_gym"]
 VARIED = {"type": "vowels", "file": str(Path(__file__).with_name("vowels.py"))}

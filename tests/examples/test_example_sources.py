@@ -10,7 +10,7 @@ from tandem.base.user_code import load_class
 from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.reward.resolve import import_file
-from tandem.reward.scorers import exact
+from tandem.reward.scorers.rules import exact
 
 
 def source(file: str, name: str, **parameters: object) -> Any:

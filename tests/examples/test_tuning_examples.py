@@ -14,7 +14,7 @@ from tandem.cli.app import app
 from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.observe.metrics import METRICS_FILE, read_rows
-from tandem.topology.plan import compile_plan
+from tandem.plan.plan import compile_plan
 from tests.examples.test_example_sources import source
 
 SFT, DPO = "examples/sft/sft.yaml", "examples/dpo/dpo.yaml"

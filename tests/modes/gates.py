@@ -15,7 +15,7 @@ from tandem.columns.proto import DataProto
 from tandem.dataflow.tickets import Ticket
 from tandem.models.fingerprint import fingerprint
 from tandem.rollout.protocol import GroupOutput, GroupRequest, SampleOutput, Sampling
-from tandem.topology.streaming import StreamingSession
+from tandem.session.streaming import StreamingSession
 from tests.e2e.seven import prepare, training_engine
 
 PATIENCE_S = 30.0

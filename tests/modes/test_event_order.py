@@ -18,7 +18,7 @@ import torch
 from tandem.control.entry import LOOPS
 from tandem.dataflow.tickets import Ticket
 from tandem.rollout.hf import HfEngine
-from tandem.topology.streaming import StreamingSession
+from tandem.session.streaming import StreamingSession
 from tandem.train.engine import FsdpEngine
 from tests.e2e.seven import equal, training_engine
 from tests.modes.gates import EventLog, SlowEngine, observe, streaming, with_engine

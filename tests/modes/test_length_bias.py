@@ -17,8 +17,8 @@ from tandem.dataflow.store import LocalStore
 from tandem.dataflow.tickets import Ticket
 from tandem.roles.batch_metrics import sample_lags
 from tandem.roles.reward import RewardManager
-from tandem.roles.rollout import Filling
-from tandem.roles.rollout_stream import StreamingRollout
+from tandem.roles.rollout.filling import Filling
+from tandem.roles.rollout.worker import RolloutWorker
 from tandem.rollout.protocol import GroupOutput, GroupRequest, SampleOutput, Sampling
 from tests.modes.gates import ticket_of
 from tests.roles.fake_roles import FakeScoring, FakeTokenizer, by_sample, prompts
@@ -93,7 +93,7 @@ def test_the_mean_length_trained_is_the_mean_length_generated(order: Order) -> N
     for name, engine in engines.items():
         keeper.join(name)
         keeper.acknowledge(name, 0)
-        streams.append(StreamingRollout(name, engine, source, rewards, plane, keeper, filling, FakeTokenizer()))
+        streams.append(RolloutWorker(name, engine, source, rewards, plane, keeper, filling, FakeTokenizer()))
     for stream in streams:
         stream.start()
 

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.base.errors import ConfigError, DeadlineError
 from tandem.roles.serving import ForwardModel
-from tandem.topology.async_session import AsyncSession
+from tandem.session.async_session import AsyncSession
 from tests.e2e.seven import equal, prepare, train
 
 ASYNC = "execution={mode: fully_async, max_staleness: 0, num_iters_per_train_update: 2, deadline_s: 60}"

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tandem.cli.app import app
 from tandem.observe.metrics import METRICS_FILE, read_rows
-from tandem.topology.streaming import StreamingSession
+from tandem.session.streaming import StreamingSession
 from tests.e2e.seven import train, write_rows
 
 STREAMING = {

@@ -19,7 +19,7 @@ ON_UPDATE = ("wait", "keep", "resume", "discard")
 
 
 @dataclass
-class Flight:
+class RunningBatch:
     """A group that is generated: the versions of its oldest and of its newest token."""
 
     engine: str
@@ -38,11 +38,11 @@ class World:
     on_update: str
     chance: random.Random
     versions: dict[str, int] = field(default_factory=dict)  # engine -> weights it generates with
-    flights: list[Flight] = field(default_factory=list)
-    scoring: list[Flight] = field(default_factory=list)
-    stored: dict[Ticket, Flight] = field(default_factory=dict)
+    flights: list[RunningBatch] = field(default_factory=list)
+    scoring: list[RunningBatch] = field(default_factory=list)
+    stored: dict[Ticket, RunningBatch] = field(default_factory=dict)
     lease: Lease | None = None
-    trained: dict[Ticket, Flight] = field(default_factory=dict)
+    trained: dict[Ticket, RunningBatch] = field(default_factory=dict)
     step: int = 0
     names: int = 0
 
@@ -79,7 +79,7 @@ class World:
         ticket = self.gate.admit(name, 0.0)
         if isinstance(ticket, Ticket):
             self.ledger.assign(ticket, name, 0.0)
-            self.flights.append(Flight(name, ticket, self.versions[name], self.versions[name]))
+            self.flights.append(RunningBatch(name, ticket, self.versions[name], self.versions[name]))
 
     def token(self) -> None:
         """A running generation draws a token from the weights that its engine has now."""
@@ -113,7 +113,7 @@ class World:
             self.ledger.put(flight.ticket, ["responses"], 0.0)
             self.scoring.append(flight)
 
-    def token_of(self, flight: Flight) -> None:
+    def token_of(self, flight: RunningBatch) -> None:
         """The last token of a group."""
         flight.newest = self.versions[flight.engine]
 

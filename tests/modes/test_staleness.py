@@ -16,10 +16,10 @@ from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.control.entry import LOOPS, run_train
 from tandem.observe.metrics import METRICS_FILE, read_rows
-from tandem.reward.pool import ScoringPool
+from tandem.plan.plan import compile_plan
+from tandem.reward.process.pool import ScoringPool
 from tandem.reward.resolve import resolve
-from tandem.topology.plan import compile_plan
-from tandem.topology.streaming import StreamingSession
+from tandem.session.streaming import StreamingSession
 from tests.e2e.seven import prepare, train
 from tests.modes.gates import EventLog, SlowEngine, with_engine
 

@@ -19,14 +19,14 @@ NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 
 @adapter("score", "gsm8k")
 def gsm8k(case: Case) -> Answer:
-    score = built("tandem.reward.scorers", "gsm8k")
+    score = built("tandem.reward.scorers.rules", "gsm8k")
     given = score(case.inputs["solution"], case.inputs["ground_truth"], method=case.inputs["method"])
     return Answer({"score": given}, {"score": case.expected["score"]})
 
 
 @adapter("score", "math")
 def math(case: Case) -> Answer:
-    score = built("tandem.reward.mathematics", "math")
+    score = built("tandem.reward.scorers.mathematics", "math")
     try:
         return Answer({"score": score(case.inputs["solution"], case.inputs["ground_truth"])})
     except ValueError as refusal:
@@ -35,7 +35,7 @@ def math(case: Case) -> Answer:
 
 @adapter("score", "dapo_overlong")
 def dapo_overlong(case: Case) -> Answer:
-    penalty = built("tandem.reward.scorers", "length_penalty")
+    penalty = built("tandem.reward.scorers.rules", "length_penalty")
     given = case.inputs
     punished = penalty(
         given["response_length"],
@@ -48,7 +48,10 @@ def dapo_overlong(case: Case) -> Answer:
 
 @adapter("score", "math_dapo")
 def math_dapo(case: Case) -> Answer:
-    score, find = built("tandem.reward.mathematics", "math_dapo"), built("tandem.reward.mathematics", "dapo_answer")
+    score, find = (
+        built("tandem.reward.scorers.mathematics", "math_dapo"),
+        built("tandem.reward.scorers.mathematics", "dapo_answer"),
+    )
     solution, strict = case.inputs["solution"], case.inputs["strict_box_verify"]
     given = score(solution, case.inputs["ground_truth"], strict_box=strict)
     prediction = find(solution, strict_box=strict)
@@ -58,13 +61,13 @@ def math_dapo(case: Case) -> Answer:
 
 @adapter("score", "prime_math")
 def prime_math(case: Case) -> Answer:
-    score = built("tandem.reward.mathematics", "prime_math")
+    score = built("tandem.reward.scorers.mathematics", "prime_math")
     return Answer({"correct": score(case.inputs["solution"], case.inputs["ground_truth"])})
 
 
 @adapter("score", "qa_em")
 def qa_em(case: Case) -> Answer:
-    score = built("tandem.reward.questions", "qa_em")
+    score = built("tandem.reward.scorers.questions", "qa_em")
     solution, targets = case.inputs["solution"], case.inputs["targets"]
     return Answer({"em": score(solution, targets), "sub_em": score(solution, targets, match="contains")})
 
@@ -134,8 +137,8 @@ def penalty_has_a_floor(case: Case, outcome: Answer | TandemError) -> bool:
 @adapter("sft", "multi_turn_mask")
 def multi_turn_mask(case: Case) -> Answer:
     """Encoded by our chat code, cut by our length policy; padding is only laid on for the comparison."""
-    encode = built("tandem.dataflow.chat", "encode_conversation")
-    fit, policies = built("tandem.dataflow.examples", "fit_example"), built("tandem.dataflow.length", "Overlong")
+    encode = built("tandem.data.chat", "encode_conversation")
+    fit, policies = built("tandem.data.examples", "fit_example"), built("tandem.data.length", "Overlong")
     given = case.inputs
     tokenizer = built("tandem.models.tokenizer", "character_tokenizer")(["\n", *map(chr, range(32, 127))])
     tokenizer.chat_template = given["template"]

@@ -13,8 +13,8 @@ import yaml
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.load import load_words
 from tandem.config.schema import Config, SftConfig
-from tandem.topology.plan import Plan, compile_plan
-from tandem.topology.plan_sft import SftPlan, compile_sft_plan
+from tandem.plan.plan import Plan, compile_plan
+from tandem.plan.sft import SftPlan, compile_sft_plan
 
 MODEL_CONFIG = {
     "hidden_size": 64,

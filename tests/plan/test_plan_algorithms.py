@@ -9,7 +9,7 @@ import pytest
 
 from tandem.algorithms import ADVANTAGES, POLICY_LOSSES
 from tandem.base.registry import Scope
-from tandem.topology.plan import Plan
+from tandem.plan.plan import Plan
 from tests.algorithms.entries import ESTIMATORS, GROUPED, LOSSES
 
 Plans = Callable[..., Plan]

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tandem.base.errors import ConfigError
 from tandem.config.load import config_from_tree
 from tandem.config.schema import Config
-from tandem.topology.plan import Plan, compile_plan
-from tandem.topology.plan_batch import plan_batch
-from tandem.topology.plan_placement import device_groups, placements
-from tandem.topology.plan_reward import ScoringPlan
-from tandem.topology.plan_stages import SOURCE_COLUMNS, Stage
+from tandem.plan.batch import plan_batch
+from tandem.plan.placement import device_groups, placements
+from tandem.plan.plan import Plan, compile_plan
+from tandem.plan.reward import ScoringPlan
+from tandem.plan.stages import SOURCE_COLUMNS, Stage
 
 Plans = Callable[..., Plan]
 ROOT = Path(__file__).parents[2]
@@ -315,7 +315,7 @@ def test_planning_imports_no_torch(place: Path) -> None:
         "for name in ('torch', 'transformers', 'ray', 'datasets'):\n"
         "    sys.modules[name] = None\n"
         "from tandem.config.load import load_words\n"
-        "from tandem.topology.plan import compile_plan\n"
+        "from tandem.plan.plan import compile_plan\n"
         "plan = compile_plan(load_words(sys.argv[1:]))\n"
         "assert plan.problems == (), plan.problems\n"
         "assert not [name for name in sys.modules if name.startswith('torch.')]\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.topology.plan import Plan
+from tandem.plan.plan import Plan
 from tests.plan.conftest import MODEL_CONFIG
 from tests.plan.test_plan_memory import write_header
 

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from tandem.topology.plan import Plan
+from tandem.plan.plan import Plan
 
 Plans = Callable[..., Plan]
 

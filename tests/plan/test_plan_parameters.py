@@ -13,7 +13,7 @@ from tandem.algorithms import ADVANTAGES, DISTILLATIONS, POLICY_LOSSES, PREFEREN
 from tandem.base.errors import Problem
 from tandem.base.registry import Parameter, read_signature
 from tandem.config.tree import type_text
-from tandem.topology.checks_parameters import check_type, readable, spelled
+from tandem.plan.checks.parameters import check_type, readable, spelled
 
 Problems = Callable[..., list[Problem]]
 LOSS, ESTIMATOR = "algorithm.policy_loss", "algorithm.adv_estimator"

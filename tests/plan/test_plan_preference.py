@@ -10,7 +10,7 @@ import pytest
 
 from tandem.algorithms import PREFERENCE_LOSSES
 from tandem.base.errors import Problem
-from tandem.topology.plan import Plan
+from tandem.plan.plan import Plan
 
 LOSS = "algorithm.policy_loss"
 DPO = f"{LOSS}.type=dpo"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tandem.base.registry import Registry
+from tandem.plan.plan import Plan
 from tandem.rollout import registry
-from tandem.topology.plan import Plan
 
 Plans = Callable[..., Plan]
 HYBRID, LORA = "execution.mode=hybrid", "actor_rollout_ref.model.lora_rank=4"

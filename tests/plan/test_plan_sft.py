@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.base.errors import ConfigError
-from tandem.topology.plan_sft import SftPlan
+from tandem.plan.sft import SftPlan
 
 
 def test_an_sft_plan_counts_updates(sft_plan_of: Callable[..., SftPlan]) -> None:

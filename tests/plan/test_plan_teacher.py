@@ -12,7 +12,7 @@ import pytest
 from tandem.base.errors import Problem
 from tandem.config.load import load_words
 from tandem.config.schema import Config
-from tandem.topology.plan import Plan
+from tandem.plan.plan import Plan
 from tests.plan.conftest import MODEL_CONFIG
 
 REVERSE = "algorithm.distillation={type: reverse_kl}"

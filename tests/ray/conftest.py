@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from tandem.topology.ray_cluster import connect, disconnect
+from tandem.runtime.ray.cluster import connect, disconnect
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

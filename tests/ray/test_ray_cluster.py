@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from tandem.base.errors import ConfigError, DeadlineError, TandemError
-from tandem.topology.ray_cluster import connect, inventory, release, reserve
-from tandem.topology.ray_devices import Share
+from tandem.runtime.ray.cluster import connect, inventory, release, reserve
+from tandem.runtime.ray.devices import Share
 
 ray = pytest.importorskip("ray")
 
@@ -51,8 +51,8 @@ def test_an_address_without_a_cluster_is_refused_in_seconds(
 def test_a_run_joins_the_cluster_that_the_address_names(cluster: None) -> None:
     """As inside ``ray job submit``: devices are those of the cluster, which goes on afterwards."""
     code = (
-        "from tandem.topology.ray_cluster import connect, disconnect, inventory, reserve\n"
-        "from tandem.topology.ray_devices import Share\n"
+        "from tandem.runtime.ray.cluster import connect, disconnect, inventory, reserve\n"
+        "from tandem.runtime.ray.devices import Share\n"
         "assert not connect()\n"
         "assert len(reserve([Share('actor', ('actor',), 1, 2)])['actor']) == 2\n"
         "print(inventory().kind, inventory().total)\n"
@@ -68,10 +68,10 @@ def test_without_ray_tandem_is_there_and_ray_is_asked_for_by_name() -> None:
     code = (
         "import sys\n"
         "sys.modules['ray'] = None\n"
-        "import tandem.dataflow.ray_store, tandem.topology.ray_runtime\n"
+        "import tandem.dataflow.ray.store, tandem.runtime.ray.processes\n"
         "from tandem.base.errors import TandemError\n"
         "try:\n"
-        "    tandem.topology.ray_runtime.RayRuntime.start([])\n"
+        "    tandem.runtime.ray.processes.RayRuntime.start([])\n"
         "except TandemError as error:\n"
         "    print(error)"
     )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.base.errors import ConfigError
-from tandem.topology.ray_devices import CPU, GPU, SLOT, Inventory, Share, require_devices
+from tandem.runtime.ray.devices import CPU, GPU, SLOT, Inventory, Share, require_devices
 
 
 def shares(**sizes: tuple[int, int]) -> list[Share]:

@@ -16,9 +16,9 @@ from tandem.columns.proto import DataProto
 from tandem.control.entry import LOOPS
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.roles.train_group import RankError
-from tandem.topology.ray_ranks import RayRank
-from tandem.topology.session import Session
-from tandem.topology.streaming import StreamingSession
+from tandem.runtime.ray.ranks import RayRank
+from tandem.session.session import Session
+from tandem.session.streaming import StreamingSession
 from tests.e2e.conftest import task
 from tests.e2e.seven import Run, distance, equal, prepare
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tandem.columns.proto import DataProto
 from tandem.config.load import load_words
 from tandem.config.schema import Config
-from tandem.dataflow.ray_payload import pack, unpack
+from tandem.remote.payload import pack, unpack
 from tandem.roles.loss import policy_objective
-from tandem.topology.ray_roles import rank_engine, rank_setup
+from tandem.runtime.ray.roles import rank_engine, rank_setup
 
 DTYPES = (torch.int64, torch.int32, torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.uint8)
 

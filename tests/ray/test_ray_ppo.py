@@ -10,7 +10,7 @@ import torch
 
 from tandem.control.entry import LOOPS
 from tandem.roles.train_group import TrainGroup
-from tandem.topology.ray_ranks import RayRank
+from tandem.runtime.ray.ranks import RayRank
 from tests.e2e.conftest import task
 from tests.e2e.seven import Run, distance, prepare, train
 

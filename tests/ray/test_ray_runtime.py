@@ -17,14 +17,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from tandem.base.errors import ContractError, DiedError, EngineDiedError
 from tandem.config.model import OptimConfig
 from tandem.models.loading import load_causal_lm
+from tandem.plan.placement import Placement
 from tandem.roles.train_group import RankError, TrainGroup
 from tandem.rollout.hf import HfEngine
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 from tandem.rollout.spec import EngineSpec
-from tandem.topology.plan_placement import Placement
-from tandem.topology.ray_engine import RayEngine
-from tandem.topology.ray_ranks import RankSetup, RayRank
-from tandem.topology.ray_runtime import RayRuntime, RemoteSnapshots, shares
+from tandem.runtime.ray.engine import RayEngine
+from tandem.runtime.ray.processes import RayRuntime, RemoteSnapshots, shares
+from tandem.runtime.ray.ranks import RankSetup, RayRank
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import PolicyObjective
 from tandem.weights.sync import WeightSync

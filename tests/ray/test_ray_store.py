@@ -18,7 +18,7 @@ from tandem.base.errors import DiedError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.dataflow.progress import Outcome
-from tandem.dataflow.ray_store import RayStore
+from tandem.dataflow.ray.store import RayStore
 from tandem.dataflow.tickets import Ticket
 from tests.dataflow.store_cases import COLUMNS, MakeStore, StoreCases, check_rows, fill, group, in_thread, ledger, take
 

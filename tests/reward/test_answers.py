@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.base.errors import DataError
-from tandem.reward.answers import extract_numbers, score_gsm8k, score_math
+from tandem.reward.scorers.answers import extract_numbers, score_gsm8k, score_math
 
 SHARED = Path(__file__).parents[3] / "shared" / "oracle" / "oracle.json"
 ORACLE = SHARED if SHARED.exists() else Path(__file__).parents[1] / "oracle" / "sample.json"

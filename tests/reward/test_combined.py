@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tandem.base.deadline import Deadline
-from tandem.reward.inline import InlineScoring
 from tandem.reward.outcome import Outcome, Sample
 from tandem.reward.parts import component_names
-from tandem.reward.pool import ScoringPool
+from tandem.reward.process.inline import InlineScoring
+from tandem.reward.process.pool import ScoringPool
 from tandem.reward.resolve import bind, problems, resolve
 from tandem.reward.scoring import run_now
 from tests.reward.test_pool import FILE, batch

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.base.errors import DataError
-from tandem.reward.final_answer import as_fraction, last_answer_line, last_box, plain, same_answer
-from tandem.reward.mathematics import dapo_answer, math_dapo, prime_math
+from tandem.reward.scorers.final_answer import as_fraction, last_answer_line, last_box, plain, same_answer
+from tandem.reward.scorers.mathematics import dapo_answer, math_dapo, prime_math
 
 
 @pytest.mark.parametrize(

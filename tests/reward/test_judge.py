@@ -17,11 +17,11 @@ import pytest
 
 from tandem.base.deadline import Deadline
 from tandem.base.errors import RewardError
-from tandem.reward import judge as judge_module
-from tandem.reward.judge import Judge
 from tandem.reward.outcome import Outcome, Sample
-from tandem.reward.pool import ScoringPool
+from tandem.reward.process.pool import ScoringPool
 from tandem.reward.resolve import problems, resolve
+from tandem.reward.scorers import judge as judge_module
+from tandem.reward.scorers.judge import Judge
 
 KEY = "sk-very-secret"
 Reply = tuple[int, dict[str, str], bytes]

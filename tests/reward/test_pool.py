@@ -16,9 +16,9 @@ import pytest
 
 from tandem.base.deadline import Deadline
 from tandem.base.errors import ContractError, DeadlineError, RewardError
-from tandem.reward.inline import InlineScoring
 from tandem.reward.outcome import Outcome, Sample
-from tandem.reward.pool import ScoringPool
+from tandem.reward.process.inline import InlineScoring
+from tandem.reward.process.pool import ScoringPool
 from tandem.reward.registry import register_reward
 from tandem.reward.resolve import bind, resolve
 
@@ -314,7 +314,7 @@ def test_inline_scores_the_same_without_processes() -> None:
 OWNER = """
     import sys, time
     from tandem.reward.outcome import Sample
-    from tandem.reward.pool import ScoringPool
+    from tandem.reward.process.pool import ScoringPool
     from tandem.reward.resolve import resolve
     pool = ScoringPool(resolve("obedient", {file!r}), workers=3, deadline_s=1.0)
     pool.submit([Sample("1")])

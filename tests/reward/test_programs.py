@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.base.errors import DataError, RewardError
-from tandem.reward import sandbox as sandbox_module
-from tandem.reward.programs import code, find_program, read_tests, same_output
-from tandem.reward.sandbox import Ending, Isolation, Sandbox
+from tandem.reward.scorers import sandbox as sandbox_module
+from tandem.reward.scorers.programs import code, find_program, read_tests, same_output
+from tandem.reward.scorers.sandbox import Ending, Isolation, Sandbox
 from tests.reward.test_pool import alive, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="closed by the Linux kernel")
@@ -148,7 +148,7 @@ def test_children_of_a_trusted_program_end_with_it(tmp_path: Path) -> None:
 def test_a_program_does_not_outlive_its_scorer(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     program = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    owner = f"from tandem.reward.sandbox import Sandbox\nSandbox('limits', seconds=60.0).run({program!r}, '')"
+    owner = f"from tandem.reward.scorers.sandbox import Sandbox\nSandbox('limits', seconds=60.0).run({program!r}, '')"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen([sys.executable, "-c", owner], env=environment)
     try:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.base.errors import DataError
-from tandem.reward.questions import chosen, multiple_choice, normalised, qa_em, tagged_answer
+from tandem.reward.scorers.questions import chosen, multiple_choice, normalised, qa_em, tagged_answer
 
 
 @pytest.mark.parametrize(

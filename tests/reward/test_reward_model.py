@@ -15,9 +15,9 @@ from tandem.base.deadline import Deadline
 from tandem.base.errors import DataError
 from tandem.columns.proto import DataProto
 from tandem.models.tokenizer import character_tokenizer
-from tandem.reward.pool import ScoringPool
+from tandem.reward.process.pool import ScoringPool
 from tandem.reward.resolve import resolve
-from tandem.reward.reward_model import RewardModel
+from tandem.reward.scorers.reward_model import RewardModel
 
 TOKENIZER = character_tokenizer("\n0123456789+=<>", eos="\n", pad=None)
 CHAT = "{% for m in messages %}{{ '<' if m.role == 'user' else '>' }}{{ m.content }}{% endfor %}\n"

@@ -13,7 +13,7 @@ from tandem.base.errors import DataError, TandemError
 from tandem.reward.outcome import Outcome, Sample
 from tandem.reward.registry import call_style
 from tandem.reward.resolve import bind, resolve
-from tandem.reward.scorers import exact, keyword, length_penalty, match_fraction
+from tandem.reward.scorers.rules import exact, keyword, length_penalty, match_fraction
 from tandem.reward.scoring import bind_target, run_now
 
 

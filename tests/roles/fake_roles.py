@@ -10,15 +10,15 @@ import torch
 
 from tandem.base.deadline import Deadline
 from tandem.columns.proto import DataProto
-from tandem.dataflow.draws import Draws
+from tandem.data.prompts import Prompt
+from tandem.data.sampler import Sampler
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.ledger import Ledger
-from tandem.dataflow.source import Prompt
 from tandem.dataflow.store import LocalStore
-from tandem.reward.job import Handle
 from tandem.reward.outcome import Scores, Verdict
+from tandem.reward.process.job import Handle
 from tandem.roles.reward import RewardManager
-from tandem.roles.rollout import Filling, Rollout
+from tandem.roles.rollout.filling import Filling, Rollout
 from tandem.rollout.protocol import GroupOutput, GroupRequest, SampleOutput, Sampling
 
 LENGTH = 3
@@ -137,10 +137,10 @@ class FakeTokenizer:
         return " ".join(str(int(token)) for token in ids)
 
 
-def prompts(count: int) -> Draws[Prompt]:
+def prompts(count: int) -> Sampler[Prompt]:
     """``count`` prompts, drawn in order without end."""
     items = [Prompt(f"p{i}", (100 + i,), f"question {i}", ground_truth=str(i)) for i in range(count)]
-    return Draws(items, seed=7, shuffle=False)
+    return Sampler(items, seed=7, shuffle=False)
 
 
 def by_sample(group: DataProto, i: int) -> Verdict:
@@ -192,7 +192,7 @@ def rig(
     overlong: Literal["train", "mask"] = "train",
     max_draws: int = 5,
     engine: FakeEngine | None = None,
-    source: Draws[Prompt] | None = None,
+    source: Sampler[Prompt] | None = None,
     seed: int = 0,
     components: tuple[str, ...] = (),
     baseline: bool = False,

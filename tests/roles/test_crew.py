@@ -19,12 +19,12 @@ from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.store import LocalStore
 from tandem.reward.outcome import Verdict, failed
-from tandem.roles.crew import Crew
-from tandem.roles.fleet import Fleet
-from tandem.roles.occupancy import Occupancy
 from tandem.roles.reward import RewardManager
-from tandem.roles.rollout import FAILED, Filling
-from tandem.roles.rollout_stream import StreamingRollout, UpdatedStream, cause_of_stall
+from tandem.roles.rollout.engine_pool import EnginePool
+from tandem.roles.rollout.filling import FAILED, Filling
+from tandem.roles.rollout.utilization import Utilization
+from tandem.roles.rollout.worker import RolloutWorker, UpdatedStream, cause_of_stall
+from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
 from tandem.weights.sync import Snapshot, WeightSync
 from tests.roles.fake_roles import LENGTH, FakeEngine, FakeScoring, FakeTokenizer, prompts
@@ -93,7 +93,7 @@ class MortalEngine(FakeEngine):
 
 @dataclass
 class Company:
-    """A crew over engines that ``make`` makes, with everything that it works with. ``made``: engines by name."""
+    """A rollout_workers over engines that ``make`` makes, with everything that it works with. ``made``: engines by name."""
 
     make: Callable[[str, int], MortalEngine]
     names: list[str]
@@ -122,26 +122,24 @@ class Company:
             overlap=self.overlap,
             deadline_s=20.0,
         )
-        self.crew = Crew(
+        self.rollout_workers = RolloutWorkers(
             streams,
-            Fleet(engines),
+            EnginePool(engines),
             self.keeper,
             publisher,
-            hire=self.stream,
+            restart=self.stream,
             receiver=self.receiver,
             max_restarts=self.max_restarts,
         )
 
-    def stream(self, name: str) -> StreamingRollout:
+    def stream(self, name: str) -> RolloutWorker:
         before = self.made.setdefault(name, [])
         engine = self.make(name, len(before))
         before.append(engine)
         filling = Filling(SAMPLING, 0, False, "train", 20.0, "rewards")
-        return StreamingRollout(
-            name, engine, self.source, self.rewards, self.plane, self.keeper, filling, FakeTokenizer()
-        )
+        return RolloutWorker(name, engine, self.source, self.rewards, self.plane, self.keeper, filling, FakeTokenizer())
 
-    def receiver(self, stream: StreamingRollout) -> UpdatedStream:
+    def receiver(self, stream: RolloutWorker) -> UpdatedStream:
         return UpdatedStream(stream, self.keeper, "keep", 20.0)
 
     def batch(self, partition: int) -> DataProto:
@@ -157,7 +155,7 @@ class Company:
         """Return once every group of the partition is there."""
         until = time.monotonic() + 20
         while True:
-            self.crew.check()
+            self.rollout_workers.check()
             status = self.plane.status().partitions
             if partition in status and status[partition].filled == TICKETS:
                 return
@@ -168,17 +166,17 @@ class Company:
         """All partitions, as an actor would go through them."""
         batches = []
         try:
-            self.crew.start()
-            self.crew.publish(0)
+            self.rollout_workers.start()
+            self.rollout_workers.publish(0)
             for k in range(STEPS):
                 batch = self.batch(k)
                 assert int(batch.ragged("token_versions").values.min()) >= k - STALENESS
                 batches.append(batch)
-                self.crew.tell(k)
+                self.rollout_workers.tell(k)
                 self.plane.drop(k)
-                self.crew.publish(k + 1)
+                self.rollout_workers.publish(k + 1)
         finally:
-            self.crew.stop(10.0)
+            self.rollout_workers.stop(10.0)
         accounts = self.plane.status().accounts
         accounts.check()
         assert accounts.trained == STEPS * TICKETS * N
@@ -206,15 +204,15 @@ def test_dropped_groups_are_told_of_their_own_partition() -> None:
     )
     counts = []
     try:
-        company.crew.start()
-        company.crew.publish(0)
+        company.rollout_workers.start()
+        company.rollout_workers.publish(0)
         company.await_filled(1)  # ahead of the partition that is told
         for k in range(2):
             company.batch(k)
-            company.crew.tell(k)
-            counts.append(dict(company.crew.counts))
+            company.rollout_workers.tell(k)
+            counts.append(dict(company.rollout_workers.counts))
     finally:
-        company.crew.stop(10.0)
+        company.rollout_workers.stop(10.0)
     assert counts[0] == {} and counts[1][FAILED] >= 1
 
 
@@ -256,15 +254,15 @@ def test_b83_a_lone_engine_comes_back_with_the_version_of_the_day_before_it_work
 def test_from_its_death_on_an_engine_is_not_at_work() -> None:
     now = [0.0]
     company = Company(lambda name, life: MortalEngine(name, 1), ["only"], max_restarts=0)
-    (stream,) = company.crew.streams
-    stream.occupancy = Occupancy(lambda: now[0])
-    company.crew.start()
-    company.crew.publish(0)
+    (stream,) = company.rollout_workers.streams
+    stream.utilization = Utilization(lambda: now[0])
+    company.rollout_workers.start()
+    company.rollout_workers.publish(0)
     with pytest.raises(EngineDiedError):
         company.batch(0)
     now[0] = 100.0
-    assert [work.seconds for _, work in company.crew.take_work(0)] == [0.0]
-    company.crew.stop(10.0)
+    assert [work.seconds for _, work in company.rollout_workers.take_work(0)] == [0.0]
+    company.rollout_workers.stop(10.0)
 
 
 @pytest.mark.parametrize(("restarts", "lives"), [(1, 2), (0, 1)])
@@ -277,19 +275,19 @@ def test_b83_one_death_too_many_ends_the_run_with_it(restarts: int, lives: int) 
 
 def test_b83_a_death_is_noticed_while_nobody_asks_the_engine_for_anything() -> None:
     company = Company(lambda name, life: MortalEngine(name), ["a", "b"])
-    company.crew.start()
-    company.crew.publish(0)
+    company.rollout_workers.start()
+    company.rollout_workers.publish(0)
     company.batch(0)
     company.batch(1)  # now the gate is closed: all wait for version 1
     company.made["a"][0].kill()
     until = time.monotonic() + 10
     while len(company.made["a"]) == 1:
-        company.crew.check()
+        company.rollout_workers.check()
         assert time.monotonic() < until
         time.sleep(0.01)
-    company.crew.gather(10.0)
-    assert sorted(stream.name for stream in company.crew.streams) == ["a", "b"]
-    company.crew.stop(10.0)
+    company.rollout_workers.gather(10.0)
+    assert sorted(stream.name for stream in company.rollout_workers.streams) == ["a", "b"]
+    company.rollout_workers.stop(10.0)
 
 
 def test_an_engine_that_starts_again_gets_nothing_before_it_is_ready() -> None:
@@ -300,36 +298,38 @@ def test_an_engine_that_starts_again_gets_nothing_before_it_is_ready() -> None:
         engine.started = False
         return engine
 
-    company.crew.start()
-    company.crew.publish(0)
+    company.rollout_workers.start()
+    company.rollout_workers.publish(0)
     company.make = slow
     until = time.monotonic() + 10
     while len(company.made["a"]) == 1:
-        company.crew.check()
+        company.rollout_workers.check()
         assert time.monotonic() < until
         time.sleep(0.01)
-    company.crew.check()
+    company.rollout_workers.check()
     second = company.made["a"][1]
-    assert second.calls == [] and company.crew.streams == []
+    assert second.calls == [] and company.rollout_workers.streams == []
     assert "has loaded no weights" in str(company.keeper.closed("a"))
-    cause = cause_of_stall(company.plane, company.keeper, company.crew.members, 0, company.crew.starting)
+    cause = cause_of_stall(
+        company.plane, company.keeper, company.rollout_workers.members, 0, company.rollout_workers.starting
+    )
     assert "given back, for engine 'a' died," in cause and "a has died and is starting again" in cause
     assert "on engine" not in cause
-    assert company.crew.blockers() == "a has died and is starting again"
+    assert company.rollout_workers.blockers() == "a has died and is starting again"
     second.started = True
-    company.crew.gather(10.0)
+    company.rollout_workers.gather(10.0)
     assert second.calls == ["load 0"]
     company.batch(0)
-    company.crew.stop(10.0)
+    company.rollout_workers.stop(10.0)
 
 
 def test_a_fleet_deals_its_requests_and_asks_others_for_what_the_dead_owe() -> None:
     engines = {name: MortalEngine(name, lives) for name, lives in (("a", float("inf")), ("b", 1))}
-    fleet = Fleet(dict(engines))
+    fleet = EnginePool(dict(engines))
     asked = [GroupRequest(i, torch.tensor([i]), (2 * i, 2 * i + 1)) for i in range(8)]
     found = {int(output.request.key): output for output in fleet.generate(iter(asked), SAMPLING)}
     assert sorted(found) == list(range(8))
     assert [int(found[i].samples[1].token_ids[0]) for i in range(8)] == [(2 * i + 1) % 10 for i in range(8)]
     assert engines["b"].answered == 1 and engines["a"].answered == 7
     with pytest.raises(EngineDiedError, match="b was killed"):
-        list(Fleet({"b": engines["b"]}).generate(asked, SAMPLING))
+        list(EnginePool({"b": engines["b"]}).generate(asked, SAMPLING))

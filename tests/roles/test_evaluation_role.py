@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tandem.columns.proto import DataProto
 from tandem.config.schema import EvaluationConfig
-from tandem.dataflow.source import Prompt
+from tandem.data.prompts import Prompt
 from tandem.reward.outcome import Verdict, failed
 from tandem.roles.evaluation import Answer, Evaluator, pass_at_k
-from tandem.roles.generation import evaluation_sampling
 from tandem.roles.reward import RewardManager
+from tandem.roles.rollout.generation import evaluation_sampling
 from tandem.rollout.protocol import Sampling
 from tests.roles.fake_roles import LENGTH, FakeEngine, FakeScoring, FakeTokenizer, by_sample
 

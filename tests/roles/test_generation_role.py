@@ -9,9 +9,9 @@ import torch
 
 from tandem.base.errors import ContractError
 from tandem.config.model import RolloutConfig
-from tandem.dataflow.source import Prompt
+from tandem.data.prompts import Prompt
 from tandem.models.tokenizer import character_tokenizer
-from tandem.roles.generation import as_prompts, end_tokens, training_sampling
+from tandem.roles.rollout.generation import as_prompts, end_tokens, training_sampling
 
 
 def test_b29_the_engine_is_told_which_distribution_the_log_probs_are_of() -> None:

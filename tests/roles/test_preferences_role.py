@@ -10,7 +10,7 @@ import torch
 
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
-from tandem.dataflow.preferences import Answer, Preference
+from tandem.data.preferences import Answer, Preference
 from tandem.roles.loss import Loss
 from tandem.roles.preferences import PreferenceEvaluator, as_groups, mismatched, with_reference_point
 from tandem.roles.stages import BatchStage

@@ -14,7 +14,7 @@ from tandem.base.errors import DeadlineError, RewardError, StarvationError
 from tandem.base.seeding import derive_seed
 from tandem.columns.proto import DataProto
 from tandem.reward.outcome import Outcome, Verdict, failed
-from tandem.roles.rollout import FAILED, FILTERED
+from tandem.roles.rollout.filling import FAILED, FILTERED
 from tests.roles.fake_roles import LENGTH, FakeEngine, Rig, prompts, rig
 
 Policy = Literal["mask", "refill", "stop"]

@@ -17,7 +17,7 @@ from tandem.models.loading import as_causal_lm
 from tandem.models.shared_weights import SharedWeights
 from tandem.rollout.hf import HfEngine
 from tandem.rollout.process import ProcessEngine
-from tandem.rollout.protocol import GroupOutput, GroupRequest, Observed, RolloutEngine, Sampling
+from tandem.rollout.protocol import EngineStats, GroupOutput, GroupRequest, RolloutEngine, Sampling
 from tandem.rollout.spec import EngineSpec
 from tests.rollout.tiny_models import bits, llama, requests, tokens
 
@@ -69,7 +69,7 @@ def test_groups_are_those_of_an_engine_here_bit_by_bit(engine: ProcessEngine) ->
 
 def test_it_is_another_process_and_satisfies_the_protocol(engine: ProcessEngine) -> None:
     typed: RolloutEngine = engine
-    assert isinstance(typed, Observed)
+    assert isinstance(typed, EngineStats)
     assert engine.pid != os.getpid()
     assert engine.ping(20.0) == engine.version
     engine.check()

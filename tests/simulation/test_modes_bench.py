@@ -15,7 +15,7 @@ import yaml
 from bench import modes, staleness
 from tandem.config.load import load_words
 from tandem.config.schema import Config
-from tandem.topology.plan import compile_plan
+from tandem.plan.plan import compile_plan
 
 
 def written(folder: Path, mode: str, **times: float) -> Path:

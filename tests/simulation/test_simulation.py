@@ -13,7 +13,7 @@ from bench.simulate import FULLY_ASYNC, HYBRID, SHAPES, Shape
 from bench.simulate_clock import Clock, Process, Signal
 from tandem.base.errors import DeadlineError
 from tandem.dataflow.tickets import Ticket
-from tandem.topology.limits import Parts, Setting
+from tandem.speed.step_bound import Parts, Setting
 
 CHOSEN = [
     Setting("colocate", rollout=simulate.DEVICES),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
-from tandem.train.dealing import deal, deal_batch
+from tandem.train.shard_batch import shard_batch, shard_rows
 
 LENGTHS = st.lists(st.integers(1, 500), max_size=40)
 RANKS = st.integers(1, 9)
@@ -23,7 +23,7 @@ def sums(lengths: list[int], parts: list[torch.Tensor]) -> list[int]:
 
 @given(lengths=LENGTHS, ranks=RANKS, balance=st.booleans())
 def test_b62_every_row_once_and_nobody_idle_who_need_not_be(lengths: list[int], ranks: int, balance: bool) -> None:
-    parts = deal(lengths, ranks, balance)
+    parts = shard_rows(lengths, ranks, balance)
     assert len(parts) == ranks
     assert sorted(row for part in parts for row in part.tolist()) == list(range(len(lengths)))
     assert sum(len(part) > 0 for part in parts) == min(ranks, len(lengths))
@@ -32,7 +32,7 @@ def test_b62_every_row_once_and_nobody_idle_who_need_not_be(lengths: list[int], 
 
 @given(lengths=LENGTHS, ranks=RANKS)
 def test_without_balance_ranks_get_runs_of_equal_counts(lengths: list[int], ranks: int) -> None:
-    parts = deal(lengths, ranks, balance=False)
+    parts = shard_rows(lengths, ranks, balance=False)
     assert [row for part in parts for row in part.tolist()] == list(range(len(lengths)))
     counts = [len(part) for part in parts]
     assert max(counts) - min(counts) <= 1
@@ -40,7 +40,7 @@ def test_without_balance_ranks_get_runs_of_equal_counts(lengths: list[int], rank
 
 @given(lengths=st.lists(st.integers(1, 500), min_size=9, max_size=60), ranks=RANKS)
 def test_balanced_ranks_differ_by_no_more_than_the_longest_sample(lengths: list[int], ranks: int) -> None:
-    totals = sums(lengths, deal(lengths, ranks, balance=True))
+    totals = sums(lengths, shard_rows(lengths, ranks, balance=True))
     assert max(totals) - min(totals) <= max(lengths)
 
 
@@ -48,7 +48,7 @@ def test_balanced_ranks_differ_by_no_more_than_the_longest_sample(lengths: list[
 def test_whole_groups_stay_together(sizes: list[int], ranks: int, balance: bool, seed: int) -> None:
     groups = torch.repeat_interleave(torch.arange(len(sizes)) * 7 + 3, torch.tensor(sizes, dtype=torch.int64))
     lengths = torch.randint(1, 50, (len(groups),), generator=torch.Generator().manual_seed(seed))
-    parts = deal(lengths, ranks, balance, groups)
+    parts = shard_rows(lengths, ranks, balance, groups)
     owners = [set(groups[part].tolist()) for part in parts]
     assert sum(len(owner) for owner in owners) == len(sizes)
     assert sum(len(part) for part in parts) == len(groups)
@@ -61,7 +61,7 @@ def test_lognormal_lengths_are_even_within_a_twentieth(ranks: int, seed: int) ->
     generator = torch.Generator().manual_seed(seed)
     lengths = (200 * torch.randn(32 * ranks, generator=generator).exp()).long().clamp(min=1).tolist()
     assert max(lengths) <= sum(lengths) / ranks
-    even, plain = (sums(lengths, deal(lengths, ranks, balance)) for balance in (True, False))
+    even, plain = (sums(lengths, shard_rows(lengths, ranks, balance)) for balance in (True, False))
     assert max(even) <= 1.05 * sum(lengths) / ranks
     assert max(even) < max(plain)
 
@@ -74,8 +74,8 @@ def test_what_a_rank_gets_does_not_depend_on_the_order_of_the_batch(
     batch = make_batch(torch.randint(1, 30, (12,), generator=generator).tolist(), group_size=3)
     mixed = batch.reorder(torch.randperm(12, generator=generator))
     for straight, other in zip(
-        deal_batch(batch, 3, balance=balance, whole_groups=whole),
-        deal_batch(mixed, 3, balance=balance, whole_groups=whole),
+        shard_batch(batch, 3, balance=balance, whole_groups=whole),
+        shard_batch(mixed, 3, balance=balance, whole_groups=whole),
         strict=True,
     ):
         assert mixed[other].equals(batch[straight])
@@ -83,4 +83,4 @@ def test_what_a_rank_gets_does_not_depend_on_the_order_of_the_batch(
 
 def test_no_ranks_are_refused() -> None:
     with pytest.raises(ContractError, match="at least one"):
-        deal([1, 2], 0, balance=True)
+        shard_rows([1, 2], 0, balance=True)

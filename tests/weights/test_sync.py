@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tandem.base.errors import ContractError, DeadlineError, EngineDiedError, TandemError
 from tandem.models.fingerprint import fingerprint
 from tandem.weights.store import WeightStore
-from tandem.weights.sync import Answering, Receiver, SharedSnapshots, WeightSync
+from tandem.weights.sync import HealthChecked, Receiver, SharedSnapshots, WeightSync
 
 PATIENCE_S = 20.0
 
@@ -343,12 +343,12 @@ def test_a_late_joiner_has_the_last_version_before_it_counts(trainer: Trainer) -
 
 
 def test_followers_without_answers_get_every_version_too(trainer: Trainer) -> None:
-    follower, engine = Follower(), FakeEngine()
-    assert isinstance(engine, Answering) and not isinstance(follower, Answering)
-    sync = trainer.sync({"rollout-0": engine, "actor_fwd": follower})
+    replica, engine = Follower(), FakeEngine()
+    assert isinstance(engine, HealthChecked) and not isinstance(replica, HealthChecked)
+    sync = trainer.sync({"rollout-0": engine, "actor_fwd": replica})
     sync.push(0)
     sync.push(1)
-    assert follower.loads == [0, 1]
+    assert replica.loads == [0, 1]
     assert sorted(trainer.acknowledged) == [("actor_fwd", 0), ("actor_fwd", 1), ("rollout-0", 0), ("rollout-0", 1)]
 
 

@@ -1,0 +1,148 @@
+"""Examples of supervised fine-tuning: rows become token ids and a mask of the tokens to learn, drawn like prompts."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tandem.base.errors import DataError
+from tandem.data.catalog import Catalog, OnBadRow, RowSkipped
+from tandem.data.chat import Tools, checked_messages, encode_conversation, encode_pair, require_chat_template
+from tandem.data.length import Overlong, cut
+from tandem.data.mixture import Counted
+from tandem.data.rows import Row, RowError, Table
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Example:
+    """``input_ids`` and ``loss_mask`` of equal length; 1 marks a token that is learned as a *target*.
+
+    So the mask is not shifted, and the first token's has no effect: nothing precedes it. Both are compact int arrays.
+    """
+
+    input_ids: Sequence[int]
+    loss_mask: Sequence[int]
+    uid: str = ""
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class ExampleColumns:
+    """Which columns make an example: ``messages_key`` (a conversation), else ``prompt_key`` and ``response_key``.
+
+    ``tools_key`` holds definitions of tools for the chat template, as a list of mappings or as JSON text. A pair is
+    plain text with the tokenizer's end token after the response if ``add_eos``; with ``chat`` it is a conversation of a
+    user's and an assistant's message.
+    """
+
+    messages_key: str | None = None
+    prompt_key: str = "prompt"
+    response_key: str = "response"
+    chat: bool = False
+    add_eos: bool = True
+    tools_key: str | None = None
+
+
+def fit_example(
+    ids: Sequence[int], mask: Sequence[int], *, max_length: int, on_overlong: Overlong, where: str, uid: str = ""
+) -> Example:
+    """An ``Example`` of at most ``max_length`` tokens; ids and mask are cut alike.
+
+    Raises ``DataError`` (begins with ``where``) or ``RowSkipped`` for one too long, as ``on_overlong`` says.
+    """
+    overlong = len(ids) > max_length
+    if overlong and on_overlong is Overlong.DROP:
+        raise RowSkipped("overlong")
+    if overlong and on_overlong is Overlong.ERROR:
+        raise DataError(
+            f"{where}: the example has {len(ids)} tokens, more than max_length = {max_length}. "
+            "Raise it, or set on_overlong to drop or right"
+        )
+    kept, learned = (cut(tokens, max_length, on_overlong) for tokens in (ids, mask))
+    return Example(array("i", kept), array("b", learned), uid, overlong)
+
+
+class ConversationSource(Counted[Example]):
+    """A resumable stream of examples from ``tables``; ``counts`` says what became of their rows.
+
+    A row in which no token would be learned (no assistant turn, or cut off) is a bad row. Otherwise as
+    ``PromptSource``.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        columns: ExampleColumns,
+        max_length: int,
+        on_overlong: Overlong = Overlong.ERROR,
+        on_bad_row: OnBadRow = OnBadRow.ERROR,
+        seed: int = 0,
+        shuffle: bool = True,
+        epochs: int | None = None,
+        streaming: bool = False,
+    ) -> None:
+        if columns.chat or columns.messages_key is not None:
+            require_chat_template(tokenizer)
+
+        def encode(table: int, row: Row) -> Example:
+            ids, mask = encode_example(tokenizer, columns, row)
+            where, uid = f"{row.table}, row {row.number}", f"{table}:{row.number}"
+            example = fit_example(ids, mask, max_length=max_length, on_overlong=on_overlong, where=where, uid=uid)
+            if not any(example.loss_mask[1:]):
+                raise row.bad(
+                    "nothing to learn", "no token of it would be learned: no assistant text within the length"
+                )
+            return example
+
+        catalog = Catalog(tables, encode, on_bad_row=on_bad_row, streaming=streaming)
+        self.counts = catalog.counts
+        super().__init__(catalog, seed=seed, shuffle=shuffle, epochs=epochs, fingerprint=catalog.fingerprint)
+
+
+def encode_example(
+    tokenizer: PreTrainedTokenizerBase, columns: ExampleColumns, row: Row
+) -> tuple[list[int], list[int]]:
+    """Ids and mask of ``row``, nothing cut. Raises ``RowError``."""
+    try:
+        tools = None if columns.tools_key is None else _tools(row, columns.tools_key)
+        if columns.messages_key is not None:
+            return encode_conversation(tokenizer, checked_messages(row[columns.messages_key]), tools=tools)
+        prompt, response = _text(row, columns.prompt_key), _text(row, columns.response_key)
+        if columns.chat:
+            turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+            return encode_conversation(tokenizer, turns, tools=tools)
+        return encode_pair(tokenizer, prompt, response, add_eos=columns.add_eos)
+    except RowError:
+        raise
+    except DataError as error:
+        raise row.bad("not encodable", str(error)) from error
+
+
+def _tools(row: Row, key: str) -> Tools | None:
+    """The tool definitions of a row; none where the column is null."""
+    value = row.find(key)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise row.bad("no tools", f"column {key!r} is text, but no JSON: {error}") from error
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
+        raise row.bad("no tools", f"column {key!r} is {str(value)[:60]!r}: write a list of tool definitions")
+    return value
+
+
+def _text(row: Row, key: str) -> str:
+    value = row[key]
+    if not isinstance(value, str):
+        raise row.bad("not text", f"column {key!r} is {value!r}, not text")
+    return value

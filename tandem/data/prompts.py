@@ -1,0 +1,271 @@
+"""Prompts: rows of tables become ``Prompt``s, drawn in a seeded, resumable order.
+
+A prompt is encoded, cut to length and checked here and nowhere else: the engine and the trainer get the same ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import string
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tandem.base.errors import DataError
+from tandem.data.catalog import Catalog, OnBadRow, RowCounts, RowSkipped
+from tandem.data.chat import Message, checked_messages, encode_chat_prompt, require_chat_template
+from tandem.data.length import Overlong, cut
+from tandem.data.rows import Row, RowError, Table
+from tandem.data.sampler import Sampler
+from tandem.models.tokenizer import decode_text, encode_text, leading_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question to the model.
+
+    ``uid`` names its row; ``prompt_ids`` is what the model gets and ``text`` what these ids say; ``extra_info`` are
+    further columns for the scorer; ``messages`` is the conversation it came from, if any; ``cut``: shortened to length.
+    """
+
+    uid: str
+    prompt_ids: tuple[int, ...]
+    text: str
+    ground_truth: Any = None
+    data_source: str = ""
+    extra_info: dict[str, Any] = field(default_factory=dict)
+    messages: tuple[Message, ...] | None = None
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class PromptColumns:
+    """Which columns of a row make a prompt.
+
+    ``prompt_key`` holds text or chat messages; ``template`` builds the text from several columns instead, as
+    ``str.format`` does (``"{x:2d}+{y:2d}="``). ``chat`` wraps text as a user message, after ``system_prompt`` if given.
+    ``uid_key`` None: the uid is "table index:row number". ``data_source_key`` None: the file's name without its ending.
+    A key may reach into a nested column by dots (``reward_model.ground_truth``).
+    """
+
+    prompt_key: str = "prompt"
+    answer_key: str | None = None
+    data_source_key: str | None = None
+    uid_key: str | None = None
+    extra_keys: tuple[str, ...] = ()
+    template: str | None = None
+    chat: bool = False
+    system_prompt: str | None = None
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A whole prompt before the length policy: its text, ids, and messages if it is a chat."""
+
+    text: str
+    ids: list[int]
+    messages: tuple[Message, ...] | None
+
+
+class PromptEncoder:
+    """Turns a row into a ``Prompt`` of at most ``max_prompt_length`` tokens."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        columns: PromptColumns,
+        *,
+        max_prompt_length: int,
+        on_overlong: Overlong = Overlong.ERROR,
+    ) -> None:
+        if columns.chat:
+            require_chat_template(tokenizer)
+        if columns.system_prompt is not None and not columns.chat:
+            raise DataError("system_prompt is used with chat: true only: set chat: true, or write it into the prompt")
+        self._tokenizer = tokenizer
+        self._columns = columns
+        self._template = None if columns.template is None else _Template(columns.template)
+        self._leading = leading_ids(tokenizer)
+        self._limit = max_prompt_length
+        self._on_overlong = on_overlong
+
+    def render(self, row: Row) -> Rendered:
+        """The whole prompt of ``row``. Raises ``RowError``."""
+        value = row[self._columns.prompt_key] if self._template is None else self._template.fill(row)
+        return self.render_value(row, value)
+
+    def render_value(self, row: Row, value: object, *, chat: bool = False) -> Rendered:
+        """The whole prompt that ``value``, text or messages, is; ``chat``: text is a user's message in any case."""
+        try:
+            if isinstance(value, str) and not (chat or self._columns.chat):
+                return Rendered(value, self._leading + encode_text(self._tokenizer, value), None)
+            messages = self._messages(row, value)
+            text, ids = encode_chat_prompt(self._tokenizer, messages)
+            return Rendered(text, ids, tuple(messages))
+        except RowError:
+            raise
+        except DataError as error:
+            raise row.bad("not encodable", str(error)) from error
+
+    def prompt(self, table: int, row: Row, whole: Rendered) -> Prompt:
+        """The prompt of ``row``, cut to length. Raises ``RowError``, or ``RowSkipped`` for one to be dropped."""
+        if not whole.ids:
+            raise row.bad("empty", "the prompt is empty: it has no token")
+        ids = self._fit(row, whole.ids)
+        shortened = len(ids) < len(whole.ids)
+        columns = self._columns
+        return Prompt(
+            uid=f"{table}:{row.number}" if columns.uid_key is None else str(row[columns.uid_key]),
+            prompt_ids=tuple(ids),
+            text=decode_text(self._tokenizer, ids) if shortened else whole.text,
+            ground_truth=None
+            if columns.answer_key is None
+            else _savable(row, columns.answer_key, row[columns.answer_key]),
+            data_source=PurePath(row.table).stem
+            if columns.data_source_key is None
+            else str(row[columns.data_source_key]),
+            extra_info={key: _savable(row, key, row.find(key)) for key in columns.extra_keys},
+            messages=whole.messages,
+            cut=shortened,
+        )
+
+    def _messages(self, row: Row, value: object) -> list[Message]:
+        if isinstance(value, str):
+            value = [{"role": "user", "content": value}]
+        elif not isinstance(value, Sequence) or isinstance(value, bytes):
+            key = self._columns.prompt_key
+            raise row.bad("not text", f"column {key!r} is {value!r}, neither text nor a list of messages")
+        messages = checked_messages(value)
+        if self._columns.system_prompt is not None and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self._columns.system_prompt})
+        return messages
+
+    def _fit(self, row: Row, ids: Sequence[int]) -> Sequence[int]:
+        if len(ids) > self._limit and self._on_overlong is Overlong.DROP:
+            raise RowSkipped("overlong")
+        if len(ids) > self._limit and self._on_overlong is Overlong.ERROR:
+            raise DataError(
+                f"{row.table}, row {row.number}: the prompt has {len(ids)} tokens, more than max_prompt_length = "
+                f"{self._limit}. Raise it, or set on_overlong_prompt to drop, left or right"
+            )
+        return cut(ids, self._limit, self._on_overlong)
+
+
+class PromptSource(Sampler[Prompt]):
+    """A resumable stream of prompts from ``tables``; ``counts`` says what became of their rows.
+
+    ``streaming`` keeps the rows on disk; the order and the prompts are the same. Rows whose whole prompt text equals
+    one of the tables ``held_out``, or whose uid is in ``exclude_uids``, are left out and counted. ``taught``: the data
+    sources that have a teacher; a row of another is a bad row. ``items`` are the prompts in the order of the tables,
+    for evaluation. Raises ``DataError`` with file and row for what can't be used.
+    """
+
+    counts: RowCounts
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        columns: PromptColumns,
+        max_prompt_length: int,
+        on_overlong: Overlong = Overlong.ERROR,
+        on_bad_row: OnBadRow = OnBadRow.ERROR,
+        seed: int = 0,
+        shuffle: bool = True,
+        epochs: int | None = None,
+        streaming: bool = False,
+        held_out: Sequence[Table] = (),
+        exclude_uids: Collection[str] = (),
+        taught: Collection[str] | None = None,
+    ) -> None:
+        encoder = PromptEncoder(tokenizer, columns, max_prompt_length=max_prompt_length, on_overlong=on_overlong)
+        held, excluded = held_out_texts(encoder, held_out, on_bad_row), frozenset(exclude_uids)
+
+        def encode(table: int, row: Row) -> Prompt:
+            whole = encoder.render(row)
+            if held and digest(whole.text) in held:
+                raise RowSkipped("held out")
+            prompt = encoder.prompt(table, row, whole)
+            if prompt.uid in excluded:
+                raise RowSkipped("excluded")
+            if taught is not None and prompt.data_source not in taught:
+                raise row.bad("no teacher", _untaught(prompt.data_source, taught))
+            return prompt
+
+        catalog = Catalog(tables, encode, on_bad_row=on_bad_row, streaming=streaming)
+        self.counts = catalog.counts
+        super().__init__(catalog, seed=seed, shuffle=shuffle, epochs=epochs, fingerprint=catalog.fingerprint)
+
+
+class _Template:
+    """``str.format`` restricted to plain columns, checked before any row is read."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            names = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+        except ValueError as error:
+            raise DataError(f"template {text!r}: {error}. Write {{column}}, and double braces that are text") from error
+        for name in names:
+            if not name.isidentifier():
+                raise DataError(f"template {text!r}: {{{name}}} is no plain column name. Write {{column}}")
+        if not names:
+            raise DataError(f"template {text!r} names no column, so all prompts would be equal. Write {{column}}")
+        self._text = text
+        self._columns = tuple(dict.fromkeys(names))
+
+    def fill(self, row: Row) -> str:
+        """The text with the row's columns. Raises ``RowError``."""
+        values = {name: row[name] for name in self._columns}
+        try:
+            return self._text.format(**values)
+        except (ValueError, TypeError) as error:
+            raise row.bad("not encodable", f"template {self._text!r} can't show {values!r}: {error}") from error
+
+
+class Renders(Protocol):
+    """What makes a prompt of a row."""
+
+    def render(self, row: Row) -> Rendered:
+        """The whole prompt of ``row``. Raises ``RowError``."""
+
+
+def held_out_texts(encoder: Renders, tables: Sequence[Table], on_bad_row: OnBadRow) -> frozenset[bytes]:
+    """Digests of the prompts of ``tables``, to tell what training must leave out."""
+    texts = set()
+    for table in tables:
+        for row in table.scan():
+            try:
+                if isinstance(row, RowError):
+                    raise row
+                texts.add(digest(encoder.render(row).text))
+            except RowError:
+                if on_bad_row is OnBadRow.ERROR:
+                    raise
+    return frozenset(texts)
+
+
+def _untaught(source: str, taught: Collection[str]) -> str:
+    return (
+        f"data source {source!r} has no teacher; {', '.join(map(repr, taught))} have one. Name its own in "
+        "actor_rollout_ref.teacher.by_source, or one for the rest in actor_rollout_ref.teacher.path"
+    )
+
+
+def digest(text: str) -> bytes:
+    """A short stand-in for a text."""
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _savable(row: Row, key: str, value: object) -> Any:
+    """``value`` of column ``key``, if checkpoints and records can hold it as JSON."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise row.bad("not savable", f"column {key!r} can't be saved as JSON ({error}): store it as text") from error
+    return value

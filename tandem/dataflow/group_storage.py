@@ -1,0 +1,145 @@
+"""The tensors of a store: groups of samples as slices of what was put. Who may read or write, the ledger decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tandem.base.errors import ContractError
+from tandem.columns.proto import DataProto
+from tandem.columns.ragged import Ragged
+from tandem.dataflow.tickets import Ticket
+
+IDENTITY = ("group_ids", "sample_index")  # made from the tickets, so that they can't be wrong
+
+Column: TypeAlias = Tensor | Ragged | list[Any]
+Columns: TypeAlias = dict[str, Column]
+Slice: TypeAlias = tuple[Column, int]  # a put's column and the row in it where a group, or one sample, begins
+Slices: TypeAlias = list[Slice | None]  # one cell for the whole group, or one per sample
+Pieces: TypeAlias = dict[str, list[Column]]
+
+
+class GroupStorage:
+    """Groups of ``samples`` samples, each column kept as it was put: nothing is copied.
+
+    Every attempt of a ticket is a group of its own, so that what a late producer does can't touch its successor's data.
+    ``produced_by`` is the column that makes a group: a whole group of it replaces a half-written one.
+    """
+
+    def __init__(self, samples: int, produced_by: str) -> None:
+        self._samples = samples
+        self._produced_by = produced_by
+        self._groups: dict[int, dict[Ticket, dict[str, Slices]]] = {}  # by partition
+
+    def add(self, ticket: Ticket, slabs: Columns, row: int, sample: int | None) -> None:
+        """Keep columns of a group, from ``row`` on (``sample`` None), or of one sample of it, at ``row``. What is there
+        stays."""
+        group = self._groups.setdefault(ticket.partition, {}).setdefault(ticket, {})
+        if sample is None and self._produced_by in slabs:
+            group.clear()
+        for name, slab in slabs.items():
+            self._add_column(group, name, slab, row, sample)
+
+    def free(self, ticket: Ticket) -> None:
+        """Let go of a group, if it is here."""
+        self._groups.get(ticket.partition, {}).pop(ticket, None)
+
+    def free_partition(self, partition: int) -> None:
+        """Let go of all groups of a partition."""
+        self._groups.pop(partition, None)
+
+    def pieces(self, tickets: Sequence[Ticket], names: Iterable[str]) -> Pieces:
+        """Each column's rows as few slices of what was put, in the order of the tickets.
+
+        Raises ``ContractError`` for a group that isn't here or that lacks a column.
+        """
+        groups = [self._held(ticket) for ticket in tickets]
+        return {name: self._cut(name, tickets, groups) for name in names}
+
+    def _add_column(self, group: dict[str, Slices], name: str, slab: Column, row: int, sample: int | None) -> None:
+        if sample is None and name not in group:
+            group[name] = [(slab, row)]
+            return
+        cells = group.setdefault(name, [None] * self._samples)
+        if len(cells) == self._samples:
+            for i in range(self._samples) if sample is None else [sample]:
+                if cells[i] is None:
+                    cells[i] = (slab, row + i if sample is None else row)
+
+    def _held(self, ticket: Ticket) -> dict[str, Slices]:
+        group = self._groups.get(ticket.partition, {}).get(ticket)
+        if group is None:
+            raise ContractError(f"get: {ticket} holds no group (any more); was it dropped, or never put?")
+        return group
+
+    def _cut(self, name: str, tickets: Sequence[Ticket], groups: Iterable[dict[str, Slices]]) -> list[Column]:
+        runs: list[tuple[Column, int, int]] = []
+        for ticket, group in zip(tickets, groups, strict=True):
+            cells = group.get(name, [None])
+            rows = self._samples // len(cells)
+            for cell in cells:
+                if cell is None:
+                    raise ContractError(f"get: column {name!r} is not ready in {ticket}; it has {sorted(group)}")
+                slab, row = cell
+                if runs and runs[-1][0] is slab and runs[-1][2] == row:
+                    runs[-1] = (slab, runs[-1][1], row + rows)
+                else:
+                    runs.append((slab, row, row + rows))
+        return [slab if start == 0 and stop == len(slab) else slab[start:stop] for slab, start, stop in runs]
+
+
+def as_columns(tickets: Sequence[Ticket], data: DataProto, samples: int, sample: int | None) -> Columns:
+    """The columns of a put. Raises ``ContractError`` unless rows and identity are those of the tickets."""
+    rows = samples if sample is None else 1
+    if len(data) != rows * len(tickets):
+        raise ContractError(f"put: {len(tickets)} tickets of {rows} samples need as many rows, got {len(data)}")
+    right = identity(tickets, samples, sample)
+    for name in IDENTITY:
+        if name in data.batch and not torch.equal(data.dense(name).cpu(), right[name]):
+            raise ContractError(
+                f"put: column {name!r} must be {right[name].tolist()[:8]}… as the tickets say, "
+                f"got {data.dense(name).tolist()[:8]}…"
+            )
+    slabs: Columns = {**data.batch, **data.non_tensor_batch}
+    return {name: slab for name, slab in slabs.items() if name not in IDENTITY}
+
+
+def without_identity(columns: Iterable[str]) -> list[str]:
+    """The columns that a store really holds."""
+    return [name for name in columns if name not in IDENTITY]
+
+
+def identity(tickets: Sequence[Ticket], samples: int, sample: int | None) -> dict[str, Tensor]:
+    """``group_ids`` (= place of the ticket) and ``sample_index`` (= index in the group) of rows in ticket order."""
+    places = torch.tensor([ticket.place for ticket in tickets], dtype=torch.int64)
+    if sample is not None:
+        return {"group_ids": places, "sample_index": torch.full_like(places, sample)}
+    index = torch.arange(samples).repeat(len(tickets))
+    return {"group_ids": places.repeat_interleave(samples), "sample_index": index}
+
+
+def as_batch(tickets: Sequence[Ticket], samples: int, columns: Columns) -> DataProto:
+    """What a get gives: columns in ticket order, with the identity of their rows."""
+    return DataProto(
+        {
+            **{name: column for name, column in columns.items() if not isinstance(column, list)},
+            **identity(tickets, samples, None),
+        },
+        {name: column for name, column in columns.items() if isinstance(column, list)},
+    )
+
+
+def join(pieces: list[Column]) -> Column:
+    """All rows of the pieces, which are of one kind; a single piece as it is."""
+    if len(pieces) == 1:
+        return pieces[0]
+    ragged = [piece for piece in pieces if isinstance(piece, Ragged)]
+    if ragged:
+        return Ragged.concat(ragged)
+    tensors = [piece for piece in pieces if isinstance(piece, Tensor)]
+    if tensors:
+        return torch.cat(tensors)
+    return [item for piece in pieces if isinstance(piece, list) for item in piece]

@@ -1,0 +1,1 @@
+"""The data plane over Ray: a controller with the ledger, storage units with the tensors."""

@@ -1,0 +1,86 @@
+"""A storage unit of the Ray store: an actor that holds the tensors of its share of the groups, in its own memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from tandem.base.deadline import Deadline
+from tandem.dataflow.group_storage import GroupStorage, join
+from tandem.dataflow.progress import Outcome
+from tandem.dataflow.ray.controller import Written
+from tandem.dataflow.tickets import Ticket
+from tandem.remote.calls import end_with_node
+from tandem.remote.payload import Packed, pack, unpack
+
+
+class StorageUnit:
+    """Every write and drop of its groups passes through it, one at a time, so that the ledger's decision and the data
+    never part. ``controller`` is the actor that holds the ledger.
+
+    A put is copied into the unit's memory before it counts: whoever made it may die afterwards.
+    """
+
+    def __init__(self, controller: Any, samples: int, produced_by: str) -> None:
+        end_with_node()
+        self._controller = controller
+        self._samples = samples
+        self._shelf = GroupStorage(samples, produced_by)
+        self._one_writer = asyncio.Lock()
+
+    async def put(self, tickets: Sequence[Ticket], packed: Packed, sample: int | None, seconds: float) -> list[Outcome]:
+        """The unit's part of a ``DataPlane.put``; ``packed`` is a dict of columns."""
+        deadline = Deadline(seconds)
+        slabs = unpack(packed.copied())
+        rows = self._samples if sample is None else 1
+        outcomes: list[Outcome] = []
+        while True:
+            rest = tickets[len(outcomes) :]
+            async with self._one_writer:
+                written: Written = await self._controller.write.remote(rest, list(slabs), sample)
+                self._free(rest, written)
+                for i, outcome in enumerate(written.outcomes, len(outcomes)):
+                    if outcome is Outcome.STORED:
+                        self._shelf.add(tickets[i], slabs, i * rows, sample)
+            outcomes += written.outcomes
+            if written.error is not None:
+                raise written.error
+            if len(outcomes) == len(tickets):
+                return outcomes
+            deadline.check(f"room for {tickets[len(outcomes)]}", written.blocker)
+            await self._controller.await_change.remote(written.change, deadline.left)
+
+    async def drop(self, ticket: Ticket, reason: str, sample: int | None, retry: bool) -> Outcome:
+        """See ``DataPlane.drop``."""
+        async with self._one_writer:
+            written: Written = await self._controller.drop.remote(ticket, reason, sample, retry)
+            self._free([ticket], written)
+        if written.error is not None:
+            raise written.error
+        return written.outcomes[0]
+
+    async def drop_partition(self, partition: int) -> None:
+        """Let go of a partition that the ledger has retired."""
+        async with self._one_writer:
+            self._shelf.free_partition(partition)
+
+    async def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> Packed:
+        """The columns of the groups in the order of ``tickets``, a packed dict.
+
+        It waits for a write under way: the ledger may have lent what that is about to shelve.
+        """
+        async with self._one_writer:
+            pieces = self._shelf.pieces(tickets, columns)
+        return pack({name: join(cut) for name, cut in pieces.items()})
+
+    async def pid(self) -> int:
+        """Of this process."""
+        return os.getpid()
+
+    def _free(self, tickets: Sequence[Ticket], written: Written) -> None:
+        """Let go of groups that the ledger has dropped."""
+        for ticket, held in zip(tickets, written.held, strict=False):
+            if not held:
+                self._shelf.free(ticket)

@@ -1,0 +1,193 @@
+"""The data plane over Ray: one actor keeps the ledger, ``num_data_storage_units`` actors hold the tensors."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+import torch
+
+from tandem.base.deadline import Deadline
+from tandem.columns.proto import DataProto
+from tandem.columns.ragged import Ragged
+from tandem.dataflow.group_storage import Column, Columns, as_batch, as_columns, without_identity
+from tandem.dataflow.ledger import TRAINED, Ledger
+from tandem.dataflow.partition import Order
+from tandem.dataflow.progress import Outcome, PlaneStatus
+from tandem.dataflow.ray.controller import Controller, Taken
+from tandem.dataflow.ray.storage_unit import StorageUnit
+from tandem.dataflow.store import DataPlane
+from tandem.dataflow.tickets import Lease, Ticket
+from tandem.remote.calls import REPLY_SECONDS, Remote, import_ray
+from tandem.remote.payload import pack, unpack
+
+_LONGEST_CALL = 5.0
+"""Seconds of one call that waits: a consumer that dies leaves nobody waiting for longer."""
+
+
+class RayStore(DataPlane):
+    """A ``DataPlane`` for any number of processes: a handle, to be sent to whoever puts or takes.
+
+    A group lives in the unit that its place falls to, neighbours together. Data travels only between the caller and the
+    units, as flat values; what arrives is read only. A unit or controller that dies ends every call that needs it with
+    a ``DiedError``: its data is lost, and so is the run's place, until it resumes from a checkpoint.
+    """
+
+    def __init__(self, controller: Remote, units: Sequence[Remote], tickets: int, samples: int) -> None:
+        self._controller = controller
+        self._units = tuple(units)
+        self._tickets = tickets
+        self._samples = samples
+
+    @classmethod
+    def start(cls, ledger: Ledger, lease_seconds: float, units: int) -> RayStore:
+        """Start the actors on the cluster that this process is connected to; they take no device."""
+        ray = import_ray()
+        light = {"num_cpus": 0, "max_restarts": 0}
+        controller = ray.remote(Controller).options(**light).remote(ledger, lease_seconds)
+        storage = ray.remote(StorageUnit).options(**light, scheduling_strategy="SPREAD")
+        names = [f"storage unit {i} of the data plane" for i in range(units)]
+        handles = [storage.remote(controller, ledger.samples, ledger.produced_by) for _ in names]
+        remotes = [Remote(handle, name) for handle, name in zip(handles, names, strict=True)]
+        store = cls(Remote(controller, "the controller of the data plane"), remotes, ledger.tickets, ledger.samples)
+        store.pids()  # a store that can't start fails here
+        return store
+
+    def assign(self, ticket: Ticket, engine: str) -> None:
+        """See ``DataPlane``."""
+        self._controller.ask("assign", ticket, engine)
+
+    def put(
+        self, tickets: Sequence[Ticket], data: DataProto, *, timeout: float, sample: int | None = None
+    ) -> list[Outcome]:
+        """See ``DataPlane``."""
+        slabs = as_columns(tickets, data, self._samples, sample)
+        rows = self._samples if sample is None else 1
+        replies = []
+        for home, places in self._shares(tickets).items():
+            share = slabs if len(places) == len(tickets) else _choose(slabs, places, rows)
+            mine = [tickets[i] for i in places]
+            awaited = f"the put of {len(mine)} groups, {mine[0]} among them"
+            replies.append(
+                (places, self._units[home].submit("put", mine, pack(share), sample, timeout, awaited=awaited))
+            )
+        outcomes: dict[int, Outcome] = {}
+        for places, reply in replies:
+            outcomes.update(zip(places, reply.within(timeout + REPLY_SECONDS), strict=True))
+        return [outcomes[i] for i in range(len(tickets))]
+
+    def take(
+        self,
+        task: str,
+        columns: Collection[str],
+        count: int,
+        *,
+        timeout: float,
+        partition: int | None = None,
+        order: Order = "arrival",
+        consumer: str = "",
+    ) -> Lease | None:
+        """See ``DataPlane``."""
+        deadline = Deadline(timeout)
+        wanted = without_identity(columns)
+        awaited = f"{count} groups with {sorted(wanted)} for task {task!r}"
+        while True:
+            seconds = min(deadline.left, _LONGEST_CALL)
+            request = (task, wanted, count, partition, order, consumer, seconds)
+            taken: Taken = self._controller.ask("take", *request, waits=seconds, awaited=awaited)
+            if taken.lease is not None or taken.exhausted:
+                return taken.lease
+            deadline.check(awaited, taken.blocker)
+
+    def acknowledge(self, lease: Lease) -> None:
+        """See ``DataPlane``."""
+        self._controller.ask("acknowledge", lease)
+
+    def give_back(self, lease: Lease) -> None:
+        """See ``DataPlane``."""
+        self._controller.ask("give_back", lease)
+
+    def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> DataProto:
+        """See ``DataPlane``."""
+        names = without_identity(columns)
+        awaited = f"columns {sorted(names)} of {len(tickets)} groups"
+        replies = []
+        for home, places in self._shares(tickets).items():
+            mine = [tickets[i] for i in places]
+            replies.append((places, mine, self._units[home].submit("get", mine, names, awaited=awaited)))
+        parts = [as_batch(mine, self._samples, unpack(reply.within(REPLY_SECONDS))) for _, mine, reply in replies]
+        if len(parts) == 1:
+            return parts[0]
+        arrived, joined = [i for places, _, _ in replies for i in places], DataProto.concat(parts)
+        if arrived == list(range(len(tickets))):
+            return joined
+        return joined[_rows_of(torch.tensor(arrived).argsort(), self._samples)]
+
+    def seal(self, partition: int, *, timeout: float) -> None:
+        """See ``DataPlane``."""
+        deadline, awaited = Deadline(timeout), f"the seal of partition {partition}"
+        while True:
+            seconds = min(deadline.left, _LONGEST_CALL)
+            blocker: str | None = self._controller.ask("seal", partition, seconds, waits=seconds, awaited=awaited)
+            if blocker is None:
+                return
+            deadline.check(awaited, blocker)
+
+    def status(self) -> PlaneStatus:
+        """See ``DataPlane``."""
+        status: PlaneStatus = self._controller.ask("status")
+        return status
+
+    def drop(
+        self, target: Ticket | int, reason: str = TRAINED, *, sample: int | None = None, retry: bool = False
+    ) -> Outcome:
+        """See ``DataPlane``."""
+        if isinstance(target, int):
+            self._controller.ask("retire", target, reason)
+            for reply in [unit.submit("drop_partition", target) for unit in self._units]:
+                reply.within(REPLY_SECONDS)
+            return Outcome.DROPPED
+        outcome: Outcome = self._units[self._home(target)].ask("drop", target, reason, sample, retry)
+        return outcome
+
+    def pids(self) -> dict[str, int]:
+        """The process of each actor, by its name."""
+        actors = (self._controller, *self._units)
+        replies = [actor.submit("pid", awaited="its start") for actor in actors]
+        return {actor.name: reply.within(REPLY_SECONDS) for actor, reply in zip(actors, replies, strict=True)}
+
+    def close(self) -> None:
+        """End the actors; the data is gone."""
+        for actor in (*self._units, self._controller):
+            actor.kill()
+
+    def _home(self, ticket: Ticket) -> int:
+        """The unit of a group: fixed, so that one unit sees everything that happens to it. Neighbours share one."""
+        return ticket.place * len(self._units) // self._tickets
+
+    def _shares(self, tickets: Sequence[Ticket]) -> dict[int, list[int]]:
+        """Which of the tickets, by index, live in which unit."""
+        shares: dict[int, list[int]] = defaultdict(list)
+        for i, ticket in enumerate(tickets):
+            shares[self._home(ticket)].append(i)
+        return shares
+
+
+def _choose(slabs: Columns, groups: Sequence[int], rows: int) -> Columns:
+    """The rows of some groups of ``rows`` rows each; views where the groups are neighbours."""
+    first, last = groups[0], groups[-1]
+    if list(groups) == list(range(first, last + 1)):
+        return {name: slab[first * rows : (last + 1) * rows] for name, slab in slabs.items()}
+    chosen = _rows_of(torch.tensor(groups), rows)
+    return {name: _choose_rows(slab, chosen) for name, slab in slabs.items()}
+
+
+def _choose_rows(slab: Column, rows: torch.Tensor) -> Column:
+    if isinstance(slab, list):
+        return [slab[i] for i in rows.tolist()]
+    return slab[rows] if isinstance(slab, Ragged) else slab[rows.to(slab.device)]
+
+
+def _rows_of(groups: torch.Tensor, rows: int) -> torch.Tensor:
+    """(G,) groups -> (G * rows,) their rows."""
+    return (groups[:, None] * rows + torch.arange(rows)).flatten()

@@ -1,0 +1,93 @@
+"""Which modules of a model get LoRA adapters and how many parameters those have, from the headers of its files."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tandem.config.model import ModelConfig
+from tandem.config.schema import Config
+from tandem.plan.model import ModelFacts, shapes_in_files
+from tandem.rollout.registry import engines
+
+ADAPTER = "adapter_config.json"
+"""Marks a folder of PEFT."""
+
+_USUAL_MATRICES = 7
+"""Linear modules of a layer where the files don't say: four of the attention, three of the MLP."""
+
+
+@dataclass(frozen=True)
+class AdapterFacts:
+    """What a folder of PEFT says of its adapter: ``config`` is all of it, None where that can't be read."""
+
+    config: dict[str, Any] | None
+    parameters: int
+
+    @property
+    def rank(self) -> int | None:
+        """Of most modules."""
+        found = (self.config or {}).get("r")
+        return found if isinstance(found, int) else None
+
+    @property
+    def base(self) -> str | None:
+        """The model that it was trained on."""
+        found = (self.config or {}).get("base_model_name_or_path")
+        return found if isinstance(found, str) and found else None
+
+
+def read_adapter(folder: Path) -> AdapterFacts:
+    """Reads the config and the headers of the weights."""
+    try:
+        config = json.loads((folder / ADAPTER).read_text("utf-8"))
+    except (OSError, ValueError):
+        config = None
+    count = sum(math.prod(shape) for shape in shapes_in_files(folder).values())
+    return AdapterFacts(config if isinstance(config, dict) else None, count)
+
+
+def pushed_part(config: Config) -> Literal["merged", "adapter"]:
+    """What a push to an engine with parameters of its own carries."""
+    if not config.actor_rollout_ref.model.trains_adapters:
+        return "merged"
+    chosen = config.execution.weight_sync.lora
+    if chosen is not None:
+        return chosen
+    return "adapter" if takes_adapters(config.actor_rollout_ref.rollout.name) else "merged"
+
+
+def takes_adapters(engine: str) -> bool:
+    """Whether the registered engine computes adapters beside its weights."""
+    return engine in engines and bool(engines[engine].traits.get("adapters", False))
+
+
+def adapted_modules(model: ModelConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
+    """Module -> shape of its weight, for the modules that ``lora_target_modules`` names; a name may be a last part."""
+    targets = model.lora_target_modules
+    if targets == "all-linear":
+        return {name: shape for name, shape in facts.matrices.items() if in_a_layer(name)}
+    return {name: shape for name, shape in facts.matrices.items() if any(is_target(name, t) for t in targets)}
+
+
+def in_a_layer(module: str) -> bool:
+    """Whether a module belongs to one of the layers, and so is neither an embedding nor the head."""
+    return any(part.isdigit() for part in module.split("."))
+
+
+def adapter_parameters(model: ModelConfig, facts: ModelFacts) -> int:
+    """Parameters of all adapters: rank x (rows + columns) of each adapted matrix."""
+    if model.adapter_path is not None:
+        return read_adapter(Path(model.adapter_path).expanduser()).parameters
+    if not facts.matrices:
+        assert facts.hidden and facts.layers  # an estimate is asked for only where sizes are known
+        return model.lora_rank * 2 * facts.hidden * _USUAL_MATRICES * facts.layers
+    return model.lora_rank * sum(map(sum, adapted_modules(model, facts).values()))
+
+
+def is_target(module: str, target: str) -> bool:
+    """Whether ``target``, a name or the last part of one, means ``module``."""
+    return module == target or module.endswith(f".{target}")

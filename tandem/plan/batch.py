@@ -1,0 +1,99 @@
+"""Batch arithmetic: from prompts per step to optimizer steps. All of it integers, nothing of it from the data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tandem.config.schema import Config
+from tandem.plan.critic import trained_steps
+from tandem.plan.preference import samples_per_prompt
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """One partition. Prompts and samples are counts over all devices.
+
+    ``micro_batches`` is the most that one optimizer step can need on one device, with every sequence at its longest.
+    ``steps`` is None where only the data bound them. Optimizer steps are the actor's.
+    """
+
+    prompts: int
+    samples: int
+    sub_batches: int
+    sub_batch_prompts: int
+    mini_batches: int
+    mini_batch_prompts: int
+    mini_batch_samples: int
+    micro_batches: int
+    optimizer_steps: int
+    steps: int | None
+    optimizer_steps_in_all: int | None
+
+
+def mini_batch_prompts(config: Config) -> int:
+    """Prompts per optimizer step, whichever way the config writes it."""
+    actor = config.actor_rollout_ref.actor
+    if actor.ppo_mini_batch_size is not None:
+        return actor.ppo_mini_batch_size
+    if actor.global_batch_size is not None:
+        return max(1, actor.global_batch_size // samples_per_prompt(config))
+    if config.execution.mode == "hybrid" and config.execution.train_pipelining == "step":
+        return max(1, config.data.train_batch_size // sub_batches(config))
+    return config.data.train_batch_size
+
+
+def sub_batches(config: Config) -> int:
+    """Slices in which a partition arrives."""
+    if config.execution.mode == "colocate":
+        return 1
+    return config.execution.num_iters_per_train_update
+
+
+def longest_sequence(config: Config) -> int:
+    """Tokens of the longest prompt with the longest response."""
+    return config.data.max_prompt_length + config.data.max_response_length
+
+
+def plan_batch(config: Config, train_ranks: int, rows: int | None) -> BatchPlan:
+    """The arithmetic of one partition; ``rows`` are the training prompts of one epoch, where they could be counted."""
+    prompts, n = config.data.train_batch_size, samples_per_prompt(config)
+    mini = mini_batch_prompts(config)
+    actor = config.actor_rollout_ref.actor
+    mini_batches = max(1, prompts // mini)
+    per_rank = math.ceil(mini * n / max(1, train_ranks))
+    at_once = max(1, actor.ppo_max_token_len_per_gpu // longest_sequence(config))
+    if actor.ppo_micro_batch_size is not None:
+        at_once = min(at_once, actor.ppo_micro_batch_size)
+    optimizer_steps = actor.ppo_epochs * mini_batches
+    steps = total_steps(config, rows)
+    return BatchPlan(
+        prompts=prompts,
+        samples=prompts * n,
+        sub_batches=sub_batches(config),
+        sub_batch_prompts=prompts // sub_batches(config),
+        mini_batches=mini_batches,
+        mini_batch_prompts=mini,
+        mini_batch_samples=mini * n,
+        micro_batches=math.ceil(per_rank / at_once),
+        optimizer_steps=optimizer_steps,
+        steps=steps,
+        optimizer_steps_in_all=None if steps is None else trained_steps(config, steps) * optimizer_steps,
+    )
+
+
+def epochs(config: Config) -> int | None:
+    """Passes over the data: one where nothing bounds the run, without bound where only steps do."""
+    trainer = config.trainer
+    return 1 if trainer.total_epochs is None and trainer.total_steps is None else trainer.total_epochs
+
+
+def total_steps(config: Config, rows: int | None) -> int | None:
+    """Steps of the run: epochs are joined end to end, what is left of the last batch makes none."""
+    passes = epochs(config)
+    if passes is None:
+        return config.trainer.total_steps
+    if rows is None:
+        return None
+    from_data = passes * rows // config.data.train_batch_size
+    return from_data if config.trainer.total_steps is None else min(from_data, config.trainer.total_steps)

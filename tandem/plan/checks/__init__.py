@@ -1,0 +1,1 @@
+"""Contradictions in a config, by section."""

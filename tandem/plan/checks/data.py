@@ -1,0 +1,266 @@
+"""Contradictions between the config and the data files, of which the first row is read."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import string
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path, PurePath
+from typing import Any
+
+from tandem.base.errors import DataError, Problem
+from tandem.base.registry import near
+from tandem.config.schema import Config, DataConfig, SftConfig, SourceConfig
+from tandem.data.examples import ExampleColumns
+from tandem.data.files import open_tables
+from tandem.data.rows import Row, RowError
+from tandem.data.tasks import TaskTable
+from tandem.plan.mix import example_columns, mix_names
+
+Columns = Sequence[tuple[str, str]]
+"""(config key, column that it names)."""
+
+SAMPLED_ROWS = 100
+COUNTED_BYTES = 1 << 26
+"""Files up to this size are counted line by line for the arithmetic; parquet says its count at the end of the file."""
+
+
+def check_data(config: Config) -> Iterator[Problem]:
+    """Training and held-out prompts."""
+    data = config.data
+    yield from check_given(data)
+    keys = _column_keys(data)
+    yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row)
+    yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row)
+    yield from check_overlap(data.train_files, data.val_files)
+    if data.reasoning_gym is not None:
+        yield from _check_task(data.reasoning_gym)
+        if data.val_files:
+            reason = "the held-out prompts of a procedural task are further questions of it"
+            yield Problem("data.val_files", data.val_files, reason, "Leave it out")
+
+
+def check_given(data: DataConfig) -> Iterator[Problem]:
+    """Where rows come from, and how a prompt is made of one."""
+    ways = {
+        "train_files": bool(data.train_files),
+        "reasoning_gym": data.reasoning_gym is not None,
+        "source": data.source is not None,
+    }
+    yield from _check_one_way(ways)
+    if data.template is not None:
+        yield from _check_template(data.template)
+    if data.source is not None:
+        yield from _check_source(data.source)
+    if data.system_prompt is not None and not data.chat:
+        reason = "only a chat template has a place for it, and data.chat is false"
+        yield Problem("data.system_prompt", data.system_prompt, reason, "Write data.chat: true, or leave it out")
+
+
+def check_sft_data(config: SftConfig) -> Iterator[Problem]:
+    """Training and held-out examples."""
+    data = config.data
+    ways = {"train_files": bool(data.train_files), "source": data.source is not None, "mix": bool(data.mix)}
+    yield from _check_one_way(ways)
+    if data.source is not None:
+        yield from _check_source(data.source)
+    keys = _example_keys("data", example_columns(data))
+    yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row)
+    yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row)
+    yield from check_overlap([*data.train_files, *(file for part in data.mix for file in part.files)], data.val_files)
+    names = mix_names(data)
+    for index, part in enumerate(data.mix):
+        at = f"data.mix[{index}]"
+        keys = _example_keys(at, example_columns(data, part))
+        yield from check_files(f"{at}.files", part.files, keys, data.on_bad_row)
+        if not part.files:
+            yield Problem(f"{at}.files", [], "there is no data in this part", "Write its files")
+        elif names[index] in names[:index]:
+            reason = "another part of the mix is called so, and metrics would add them up"
+            yield Problem(f"{at}.name", names[index], reason, "Write another name")
+
+
+def _example_keys(at: str, columns: ExampleColumns) -> list[tuple[str, str]]:
+    """(config key, column that the files must have) of an SFT data set whose keys stand at ``at``."""
+    tools = [] if columns.tools_key is None else [(f"{at}.tools_key", columns.tools_key)]
+    if columns.messages_key is not None:
+        return [(f"{at}.messages_key", columns.messages_key), *tools]
+    return [(f"{at}.prompt_key", columns.prompt_key), (f"{at}.response_key", columns.response_key), *tools]
+
+
+def count_rows(files: Sequence[str]) -> int | None:
+    """Rows of all files, where counting them is cheap."""
+    total = 0
+    for name in files:
+        path = Path(name).expanduser()
+        try:
+            if path.suffix.lower() in (".parquet", ".pq"):
+                import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+
+                total += int(parquet.read_metadata(path).num_rows)
+            elif path.stat().st_size <= COUNTED_BYTES:
+                with path.open("rb") as handle:
+                    total += sum(1 for line in handle if line.strip())
+            else:
+                return None
+        except (OSError, ValueError):
+            return None
+    return total
+
+
+def _column_keys(data: DataConfig) -> list[tuple[str, str]]:
+    """(config key, column that the files must have)."""
+    keys = [(f"data.extra_keys[{index}]", name) for index, name in enumerate(data.extra_keys)]
+    if data.template is None:
+        keys.append(("data.prompt_key", data.prompt_key))
+    else:
+        keys += [("data.template", name) for name in template_columns(data.template)]
+    named = {"answer_key": data.answer_key, "uid_key": data.uid_key, "data_source_key": data.data_source_key}
+    return [*keys, *((f"data.{key}", name) for key, name in named.items() if name is not None)]
+
+
+def template_columns(template: str | None) -> list[str]:
+    """The columns that a template names; what is none or can't be parsed is reported by ``_check_template``."""
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template or "") if name is not None]
+        return [name for name in dict.fromkeys(names) if name.isidentifier()]
+    except ValueError:
+        return []
+
+
+def _check_template(template: str) -> Iterator[Problem]:
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        yield Problem("data.template", template, str(error), "Write {column}, and double braces that are text")
+        return
+    if not names:
+        reason = "it names no column, so that all prompts would be equal"
+        yield Problem("data.template", template, reason, "Write {column} where a column's value belongs")
+    for name in names:
+        if not name.isidentifier():
+            yield Problem("data.template", template, f"{{{name}}} is no plain column name", "Write {column}")
+
+
+def _check_one_way(ways: dict[str, bool]) -> Iterator[Problem]:
+    chosen = [f"data.{way}" for way, on in ways.items() if on]
+    if not chosen:
+        remedy = f"Write one of {', '.join(f'data.{way}' for way in ways)}"
+        yield Problem("data.train_files", [], "there is no training data", remedy)
+    elif len(chosen) > 1:
+        yield Problem(chosen[1], "...", f"the training data come from {chosen[0]} already", "Keep one of the two")
+
+
+def check_files(key: str, files: Sequence[str], columns: Columns, on_bad_row: str) -> Iterator[Problem]:
+    """Whether each file can be read and its first rows have the columns."""
+    for index, name in enumerate(files):
+        at = f"{key}[{index}]"
+        try:
+            (table,) = open_tables([name])
+            first = list(islice(table.scan(), 1 if on_bad_row == "error" else SAMPLED_ROWS))
+        except (DataError, OSError) as error:
+            yield Problem(at, name, _without_name(error, name), "Write an existing data file")
+            continue
+        rows = [row for row in first if isinstance(row, Row)]
+        bad = [row for row in first if isinstance(row, RowError)]
+        if not first:
+            yield Problem(at, name, "there is no row in it", "Write a file with data")
+        elif bad and on_bad_row == "error":
+            yield Problem(at, name, _without_name(bad[0], name), "Mend the file, or write on_bad_row: drop")
+        elif rows:
+            yield from _check_columns(rows, columns)
+
+
+def _check_columns(rows: Sequence[Row], columns: Columns) -> Iterator[Problem]:
+    """A column must be in the first row, or in one of the first where bad rows may be left out."""
+    for key, column in columns:
+        errors = [error for row in rows if (error := _lacks(row, column)) is not None]
+        if len(errors) == len(rows):
+            remedy = "Write a column of the file" + (", or null for none" if key == "data.answer_key" else "")
+            if rows[0].values.keys() >= {"chosen", "rejected"}:
+                remedy += "; to learn from its preferences use tandem train with algorithm.policy_loss.type: dpo"
+            yield Problem(key, column, f"{rows[0].table}: {str(errors[0]).partition(': ')[2]}", remedy)
+
+
+def _lacks(row: Row, column: str) -> RowError | None:
+    try:
+        row.find(column)
+    except RowError as error:
+        return error
+    return None
+
+
+def check_overlap(train: Sequence[str], held_out: Sequence[str]) -> Iterator[Problem]:
+    """Whether a file is both trained on and held out."""
+    resolved = {Path(name).expanduser().resolve() for name in train}
+    for index, name in enumerate(held_out):
+        if Path(name).expanduser().resolve() in resolved:
+            reason = "the same file is trained on: held-out prompts must be others"
+            yield Problem(f"data.val_files[{index}]", name, reason, "Split the file in two")
+
+
+def _check_task(task: dict[str, Any]) -> Iterator[Problem]:
+    key = "data.reasoning_gym"
+    if not isinstance(task.get("dataset"), str):
+        close = difflib.get_close_matches("dataset", list(map(str, task)), n=1)
+        remedy = f"Write {key}.dataset, such as chain_sum" + (f"; there is {close[0]!r}" if close else "")
+        yield Problem(f"{key}.dataset", task.get("dataset"), "the task is not named", remedy)
+        return
+    wrong = [Problem(f"{key}.{name}", task[name], reason, remedy) for name, reason, remedy in _wrong_counts(task)]
+    yield from wrong
+    if not wrong:
+        try:
+            TaskTable(**task)
+        except DataError as error:
+            yield Problem(key, task, str(error), "Correct the task")
+
+
+def _wrong_counts(task: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for name, least in (("size", 1), ("seed", 0)):
+        value = task.get(name, least)
+        if isinstance(value, bool) or not isinstance(value, int):
+            yield name, "not a whole number", f"Write an integer >= {least}"
+        elif value < least:
+            yield name, "too small", f"Write an integer >= {least}"
+
+
+def _check_source(source: SourceConfig) -> Iterator[Problem]:
+    """Whether the file of a user's data source defines its class; the file is read, not run."""
+    try:
+        body = ast.parse(Path(source.file).expanduser().read_bytes()).body
+    except OSError as error:
+        reason = f"can't be read: {error.strerror or error}"
+        yield Problem("data.source.file", source.file, reason, "Write an existing Python file")
+    except (SyntaxError, ValueError) as error:
+        yield Problem("data.source.file", source.file, f"not Python: {error}", "Mend the file")
+    else:
+        classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
+        classes += [
+            name.asname or name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names
+        ]
+        if source.type not in classes:
+            hint = near(source.type, classes) if classes else "it defines no class"
+            yield Problem("data.source.type", source.type, f"{source.file} defines no such class", _sentence(hint))
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _without_name(error: Exception, name: str) -> str:
+    return str(error).removeprefix(f"{name}: ").removeprefix(f"{name}, ")
+
+
+def named_sources(data: DataConfig, files: Iterable[str]) -> list[str]:
+    """The data sources that are known before a row is read: by the names of ``files``, or of the procedural task.
+
+    None where rows tell; those are checked as they are read.
+    """
+    if data.data_source_key is not None or data.source is not None:
+        return []
+    if data.reasoning_gym is not None:
+        named = data.reasoning_gym.get("dataset")
+        return [named] if isinstance(named, str) else []
+    return list(dict.fromkeys(PurePath(name).stem for name in files))

@@ -1,0 +1,99 @@
+"""Contradictions between the config and the model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tandem.base.errors import Problem
+from tandem.config.model import ModelConfig
+from tandem.config.schema import Config
+from tandem.models.fetch import DEFAULT_ROOT
+from tandem.plan.adapters import ADAPTER, read_adapter
+from tandem.plan.batch import longest_sequence
+from tandem.plan.model import ModelFacts, looks_like_path, model_folder, offline, read_model
+
+
+def read_checked(key: str, model: ModelConfig) -> tuple[ModelFacts | None, list[Problem]]:
+    """What the model's folder says, and what is wrong with it. A hub id that isn't cached gives neither."""
+    folder = model_folder(model.path)
+    if folder is None:
+        return None, list(_missing(f"{key}.path", model.path))
+    named = model.tokenizer_path
+    tokenizer = (
+        [] if named is None or model_folder(named) is not None else list(_missing(f"{key}.tokenizer_path", named))
+    )
+    if not (folder / "config.json").is_file():
+        if (folder / ADAPTER).is_file():
+            return None, [_adapter_as_model(key, model.path, folder), *tokenizer]
+        reason = "the folder has no config.json, so it is no Hugging Face model"
+        remedy = "Write the folder that save_pretrained wrote"
+        return None, [Problem(f"{key}.path", model.path, reason, remedy), *tokenizer]
+    try:
+        return read_model(folder), tokenizer
+    except (OSError, ValueError) as error:
+        return None, [
+            Problem(f"{key}.path", model.path, f"its config.json can't be read: {error}", "Mend or save it again"),
+            *tokenizer,
+        ]
+
+
+def _adapter_as_model(key: str, path: str, folder: Path) -> Problem:
+    """For a folder of PEFT where a model belongs."""
+    base = read_adapter(folder).base or "BASE_MODEL"
+    remedy = f"Write {key}.path: {base} and {key}.adapter_path: {path}"
+    return Problem(f"{key}.path", path, "the folder holds a LoRA adapter, not the model that it belongs to", remedy)
+
+
+def check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
+    """Whether the longest prompt with the longest response fits the model's context."""
+    longest = longest_sequence(config)
+    if facts is None or facts.context is None or facts.context >= longest:
+        return
+    data = config.data
+    reason = (
+        f"with max_prompt_length {data.max_prompt_length} a sequence can have {longest} tokens, and the model's "
+        f"context is {facts.context}"
+    )
+    room = facts.context - data.max_prompt_length
+    remedy = f"Write at most {room}" if room > 0 else f"Lower data.max_prompt_length below {facts.context} first"
+    yield Problem("data.max_response_length", data.max_response_length, reason, remedy)
+
+
+def check_exact(config: Config) -> Iterator[Problem]:
+    """Bit equality is promised in float32 only."""
+    dtype = config.actor_rollout_ref.model.dtype
+    if config.trainer.exact and dtype != "float32":
+        reason = f"bit-equal runs are computed in float32, and actor_rollout_ref.model.dtype is {dtype}"
+        yield Problem("trainer.exact", True, reason, "Write dtype: float32, or exact: false")
+
+
+def _missing(key: str, path: str) -> Iterator[Problem]:
+    if not path:
+        yield Problem(key, path, "no model is named", "Write a Hugging Face folder or a hub id such as Qwen/Qwen3-0.6B")
+    elif looks_like_path(path) or Path(path).is_file():
+        yield from _missing_folder(key, path)
+    elif Path(path).parent == DEFAULT_ROOT:
+        remedy = f"Run `tandem models fetch {Path(path).name}`, or write an existing folder"
+        yield Problem(key, path, "there is no such folder", remedy)
+    elif "/" in path and Path(path).parent.is_dir():  # so it is meant as a folder beside others, not as a hub id
+        yield from _missing_folder(key, path)
+    elif offline():
+        reason = "there is no such folder; as a hub id it isn't in the cache, and HF_HUB_OFFLINE forbids to download it"
+        yield Problem(key, path, reason, "Write an existing folder, or unset HF_HUB_OFFLINE once")
+    elif "/" not in path:
+        reason = "there is no such folder, and a hub id has an owner"
+        yield Problem(key, path, reason, "Write an existing folder, or owner/name")
+
+
+def _missing_folder(key: str, path: str) -> Iterator[Problem]:
+    """A folder that must be there; its neighbours are named where it isn't."""
+    folder = Path(path).expanduser()
+    if folder.is_file():
+        yield Problem(key, path, "it is a file", "Write the folder that holds it")
+        return
+    there = f"There is no folder {folder.parent} either"
+    if folder.parent.is_dir():
+        neighbours = sorted(place.name for place in folder.parent.iterdir() if place.is_dir())
+        there = f"In {folder.parent}: {', '.join(neighbours[:6]) or 'no folder'}"
+    yield Problem(key, path, "there is no such folder", f"Write an existing folder. {there}")

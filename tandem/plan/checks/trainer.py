@@ -1,0 +1,114 @@
+"""Contradictions in the run itself: output, steps, evaluation, loggers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tandem.base.errors import Problem
+from tandem.config.model import OptimConfig
+from tandem.config.schema import Config, TrainerConfig
+from tandem.observe.trackers import TRACKERS
+from tandem.plan.batch import BatchPlan
+from tandem.plan.entries import unknown
+
+MOST_SAMPLES = 10_000_000
+"""A step is held in memory: more than this is a slip of the pen."""
+
+
+def check_trainer(trainer: TrainerConfig) -> Iterator[Problem]:
+    """Loggers, resume, and the folder to write to."""
+    for index, name in enumerate(trainer.logger):
+        key = f"trainer.logger[{index}]"
+        if name not in TRACKERS:
+            yield unknown(key, name, "logger", list(TRACKERS))
+            continue
+        package = TRACKERS[name].traits.get("package")
+        if isinstance(package, str) and importlib.util.find_spec(package) is None:
+            extra = TRACKERS[name].traits.get("extra")
+            remedy = f"Install it with pip install 'tandem-rl[{extra}]', or take {name} out of the list"
+            yield Problem(key, name, f"the package {package} is not installed", remedy)
+    yield from _check_resume(trainer)
+    yield from _check_output(trainer)
+
+
+def check_schedule(key: str, optim: OptimConfig, updates: int | None) -> Iterator[Problem]:
+    """Whether the warm-up ends before the run does, and the shape is that of the schedule."""
+    if optim.schedule != "cosine" and optim.num_cycles != OptimConfig().num_cycles:
+        reason = f"the schedule is {optim.schedule}, which has no periods"
+        yield Problem(f"{key}.num_cycles", optim.num_cycles, reason, f"Write {key}.schedule: cosine, or leave it out")
+    if updates is not None and optim.warmup_steps >= updates and optim.warmup_steps > 0:
+        reason = f"the run has {updates} optimizer steps, so the learning rate never leaves the warm-up"
+        yield Problem(f"{key}.warmup_steps", optim.warmup_steps, reason, f"Write less than {updates}")
+
+
+def check_evaluation(config: Config) -> Iterator[Problem]:
+    """Whether there is something to evaluate on, and the report can be made of what is sampled."""
+    evaluation, data = config.evaluation, config.data
+    wanted = evaluation.interval > 0 or evaluation.at_start
+    if wanted and not (data.val_files or data.reasoning_gym is not None or data.source is not None):
+        key, value = (
+            ("evaluation.interval", evaluation.interval) if evaluation.interval else ("evaluation.at_start", True)
+        )
+        yield Problem(
+            key, value, "there are no held-out prompts to evaluate on", "Write data.val_files, or turn it off"
+        )
+    for index, k in enumerate(evaluation.k):
+        if k > evaluation.n:
+            reason = f"pass@{k} needs {k} samples per prompt, and evaluation.n is {evaluation.n}"
+            yield Problem(f"evaluation.k[{index}]", k, reason, f"Write at most {evaluation.n}, or evaluation.n: {k}")
+    if evaluation.n > 1 and evaluation.temperature == 0:
+        reason = "greedy answers to a prompt are all equal"
+        yield Problem("evaluation.n", evaluation.n, reason, "Write 1, or evaluation.temperature above 0")
+
+
+def check_length(config: Config, batch: BatchPlan, rows: int | None) -> Iterator[Problem]:
+    """Whether the run has a step at all."""
+    if batch.steps == 0 and rows:
+        key, value = "data.train_batch_size", config.data.train_batch_size
+        reason = (
+            f"the data have {rows} prompts, fewer than one step needs in all epochs together: nothing would be trained"
+        )
+        yield Problem(key, value, reason, f"Write at most {rows}, or raise trainer.total_epochs")
+    elif batch.samples > MOST_SAMPLES:
+        key, value = "data.train_batch_size", config.data.train_batch_size
+        reason = f"with {config.actor_rollout_ref.rollout.n} samples each a step has {batch.samples} samples"
+        yield Problem(key, value, reason, f"Write a number that gives at most {MOST_SAMPLES} samples")
+
+
+def _check_resume(trainer: TrainerConfig) -> Iterator[Problem]:
+    if trainer.resume is None or trainer.resume == "auto":
+        return
+    folder = Path(trainer.resume).expanduser()
+    if not folder.is_dir():
+        reason = "there is no such checkpoint folder"
+        remedy = "Write an existing one, or auto for the newest in trainer.output_dir"
+        yield Problem("trainer.resume", trainer.resume, reason, remedy)
+    elif not any(folder.iterdir()):
+        yield Problem("trainer.resume", trainer.resume, "the folder is empty", "Write a folder that holds a checkpoint")
+
+
+def _check_output(trainer: TrainerConfig) -> Iterator[Problem]:
+    if not trainer.output_dir:
+        yield Problem(
+            "trainer.output_dir", "", "a run needs a folder to write to", "Write a folder, such as runs/first"
+        )
+        return
+    place = Path(trainer.output_dir).expanduser()
+    try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+    except OSError as error:
+        yield Problem(
+            "trainer.output_dir",
+            trainer.output_dir,
+            f"no folder can have this name: {error.strerror}",
+            "Write another one",
+        )
+        return
+    if not place.is_dir():
+        yield Problem("trainer.output_dir", trainer.output_dir, f"{place} is a file", "Write a folder")
+    elif not os.access(place, os.W_OK):
+        yield Problem("trainer.output_dir", trainer.output_dir, f"{place} can't be written to", "Write another folder")

@@ -1,0 +1,71 @@
+"""What can be planned and not be run, or not here. A part that arrives takes its line out of ``LATER``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from tandem.base.errors import Problem
+from tandem.config.schema import Config
+from tandem.plan.preference import learns_preferences
+from tandem.rollout.registry import LATER as ENGINES_LATER
+
+
+@dataclass(frozen=True)
+class Later:
+    """The value at ``key`` is known and planned, and where ``applies`` holds a run with it is refused."""
+
+    key: str
+    value: Callable[[Config, str], object]
+    applies: Callable[[Config, str], bool]
+    instead: str
+    reason: str = "can be planned and not be run yet"
+
+
+def _runtime(config: Config, runtime: str) -> str:
+    return runtime
+
+
+def _engine(config: Config, runtime: str) -> str:
+    return config.actor_rollout_ref.rollout.name
+
+
+def _strategy(config: Config, runtime: str) -> str:
+    return config.actor_rollout_ref.actor.strategy
+
+
+def _width(config: Config, runtime: str) -> int:
+    return config.actor_rollout_ref.actor.tensor_model_parallel_size
+
+
+LATER = (
+    Later(
+        "runtime.name",
+        _runtime,
+        lambda c, r: r == "ray" and find_spec("ray") is None,
+        "pip install 'tandem-rl[ray]', or give each role one device and write runtime.name: local",
+        "needs the package ray, which is not installed here",
+    ),
+    Later(
+        "runtime.name",
+        _runtime,
+        lambda c, r: r == "ray" and learns_preferences(c),
+        "Give the actor one device, and write local or auto: preference training has one rank",
+    ),
+    Later("actor_rollout_ref.rollout.name", _engine, lambda c, r: _engine(c, r) in ENGINES_LATER, "Write hf"),
+    Later(
+        "actor_rollout_ref.actor.tensor_model_parallel_size",
+        _width,
+        lambda c, r: _width(c, r) > 1,
+        "Write 1: parameters are sharded over all devices of the actor anyway",
+        "can be planned and not be run yet: training has no tensor parallelism, each device is a data-parallel rank",
+    ),
+    Later("actor_rollout_ref.actor.strategy", _strategy, lambda c, r: _strategy(c, r) == "megatron", "Write fsdp2"),
+)
+
+
+def what_comes_later(config: Config, runtime: str) -> tuple[Problem, ...]:
+    """One line for each part of the config that can be planned but not be run yet."""
+    found = [later for later in LATER if later.applies(config, runtime)]
+    return tuple(Problem(later.key, later.value(config, runtime), later.reason, later.instead) for later in found)

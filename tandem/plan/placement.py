@@ -1,0 +1,98 @@
+"""Which roles are deployed, on which devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tandem.config.execution import Devices
+from tandem.config.schema import Config
+from tandem.plan.preference import learns_preferences, loss_reads
+from tandem.plan.teacher import TEACHER, learns_from_reward, teaches_as_tag, uses_teacher
+
+ONE_DEVICE = (1, 1)
+REFERENCE_NAMES = ("reference", "ref")
+GUESTS = ("critic", TEACHER)
+"""Roles that take turns on the actor's devices in hybrid where they are given none of their own."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A deployed role. Roles of the same ``group`` take turns on the same devices."""
+
+    role: str
+    group: str
+    nodes: int
+    devices_per_node: int
+
+    @property
+    def devices(self) -> int:
+        """Devices of the role."""
+        return self.nodes * self.devices_per_node
+
+
+def deployed_roles(config: Config) -> tuple[str, ...]:
+    """The roles that a run of this config starts, in the order of the dataflow."""
+    if learns_preferences(config):
+        return ("actor",)
+    critic = ("critic",) if config.critic.enable else ()
+    teacher = (TEACHER,) if uses_teacher(config) and not teaches_as_tag(config) else ()
+    if config.execution.mode != "fully_async":
+        return ("actor", *critic, "rollout", *teacher)
+    reference = ("reference",) if uses_reference(config) else ()
+    advantages = ("advantages",) if learns_from_reward(config) or config.algorithm.correction.gives else ()
+    return ("actor", *critic, "rollout", *advantages, *reference, *teacher, "actor_fwd")
+
+
+def uses_reference(config: Config) -> bool:
+    """Whether anything compares with the reference policy: a coefficient of 0 means off."""
+    if learns_preferences(config):
+        return loss_reads(config, "ref_logprobs")
+    return config.algorithm.kl.where != "off" and config.algorithm.kl.coef > 0
+
+
+def placements(config: Config) -> tuple[Placement, ...]:
+    """Where each deployed role runs."""
+    return tuple(_place(config, role) for role in deployed_roles(config))
+
+
+def train_ranks(config: Config) -> int:
+    """Data-parallel ranks of the actor: one a device, since no other parallelism of training is there yet."""
+    return _place(config, "actor").devices
+
+
+def _place(config: Config, role: str) -> Placement:
+    nodes, per_node = _devices(config, role)
+    if config.execution.mode == "colocate":
+        group = "shared"
+    elif config.execution.mode == "hybrid" and role in GUESTS and role not in config.execution.resource:
+        group, (nodes, per_node) = "actor", _devices(config, "actor")
+    else:
+        group = role
+    return Placement(role, group, nodes, per_node)
+
+
+def _devices(config: Config, role: str) -> Devices:
+    names = REFERENCE_NAMES if role == "reference" else (role,)
+    for name, devices in config.execution.resource.items():
+        if name in names:
+            return devices
+    if config.execution.mode == "colocate" and config.execution.resource:
+        # Roles that take turns need no entry of their own: they use what the others were given.
+        return max(config.execution.resource.values(), key=lambda pair: pair[0] * pair[1])
+    return ONE_DEVICE
+
+
+def device_groups(placed: Iterable[Placement]) -> dict[str, int]:
+    """Devices of each group: separate groups add up, roles that share one need the largest share."""
+    groups: dict[str, int] = {}
+    for placement in placed:
+        groups[placement.group] = max(groups.get(placement.group, 0), placement.devices)
+    return groups
+
+
+def choose_runtime(config: Config, placed: Iterable[Placement]) -> str:
+    """``local`` where one device a role suffices, else ``ray``, unless the config says which."""
+    if config.runtime.name != "auto":
+        return config.runtime.name
+    return "local" if all(placement.devices == 1 for placement in placed) else "ray"

@@ -1,0 +1,220 @@
+"""``compile_plan``: everything that follows from a config, and every contradiction in it, before anything starts.
+
+Pure: it reads the config, the registries, and the first bytes of the files that the config names. No torch, no Ray,
+no devices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from tandem.base.errors import ConfigError, Problem
+from tandem.config.schema import Config
+from tandem.plan.adapters import pushed_part
+from tandem.plan.batch import BatchPlan, plan_batch
+from tandem.plan.checks.adapters import check_adapters, check_exported, check_pushed
+from tandem.plan.checks.algorithm import check_algorithm
+from tandem.plan.checks.correction import correction_notes
+from tandem.plan.checks.critic import check_critic, critic_notes, read_critic
+from tandem.plan.checks.data import check_data, count_rows
+from tandem.plan.checks.execution import check_execution
+from tandem.plan.checks.model import check_context, check_exact, read_checked
+from tandem.plan.checks.preference import check_preferences, preference_notes
+from tandem.plan.checks.reward import check_reward
+from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
+from tandem.plan.checks.trainer import check_evaluation, check_length, check_schedule, check_trainer
+from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
+from tandem.plan.later import what_comes_later
+from tandem.plan.memory import MemoryPlan, plan_memory
+from tandem.plan.model import ModelFacts
+from tandem.plan.placement import (
+    Placement,
+    choose_runtime,
+    device_groups,
+    placements,
+    train_ranks,
+    uses_reference,
+)
+from tandem.plan.preference import learns_preferences
+from tandem.plan.reward import ScoringPlan, plan_scoring
+from tandem.plan.stages import (
+    OldLogprobs,
+    Stage,
+    old_logprobs_from,
+    plan_base_tags,
+    plan_stages,
+    plan_tags,
+    source_columns,
+)
+from tandem.plan.teacher import Teacher, teachers
+
+PREFERENCE = "preference"
+"""The loop of preference training."""
+
+ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run where, when, on how much; ``problems`` is empty in a plan that may start.
+
+    ``device_groups`` are devices per group; what a run needs is their sum. ``base_tags`` are those of the ``tags`` that
+    are no copies but the base model, its adapters switched off. ``pushed`` is what new weights for the rollout engine
+    are: nothing where it generates with the actor's own. ``later`` names what can be planned and not be run yet.
+    ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown. ``batch.steps``
+    counts the rows of the files before any is dropped. ``scoring`` is None where no reward is made.
+    """
+
+    mode: str
+    runtime: str
+    placements: tuple[Placement, ...]
+    device_groups: dict[str, int]
+    tags: tuple[str, ...]
+    base_tags: tuple[str, ...]
+    teachers: tuple[Teacher, ...]
+    scoring: ScoringPlan | None
+    old_logprobs: OldLogprobs
+    pushed: Literal["nothing", "merged", "adapter"]
+    source_columns: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    batch: BatchPlan
+    memory: tuple[MemoryPlan, ...]
+    later: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The deployed roles."""
+        return tuple(placement.role for placement in self.placements)
+
+    @property
+    def loop(self) -> str:
+        """The loop that runs it: that of its mode, or the one for preferences, which generates nothing."""
+        return self.mode if "rollout" in self.roles else PREFERENCE
+
+    @property
+    def devices(self) -> int:
+        """Devices that the run needs: separate groups need the sum."""
+        return sum(self.device_groups.values())
+
+    @property
+    def runs(self) -> bool:
+        """Whether a run may start here."""
+        return not (self.problems or self.later)
+
+    def to_json(self) -> str:
+        """The whole plan for machines; values that JSON lacks are written as text."""
+        content = {"kind": "train", "loop": self.loop, "roles": self.roles, "devices": self.devices, **asdict(self)}
+        return json.dumps(content, default=repr, ensure_ascii=False, indent=2)
+
+    def require_runnable(self) -> None:
+        """Raise ``ConfigError`` with all problems and with what can't be run yet, if there are any."""
+        if not self.runs:
+            raise ConfigError([*self.problems, *self.later])
+
+
+def compile_plan(config: Config) -> Plan:
+    """The plan of a training run, with every contradiction found in ``problems``. Deterministic.
+
+    Importing the plugins is its only side effect.
+    """
+    plugin_problems = import_plugins(config)
+    entries = look_up(config)
+    placed = placements(config)
+    facts, model_problems = read_checked(MODEL, config.actor_rollout_ref.model)
+    critic_facts, critic_problems = read_critic(config, facts)
+    rows = count_rows(config.data.train_files) if config.data.train_files else None
+    batch = plan_batch(config, train_ranks(config), rows)
+    stages = plan_stages(config, entries)
+    tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
+    shares = _shares_weights(config, runtime)
+    problems = [
+        *plugin_problems,
+        *unknown_names(config),
+        *model_problems,
+        *critic_problems,
+        *_contradictions(config, entries, placed, facts),
+        *check_pushed(config, shares),
+        *check_critic(config, batch, critic_facts),
+        *check_length(config, batch, rows),
+        *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all),
+    ]
+    return Plan(
+        mode=config.execution.mode,
+        runtime=runtime,
+        placements=placed,
+        device_groups=device_groups(placed),
+        tags=tags,
+        base_tags=base_tags,
+        teachers=teachers(config),
+        scoring=plan_scoring(config) if any(stage.role == "reward" for stage in stages) else None,
+        old_logprobs=old_logprobs_from(config),
+        pushed="nothing" if shares else pushed_part(config),
+        source_columns=source_columns(entries),
+        stages=stages,
+        batch=batch,
+        memory=plan_memory(
+            config,
+            facts,
+            placed,
+            copies=len(tags) - len(base_tags) - 1,
+            shares=shares,
+            critic=critic_facts,
+        ),
+        later=what_comes_later(config, runtime),
+        notes=tuple(_notes(config, entries, facts)),
+        problems=tuple({(problem.key, problem.reason): problem for problem in problems}.values()),
+    )
+
+
+def _contradictions(
+    config: Config, entries: Entries, placed: tuple[Placement, ...], facts: ModelFacts | None
+) -> Iterator[Problem]:
+    yield from check_execution(config, placed)
+    if entries.preference_loss is not None:
+        yield from check_preferences(config, entries.preference_loss)
+    else:
+        yield from check_algorithm(config, entries)
+        yield from check_reward(config)
+        yield from check_teacher(config, entries, facts)
+        yield from check_data(config)
+    yield from check_context(config, facts)
+    yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
+    yield from check_exported(config.trainer, config.actor_rollout_ref.model)
+    yield from check_exact(config)
+    yield from check_evaluation(config)
+    yield from check_trainer(config.trainer)
+
+
+def _shares_weights(config: Config, runtime: str) -> bool:
+    """Whether the rollout engine generates with the actor's own parameters: in one process with it."""
+    one_process = config.execution.mode == "colocate" and runtime == "local"
+    return one_process and config.actor_rollout_ref.rollout.name == "hf"
+
+
+def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterator[str]:
+    rollout, kl, interval = config.actor_rollout_ref.rollout, config.algorithm.kl, config.evaluation.interval
+    if rollout.name == "hf" and rollout.tensor_model_parallel_size > 1:
+        yield "actor_rollout_ref.rollout.tensor_model_parallel_size has no effect with the engine hf"
+    if kl.where != "off" and kl.coef == 0:
+        yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
+    if uses_reference(config) and kl.where == "loss" and entries.kl is not None and entries.kl.traits.get("for_reward"):
+        yield (
+            f"algorithm.kl.type {kl.type} in the loss has a gradient of mean 0 and holds nothing back; {kl.type}+ "
+            "reports the same value and does, as k2 and k3 do"
+        )
+    if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
+        yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
+    yield from notes_on_teacher(config)
+    if learns_preferences(config):
+        yield from preference_notes(config)
+    else:
+        yield from correction_notes(config, entries)
+    yield from critic_notes(config)
+    if facts is None:
+        yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

@@ -1,0 +1,141 @@
+"""The plan of an SFT run: its arithmetic, and every contradiction in its config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from tandem.base.errors import ConfigError, Problem
+from tandem.config.schema import SftConfig
+from tandem.plan.checks.adapters import check_adapters, check_exported
+from tandem.plan.checks.data import check_sft_data, count_rows
+from tandem.plan.checks.model import read_checked
+from tandem.plan.checks.trainer import check_schedule, check_trainer
+from tandem.plan.mix import MixShare, mix_names
+from tandem.plan.model import ModelFacts
+
+
+@dataclass(frozen=True)
+class SftPlan:
+    """``rows`` are the examples of one epoch and ``updates`` the optimizer steps; None where they can't be counted.
+
+    ``mix`` is empty where the examples come from one data set.
+    """
+
+    rows: int | None
+    mix: tuple[MixShare, ...]
+    batch_examples: int
+    updates: int | None
+    notes: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def runs(self) -> bool:
+        """Whether a run may start here."""
+        return not self.problems
+
+    def to_json(self) -> str:
+        """The whole plan for machines; values that JSON lacks are written as text."""
+        return json.dumps({"kind": "sft", **asdict(self)}, default=repr, ensure_ascii=False, indent=2)
+
+    def require_runnable(self) -> None:
+        """Raise ``ConfigError`` with all problems, if there are any."""
+        if not self.runs:
+            raise ConfigError(list(self.problems))
+
+
+def compile_sft_plan(config: SftConfig) -> SftPlan:
+    """The plan of an SFT run. Pure and deterministic."""
+    mix = _shares(config)
+    rows = count_rows(config.data.train_files) if config.data.train_files else _all_rows(mix)
+    facts, problems = (None, []) if config.model.new is not None else read_checked("model", config.model)
+    updates = _updates(config, rows)
+    found = [*problems, *_contradictions(config, facts)]
+    if updates == 0 and rows:
+        reason = (
+            f"there are {rows} examples, fewer than one update needs in all epochs together: nothing would be tuned"
+        )
+        found.append(Problem("data.train_batch_size", config.data.train_batch_size, reason, f"Write at most {rows}"))
+    elif rows != 0:
+        found += check_schedule("optim", config.optim, updates)
+    return SftPlan(rows, mix, config.data.train_batch_size, updates, (), tuple(found))
+
+
+def _shares(config: SftConfig) -> tuple[MixShare, ...]:
+    parts, names = config.data.mix, mix_names(config.data)
+    whole = sum(part.weight for part in parts)
+    return tuple(
+        MixShare(name, part.weight / whole, count_rows(part.files) if part.files else 0)
+        for name, part in zip(names, parts, strict=True)
+    )
+
+
+def _all_rows(mix: tuple[MixShare, ...]) -> int | None:
+    """Rows of all parts together; None where there are none, or one part's can't be counted."""
+    rows = [part.rows for part in mix if part.rows is not None]
+    return sum(rows) if mix and len(rows) == len(mix) else None
+
+
+def _updates(config: SftConfig, rows: int | None) -> int | None:
+    trainer, batch = config.trainer, config.data.train_batch_size
+    epochs = 1 if trainer.total_epochs is None and trainer.total_steps is None else trainer.total_epochs
+    if epochs is None:
+        return trainer.total_steps
+    if rows is None:
+        return None
+    from_data = epochs * rows // batch
+    return from_data if trainer.total_steps is None else min(from_data, trainer.total_steps)
+
+
+def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Problem]:
+    data, model = config.data, config.model
+    yield from check_sft_data(config)
+    yield from check_trainer(config.trainer)
+    yield from check_adapters("model", model, facts)
+    yield from check_exported(config.trainer, model)
+    if model.new is not None and model.trains_adapters:
+        key = "lora_rank" if model.lora_rank else "adapter_path"
+        yield Problem(
+            f"model.{key}", getattr(model, key), "a new model has learned nothing that could be kept", "Leave it out"
+        )
+    if model.new is not None and model.path:
+        yield Problem("model.new", "...", "the model is loaded from model.path already", "Keep one of the two")
+    if model.new is not None and model.new.hidden_size % model.new.num_heads:
+        reason = f"the hidden size of {model.new.hidden_size} can't be cut into so many heads"
+        yield Problem("model.new.num_heads", model.new.num_heads, reason, "Write a divisor of hidden_size")
+    if data.max_token_len_per_gpu < data.max_length:
+        reason = (
+            f"one example can have {data.max_length} tokens (data.max_length), more than the budget of a micro-batch"
+        )
+        yield Problem(
+            "data.max_token_len_per_gpu", data.max_token_len_per_gpu, reason, f"Write at least {data.max_length}"
+        )
+    context = (
+        model.new.max_position_embeddings if model.new is not None else facts.context if facts is not None else None
+    )
+    if context is not None and context < data.max_length:
+        reason = f"the model's context is {context} tokens"
+        yield Problem("data.max_length", data.max_length, reason, f"Write at most {context}")
+    if config.evaluation.interval > 0 and not data.val_files and data.source is None:
+        reason = "there are no held-out rows to evaluate on"
+        yield Problem("evaluation.interval", config.evaluation.interval, reason, "Write data.val_files, or 0")
+    goal = config.evaluation.stop_at_accuracy
+    if goal is not None and config.evaluation.interval == 0:
+        yield Problem("evaluation.stop_at_accuracy", goal, "nothing is evaluated", "Write evaluation.interval: 50")
+    elif goal is not None and data.messages_key is not None:
+        reason = "held-out conversations have a loss and no accuracy: only a prompt with its response is answered"
+        yield Problem("evaluation.stop_at_accuracy", goal, reason, "Leave it out")
+
+
+def refuse_ignored(config: SftConfig) -> None:
+    """Raise ``ConfigError`` for settings that a trainer of one's own would ignore in silence."""
+    given = {
+        "trainer.resume": config.trainer.resume,
+        "trainer.save_interval": config.trainer.save_interval,
+        "evaluation.interval": config.evaluation.interval,
+    }
+    reason, remedy = "a trainer of your own runs from start to end", "Leave it out, or use `tandem sft`"
+    problems = [Problem(key, value, reason, remedy) for key, value in given.items() if value]
+    if problems:
+        raise ConfigError(problems)

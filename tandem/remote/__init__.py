@@ -1,0 +1,1 @@
+"""Calls and payloads of Ray actors, for whoever lives on Ray."""

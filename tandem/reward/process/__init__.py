@@ -1,0 +1,1 @@
+"""Scoring in processes that can be killed."""

@@ -1,0 +1,1 @@
+"""The rollout role: workers that fill partitions, one for each engine."""

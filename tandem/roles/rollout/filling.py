@@ -1,0 +1,202 @@
+"""The rollout role: fills partitions. Tickets in, generated and scored groups out, into the data plane."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from tandem.base.errors import RewardError, StarvationError
+from tandem.columns.proto import DataProto
+from tandem.data.prompts import Prompt
+from tandem.data.sampler import Sampler
+from tandem.dataflow.gate import Closed, Gate
+from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.dataflow.store import DataPlane
+from tandem.dataflow.tickets import Ticket
+from tandem.reward.outcome import Scores
+from tandem.reward.process.job import Handle
+from tandem.roles.reward import RewardManager
+from tandem.roles.rollout.generation import as_batch, request
+from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
+
+FAILED, FILTERED = "reward failed", "equal rewards"
+
+
+@dataclass(frozen=True)
+class Filling:
+    """How groups are drawn and which of them are kept.
+
+    ``seed`` is the run's; ``filter_equal`` drops groups without a signal; ``overlong`` says what becomes of answers cut
+    at the token limit; ``deadline_s`` bounds every wait for the data plane. ``signal`` is the column in which samples
+    of a group must differ for the estimator to learn from them.
+    """
+
+    sampling: Sampling
+    seed: int
+    filter_equal: bool
+    overlong: Literal["train", "mask"]
+    deadline_s: float
+    signal: Literal["rewards", "reward_components"] = "rewards"
+
+
+@dataclass
+class Pending:
+    """A group that is being made: its prompt, and once it is generated the scoring under way."""
+
+    prompt: Prompt
+    handle: Handle | None = None
+    truncated: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+
+
+class Rollout:
+    """One engine that works through the tickets that the gate admits.
+
+    ``name`` is the engine's in the gate and in messages. Of the last partition filled, ``counts`` are the groups
+    dropped by reason and ``report`` the scorer's own metrics.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: RolloutEngine,
+        source: Sampler[Prompt],
+        rewards: RewardManager,
+        plane: DataPlane,
+        gate: Gate | GateKeeper,
+        filling: Filling,
+        tokenizer: Any,
+    ) -> None:
+        self.name = name
+        self.engine = engine
+        self.counts: Counter[str] = Counter()
+        self.report: dict[str, float] = {}
+        self._drops: defaultdict[int, Counter[str]] = defaultdict(Counter)  # by partition
+        self._source = source
+        self._rewards = rewards
+        self._plane = plane
+        self._gate = gate
+        self._filling = filling
+        self._tokenizer = tokenizer
+
+    def acknowledge(self, version: int) -> None:
+        """The engine generates with weights ``version`` from now on."""
+        self._gate.acknowledge(self.name, version)
+
+    def fill(self, partition: int) -> None:
+        """Fill every ticket of ``partition`` and seal it.
+
+        Dropped groups are refilled in ticket order after each round, so that the draws don't depend on who finished
+        first. Raises ``StarvationError`` where a ticket is drawn in vain too often, ``RewardError`` where not one
+        sample could be scored.
+        """
+        scores: list[Scores] = []
+        try:
+            while self._round(scores):
+                pass
+        except StarvationError as error:
+            raise StarvationError(f"{error}{first_failure(scores)}") from error
+        finally:
+            self.counts = self.take_counts(partition)
+        self._plane.seal(partition, timeout=0.0)  # nobody else fills it: what is open now stays open
+        require_rewards(scores, partition)
+        self.report = Scores.joined(scores).report()
+
+    def take_counts(self, partition: int) -> Counter[str]:
+        """Groups of ``partition`` that were dropped, by reason."""
+        return self._drops.pop(partition, Counter())
+
+    def _round(self, scores: list[Scores]) -> int:
+        """Generate a group for every ticket that is due; score them; how many of them were dropped."""
+        pending: dict[Ticket, Pending] = {}
+        by_key: dict[int | str, Ticket] = {}
+        for output in self.engine.generate(self._requests(pending, by_key), self._filling.sampling):
+            self._store(by_key[output.request.key], pending, output)
+        return sum(self._settle(ticket, pending[ticket], scores) for ticket in sorted(pending))
+
+    def _requests(self, pending: dict[Ticket, Pending], by_key: dict[int | str, Ticket]) -> Iterator[GroupRequest]:
+        while not isinstance(ticket := self._gate.admit(self.name, time.monotonic()), Closed):
+            yield self._ask(ticket, pending, by_key)
+
+    def _ask(self, ticket: Ticket, pending: dict[Ticket, Pending], by_key: dict[int | str, Ticket]) -> GroupRequest:
+        """The request that fills ``ticket``, noted in ``pending`` and under its key."""
+        prompt, key = self._draw(ticket), str(ticket)
+        pending[ticket], by_key[key] = Pending(prompt), ticket
+        self._plane.assign(ticket, self.name)
+        return request(key, prompt, self._filling.sampling.samples, self._filling.seed, "sample", *ticket)
+
+    def _draw(self, ticket: Ticket) -> Prompt:
+        """A function of the ticket, whichever engine asks, and whether or not another has asked before."""
+        if ticket.attempt > 0:
+            return self._source.refill(*ticket)
+        return self._source.draw(ticket.partition * self._gate.tickets + ticket.place)
+
+    def _store(self, ticket: Ticket, pending: dict[Ticket, Pending], output: GroupOutput) -> None:
+        """Put a finished group into the plane and have it scored while others are generated."""
+        group = pending[ticket]
+        batch = as_batch(group.prompt, output, ticket.place, self._tokenizer)
+        drawn = batch[: self._filling.sampling.n]  # a greedy answer is scored and not trained
+        self._plane.put([ticket], drawn, timeout=self._filling.deadline_s)
+        group.truncated = drawn.dense("truncated")
+        group.handle = self._rewards.submit(batch, f"{ticket}, prompt {group.prompt.uid}")
+
+    def _settle(self, ticket: Ticket, group: Pending, scores: list[Scores]) -> bool:
+        """Store the rewards of a group, or drop it; says whether it was dropped."""
+        assert group.handle is not None
+        every, failed = self._rewards.collect(group.handle)
+        found = every.first(self._filling.sampling.n)
+        scores.append(found)
+        columns = self._rewards.columns(found)
+        valid = columns["reward_valid"]
+        signal = columns[self._filling.signal]
+        if self._filling.sampling.baseline:
+            baseline = columns["reward_baselines"] = torch.full_like(columns["rewards"], every.rewards[-1])
+            valid &= baseline.isfinite()  # in place: the column too
+            signal = signal - baseline
+        if self._filling.overlong == "mask":
+            valid &= ~group.truncated
+        reason: str | None = None
+        if failed or (self._filling.filter_equal and not any(found.valid)):
+            reason = FAILED
+        elif self._filling.filter_equal and _equal(signal[valid], centred=self._filling.sampling.baseline):
+            reason = FILTERED
+        if reason is not None:
+            self._drops[ticket.partition][reason] += 1
+            self._plane.drop(ticket, reason)
+            self._gate.redraw(ticket)
+            return True
+        self._plane.put([ticket], DataProto(columns), timeout=self._filling.deadline_s)
+        self._gate.done(ticket)
+        return False
+
+
+def require_rewards(scores: Iterable[Scores], partition: int) -> None:
+    """Raise ``RewardError`` where not one sample of ``partition`` could be scored."""
+    joined = Scores.joined(scores)
+    if not any(joined.valid):
+        raise RewardError(
+            f"not one of the {len(joined)} samples of step {partition + 1} has a reward, so there is nothing to "
+            f"learn from{first_failure([joined])}"
+        )
+
+
+def first_failure(scores: Iterable[Scores]) -> str:
+    """The first scoring that failed, for a message."""
+    joined = Scores.joined(scores)
+    failures = ((name, reason) for name, reason in zip(joined.names, joined.reasons, strict=True) if reason)
+    name, reason = next(failures, ("", ""))
+    return f". The first scoring that failed was of {name}: {reason}" if name else ""
+
+
+def _equal(rewards: torch.Tensor, *, centred: bool) -> bool:
+    """Whether the rewards (B,) or their components (B, K) say nothing about which sample was better.
+
+    ``centred``: they are told from a baseline of their own, which must differ from one of them.
+    """
+    if centred:
+        return not bool(rewards.any())
+    return len(rewards) < 2 or bool((rewards == rewards[0]).all())

@@ -1,0 +1,334 @@
+"""The rollout role in a thread of its own: groups stream into the data plane while the actor trains."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, Literal
+
+import torch
+
+from tandem.base.errors import DeadlineError, EngineDiedError, TandemError
+from tandem.data.prompts import Prompt
+from tandem.data.sampler import Sampler
+from tandem.dataflow.gate import Closed
+from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.dataflow.store import DataPlane
+from tandem.dataflow.tickets import Ticket
+from tandem.reward.outcome import Scores
+from tandem.roles.reward import RewardManager
+from tandem.roles.rollout.filling import Filling, Pending, Rollout
+from tandem.roles.rollout.utilization import Utilization, wall
+from tandem.rollout.connection import QUIET_S
+from tandem.rollout.protocol import EngineStats, GroupOutput, GroupRequest, Heartbeat, RolloutEngine, Supervised
+
+_TICK_S = 0.05  # between looks at scorings while the engine has nothing to do
+_LEAVE_S = 10.0  # for a loop whose engine has died to hand its tickets on
+
+OnWeightUpdate = Literal["wait", "abort", "keep"]
+
+
+class RolloutWorker(Rollout):
+    """One engine's loop.
+
+    It consumes tickets that the gate admits and produces groups with their rewards in the data plane. It waits for the
+    gate (unblocked by a publication), for the engine's next group, and for scorings; all of these end with ``stop``. An
+    error in it is kept and raised to whoever calls ``check``. ``partial`` says what becomes of a group that the engine
+    aborts: it goes on from its tokens, or begins again with the same seeds. ``clock`` gives the seconds that count as
+    work of the engine.
+
+    When the engine dies the loop leaves the gate at once, so that others get the groups that it owed, and ends after
+    the scorings that are under way.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: RolloutEngine,
+        source: Sampler[Prompt],
+        rewards: RewardManager,
+        plane: DataPlane,
+        gate: GateKeeper,
+        filling: Filling,
+        tokenizer: Any,
+        *,
+        partial: Literal["resume", "discard"] = "resume",
+        clock: Callable[[], float] = wall,
+    ) -> None:
+        super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer)
+        self._partial = partial
+        self.error: BaseException | None = None
+        self.utilization = Utilization(clock)
+        self._keeper = gate
+        self._pending: dict[Ticket, Pending] = {}
+        self._by_key: dict[int | str, Ticket] = {}
+        self._generating = 0
+        self._scores: defaultdict[int, list[Scores]] = defaultdict(list)
+        self._again: deque[GroupRequest] = deque()
+        self._stopping = threading.Event()
+        self._left = threading.Event()
+        self._resting = self._calling = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tell the loop to end; groups that are being made are given up."""
+        self._stopping.set()
+        self._keeper.wake()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of a loop that was told to end."""
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    def rest(self, seconds: float) -> None:
+        """Ask for no ticket until ``work``; returns once nothing is generated, so that the engine can sleep."""
+        self._resting = True
+        self._keeper.wake()
+        if not self._keeper.wait(seconds, lambda: not self._calling or self.error is not None):
+            raise DeadlineError(f"waited {seconds:g} s for {self.name} to finish what it generates and rest")
+
+    def work(self) -> None:
+        """Ask for tickets again."""
+        self._resting = False
+        self._keeper.wake()
+
+    def check(self) -> None:
+        """Raise what ended the loop, if anything did; of a dead engine once its tickets are others'."""
+        if isinstance(self.error, EngineDiedError):
+            self._left.wait(_LEAVE_S)
+        if self.error is not None:
+            raise self.error
+        if not self._thread.is_alive() and not self._stopping.is_set() and self._pending:
+            raise TandemError(f"the loop of {self.name} ended with {len(self._pending)} groups unfinished")
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until no sample is being generated; admit nothing meanwhile. Whether that was reached."""
+        return self._keeper.wait(seconds, lambda: self._generating == 0 or self.error is not None)
+
+    def leave(self) -> None:
+        """Make sure that the gate gives nothing to a loop whose engine has died."""
+        self.utilization.abandon()
+        if self._thread.is_alive() and self._left.wait(_LEAVE_S):
+            return
+        if not self._left.is_set():
+            self._keeper.leave(self.name)
+            self._left.set()
+
+    def take_scores(self, partition: int) -> list[Scores]:
+        """The scorings of a partition that is over, those of dropped groups too."""
+        return self._scores.pop(partition, [])
+
+    def scores(self, partition: int | None = None) -> list[Scores]:
+        """The scorings so far that weren't taken: of a partition, or of all that are under way."""
+        numbers = sorted(self._scores.copy()) if partition is None else [partition]
+        return [found for number in numbers for found in self._scores.get(number, ())]
+
+    @property
+    def scoring(self) -> str | None:
+        """Who scores what the engine has generated, in words; None where nothing waits for a score."""
+        waiting = [t for t, group in self._pending.copy().items() if group.handle is not None and not group.handle.done]
+        return self._rewards.activity() if waiting else None
+
+    def _run(self) -> None:
+        try:
+            try:
+                self._serve()
+            except EngineDiedError as error:
+                self.error = error
+                self._release_tickets()
+        except BaseException as error:  # handed to the thread that trains
+            self.error = error
+        finally:
+            self._keeper.wake()
+
+    def _serve(self) -> None:
+        """One call of the engine after the other, a rest in between."""
+        while not self._stopping.is_set():
+            if self._resting:
+                self._watch_engine()
+                self._keeper.wait(_TICK_S)
+                continue
+            self._calling = True
+            for output in self.engine.generate(self._stream(), self._filling.sampling):
+                self._generating -= 1
+                if output.aborted:
+                    self._again.append(output.resumed() if self._partial == "resume" else output.restarted())
+                else:
+                    self._keep(output)
+                self._settle_done()
+            self._calling = False
+            self._keeper.wake()
+
+    def _release_tickets(self) -> None:
+        """The engine is dead: its tickets go to others but for those whose groups are there and being scored."""
+        self.utilization.abandon()
+        self._pending = {ticket: group for ticket, group in self._pending.items() if group.handle is not None}
+        self._keeper.leave(self.name, self._pending.keys())
+        self._left.set()
+        while self._pending and not self._stopping.is_set():
+            self._settle_done()
+            self._idle()
+
+    def _keep(self, output: GroupOutput) -> None:
+        ticket = self._by_key.pop(output.request.key)
+        self.utilization.end(ticket)
+        if self._generating == 0:
+            self._keeper.wake()
+        self._store(ticket, self._pending, output)
+
+    def _stream(self) -> Iterator[GroupRequest | None]:
+        """Requests as tickets are admitted; None while there is nothing to ask and the engine is at work."""
+        while not self._stopping.is_set():
+            self._settle_done()
+            if self._again:
+                self._generating += 1
+                yield self._again.popleft()
+                continue
+            ticket = None if self._resting else self._gate.admit(self.name, time.monotonic())
+            if isinstance(ticket, Ticket):
+                self._generating += 1
+                self.utilization.begin(ticket)
+                yield self._ask(ticket, self._pending, self._by_key)
+            elif self._generating:
+                yield None
+            elif self._resting and not self._pending:
+                return
+            else:  # also when all tickets are given out: one may come back
+                self._watch_engine()
+                self._idle()
+
+    def _watch_engine(self) -> None:
+        """Raise if the engine has died while nobody asked it for anything."""
+        if isinstance(self.engine, Supervised):
+            self.engine.check()
+
+    def _idle(self) -> None:
+        """Nothing is generated and no ticket is free: wait for a scoring, or for the gate."""
+        handles = [group.handle for group in self._pending.values() if group.handle is not None]
+        if handles:
+            handles[0].wait(_TICK_S)
+        else:
+            self._keeper.wait(_TICK_S)
+
+    def _settle_done(self) -> None:
+        """Store the rewards of groups whose scoring has ended, or have their tickets drawn anew.
+
+        Raises ``RewardError`` where those under way will never end.
+        """
+        if self._pending:
+            self._rewards.check()
+        done = [t for t, group in self._pending.items() if group.handle is not None and group.handle.done]
+        for ticket in sorted(done):
+            self._settle(ticket, self._pending.pop(ticket), self._scores[ticket.partition])
+
+
+class UpdatedStream:
+    """A stream as the receiver of new weights: what is being generated obeys ``on_update``.
+
+    ``wait``: it is finished first, under the old weights, and nothing is begun. ``abort``: it ends where it is and goes
+    on as the stream says. ``keep``: it goes on, and its tokens tell their versions.
+    """
+
+    def __init__(self, stream: RolloutWorker, gate: GateKeeper, on_update: OnWeightUpdate, drain_s: float) -> None:
+        self.name = stream.name
+        self._stream, self._gate, self._on_update, self._drain_s = stream, gate, on_update, drain_s
+        self._draining = False
+
+    def prepare(self, version: int) -> None:
+        """Return once what is being generated is where it may be when ``load`` comes.
+
+        Raises ``DeadlineError`` where generation doesn't end in time.
+        """
+        if self._on_update != "wait":
+            return
+        name = self.name
+        self._gate.pause(name, f"it finishes what it has before weights version {version}")
+        self._draining = True
+        if not self._stream.drain(self._drain_s):
+            quiet = silence(self._stream)
+            raise DeadlineError(
+                f"waited {self._drain_s:g} s for {name} to finish its groups before weights version {version}"
+                + (f"; {quiet}" if quiet else "")
+            )
+        self._draining = False
+
+    def doing(self) -> str:
+        """What keeps it from having the weights, in words; nothing where it is just loading them."""
+        causes = ["finishes its groups first" if self._draining else "", silence(self._stream)]
+        return " and ".join(cause for cause in causes if cause)
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
+        """Hand ``weights`` to the engine, which is prepared for them."""
+        try:
+            return self._load(weights, version)
+        except TandemError:
+            self._stream.check()  # what ended the loop is the reason
+            raise
+
+    def _load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
+        stream, engine = self._stream, self._stream.engine
+        if self._on_update == "abort":
+            engine.pause(abort=True)
+        fingerprint = engine.load(weights, version)
+        if self._on_update == "abort":
+            engine.resume()
+        self._gate.resume(stream.name)
+        return fingerprint
+
+    def ping(self, deadline_s: float) -> int:
+        """The version that the engine has; raises what ended its loop, if anything did."""
+        self._stream.check()
+        engine = self._stream.engine
+        return engine.ping(deadline_s) if isinstance(engine, EngineStats) else engine.version
+
+    @property
+    def applied_s(self) -> float:
+        """Seconds for which the last ``load`` kept the engine from working."""
+        engine = self._stream.engine
+        return engine.applied_s if isinstance(engine, EngineStats) else 0.0
+
+
+def silence(rollout: RolloutWorker) -> str:
+    """That the engine gives no sign of life, and for how long; nothing of one that does."""
+    silent_s = rollout.engine.silent_s() if isinstance(rollout.engine, Heartbeat) else 0.0
+    return f"gave no sign of life for {silent_s:.0f} s" if silent_s > QUIET_S else ""
+
+
+def cause_of_stall(
+    plane: DataPlane,
+    gate: GateKeeper,
+    rollouts: Iterable[RolloutWorker],
+    partition: int,
+    starting: Collection[str] = (),
+) -> str:
+    """Why a partition isn't ready, in words: what is unfilled, who scores, is paused or silent, what the gate awaits.
+
+    The engines of ``starting`` have died.
+    """
+    causes = []
+    status = plane.status().partitions
+    if partition in status:
+        causes.append(status[partition].blocker("train", gone=starting))
+    else:
+        causes.append(f"partition {partition}: nothing was put yet")
+    rollouts = list(rollouts)
+    scoring = {doing for rollout in rollouts if (doing := rollout.scoring) is not None}  # one pool serves them all
+    causes += [f"scoring: {doing}" for doing in scoring]
+    for rollout in rollouts:
+        if rollout.name in starting:
+            causes.append(f"{rollout.name} has died and is starting again")
+            continue
+        if quiet := silence(rollout):
+            causes.append(f"{rollout.name} {quiet}")
+        with suppress(TandemError):
+            closed: Closed | None = gate.closed(rollout.name)
+            if closed is not None and not closed.exhausted:
+                causes.append(f"{rollout.name} gets no ticket: {closed}")
+    return "; ".join(causes)

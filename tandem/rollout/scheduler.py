@@ -1,0 +1,165 @@
+"""Which prompts start next, and what decodes together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tandem.base.errors import ContractError
+from tandem.models.cache import KVCache
+from tandem.models.causal_lm import CausalLM
+from tandem.rollout.block import Block
+from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
+
+IDLE_SOURCE = (
+    "the request source gave None while nothing is in flight: it must wait (with a deadline) until it has a request, "
+    "or end"
+)
+
+
+class Scheduler:
+    """Requests, checked and pulled as late as there is room; within a window the shortest prompt goes first.
+
+    A window is started through before the next one is pulled, so no prompt waits for ever, and prompts that are in
+    flight together have similar lengths.
+    """
+
+    def __init__(
+        self, requests: Iterable[GroupRequest | None], sampling: Sampling, window: int, context: int | None
+    ) -> None:
+        self._source = iter(requests)
+        self._sampling, self._window, self._context = sampling, window, context
+        self._waiting: list[GroupRequest] = []  # longest first
+        self.exhausted = False
+
+    def pull(self, idle: bool) -> None:
+        """Fill the window if it is empty. ``idle``: nothing is in flight, so the source must give something or end."""
+        while not self.exhausted and len(self._waiting) < self._window:
+            try:
+                request = next(self._source)
+            except StopIteration:
+                self.exhausted = True
+                break
+            if request is None:
+                if idle and not self._waiting:
+                    raise ContractError(IDLE_SOURCE)
+                break
+            self._check(request)
+            self._waiting.append(request)
+        self._waiting.sort(key=_prefilled, reverse=True)
+
+    def give_back(self, requests: Iterable[GroupRequest]) -> None:
+        """These have started before and start again before all others."""
+        self._waiting += sorted(requests, key=_prefilled, reverse=True)
+
+    def take(self, groups: int, tokens: int) -> list[GroupRequest]:
+        """At most ``groups`` requests with at most ``tokens`` to prefill together, but one at least if any waits."""
+        taken: list[GroupRequest] = []
+        while self._waiting and len(taken) < groups:
+            tokens -= _prefilled(self._waiting[-1])
+            if tokens < 0 and taken:
+                break
+            taken.append(self._waiting.pop())
+        return taken
+
+    @property
+    def empty(self) -> bool:
+        """Nothing waits; there may be more to pull."""
+        return not self._waiting
+
+    def _check(self, request: GroupRequest) -> None:
+        length, name = len(request.prompt_ids), f"prompt {request.key!r}"
+        if length == 0:
+            raise ContractError(f"{name} has no tokens: a model needs at least one, such as its BOS token")
+        if len(request.seeds) != self._sampling.samples:
+            raise ContractError(
+                f"{name} has {len(request.seeds)} seeds for n = {self._sampling.samples} samples: give one each"
+            )
+        self._check_begun(request)
+        if self._context is not None and length + self._sampling.max_tokens > self._context:
+            most = self._context - self._sampling.max_tokens
+            raise ContractError(
+                f"{name}: {length} prompt tokens + max_tokens {self._sampling.max_tokens} exceed the model's context "
+                f"of {self._context}: shorten the prompt to {most} tokens, or lower max_tokens"
+            )
+
+    def _check_begun(self, request: GroupRequest) -> None:
+        name, begun, most = f"prompt {request.key!r}", request.begun, self._sampling.max_tokens
+        n = self._sampling.samples
+        if len(begun) not in (0, n):
+            raise ContractError(f"{name} has {len(begun)} begun samples for n = {n}: give one for each seed, or none")
+        for i, sample in enumerate(begun):
+            if sample.finish_reason == "aborted" and len(sample.token_ids) >= most:
+                raise ContractError(
+                    f"{name}, sample {i}: {len(sample.token_ids)} begun tokens leave none of max_tokens {most} to "
+                    "make; a sample goes on only under the sampling it began with"
+                )
+
+
+def _prefilled(request: GroupRequest) -> int:
+    """Tokens that must be computed before the request's samples grow."""
+    own = sum(len(sample.token_ids) for sample in request.begun if sample.finish_reason == "aborted")
+    return len(request.prompt_ids) + own
+
+
+class RunningBatch:
+    """All rows in flight: one block that groups share, or, if ``exact``, one block per group.
+
+    A group that has a block to itself is computed from nothing but its own tokens, in shapes that depend on nothing
+    else: its tokens are bit-equal whatever else is in flight.
+    """
+
+    def __init__(self, model: CausalLM, sampling: Sampling, limit: int, cache: KVCache | None) -> None:
+        self._model, self._sampling = model, sampling
+        self._limit = limit
+        self._exact = cache is None
+        self._blocks = [] if cache is None else [Block(model, sampling, cache, limit)]
+
+    @property
+    def count(self) -> int:
+        """Rows in flight."""
+        return sum(block.count for block in self._blocks)
+
+    @property
+    def room(self) -> int:
+        """Groups that can start now."""
+        if self._exact:
+            return self._limit // self._sampling.samples - len(self._blocks)
+        return self._blocks[0].room
+
+    def admit(self, requests: list[GroupRequest], version: int) -> None:
+        """Prefill these prompts and draw the first token of each sample."""
+        if not self._exact:
+            self._blocks[0].admit(requests, version)
+            return
+        for request in requests:
+            n = self._sampling.samples
+            cache = KVCache(self._model.model.device, n, len(request.prompt_ids) + self._sampling.max_tokens)
+            block = Block(self._model, self._sampling, cache, n)
+            block.admit([request], version)
+            self._blocks.append(block)
+
+    def step(self, version: int) -> None:
+        """One token more for every row."""
+        for block in self._blocks:
+            if block.count:
+                block.step(version)
+
+    def abort(self) -> list[GroupOutput]:
+        """End everything in flight as it is."""
+        for block in self._blocks:
+            block.abort()
+        return self.take_finished()
+
+    @property
+    def ended(self) -> bool:
+        """A group has ended since the last ``take_finished``."""
+        return any(block.finished for block in self._blocks)
+
+    def take_finished(self) -> list[GroupOutput]:
+        """Groups that have ended since the last call."""
+        finished = [group for block in self._blocks for group in block.finished]
+        for block in self._blocks:
+            block.finished.clear()
+        if self._exact:
+            self._blocks = [block for block in self._blocks if block.count]
+        return finished

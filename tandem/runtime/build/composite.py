@@ -1,0 +1,231 @@
+"""From the config to the composite node: model, actor, rollout engine, and the planned stages between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from tandem.base.errors import ConfigError, Problem
+from tandem.columns.proto import DataProto
+from tandem.config.execution import RuntimeConfig
+from tandem.config.model import ActorRolloutRef as Section
+from tandem.config.model import ModelConfig
+from tandem.config.schema import Config
+from tandem.models.adapter_spec import AdapterSpec
+from tandem.models.adapters import with_adapters
+from tandem.models.causal_lm import CausalLM
+from tandem.models.loading import as_causal_lm, load_model
+from tandem.models.tokenizer import check_vocabulary, load_tokenizer
+from tandem.plan.critic import untrained_steps
+from tandem.plan.plan import PREFERENCE, Plan, compile_plan
+from tandem.plan.stages import columns_known
+from tandem.roles.actor import Actor
+from tandem.roles.actor_rollout_ref import ActorRolloutRef
+from tandem.roles.advantages import AdvantageStage
+from tandem.roles.batching import Batching
+from tandem.roles.correction import corrected
+from tandem.roles.critic import Critic
+from tandem.roles.loss import policy_objective
+from tandem.roles.rollout.generation import end_tokens, training_sampling
+from tandem.roles.serving import Scorer
+from tandem.roles.stages import BatchStage
+from tandem.roles.teachers import TeacherStage
+from tandem.roles.train_group import TrainGroup
+from tandem.rollout.protocol import RolloutEngine
+from tandem.rollout.registry import find_engine
+from tandem.runtime.build.teachers import check_tokenizers, load_teachers, teacher_stage
+from tandem.train.engine import FsdpEngine
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedTokenizerBase
+
+NOT_FOR_A_LOOP = ("data", "trainer", "reward_manager", "evaluation")
+"""Sections that a user's own loop may leave out: problems there are not its problems."""
+
+
+def build_actor_rollout_ref(section: Section) -> ActorRolloutRef:
+    """Actor, rollout and reference for a training loop of your own, from ``config.actor_rollout_ref``.
+
+    The other sections of the config that it came from (algorithm, seed, response length) hold too; a section made by
+    hand takes their defaults. Raises ``ConfigError`` with every problem of the sections that matter here.
+    """
+    config = section.root if section.root is not None else Config(actor_rollout_ref=section)
+    plan = compile_plan(config)
+    found = (*plan.problems, *plan.later)
+    problems = [problem for problem in found if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
+    if plan.loop == PREFERENCE:
+        reason = "it learns from given answers, and this builds a loop that generates them"
+        remedy = "Use `tandem train`, or a loss such as ppo_clip"
+        problems.append(Problem("algorithm.policy_loss.type", config.algorithm.policy_loss.type, reason, remedy))
+    if plan.runtime == "ray":
+        reason = "a loop of your own has the actor and its engine in its own process"
+        problems.append(Problem("runtime.name", "ray", reason, "Give each role one device, and write local or auto"))
+    if problems:
+        raise ConfigError(problems)
+    updates = plan.batch.optimizer_steps_in_all
+    return build_composite(config, plan, model_tokenizer(section.model), 1 if updates is None else updates)
+
+
+def model_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model, or the one named in its place."""
+    return load_tokenizer(model.tokenizer)
+
+
+def run_device(runtime: RuntimeConfig) -> torch.device:
+    """Where this process computes: ``auto`` is the first CUDA device if there is one, else the CPU."""
+    if runtime.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if runtime.device == "cuda" and not torch.cuda.is_available():
+        reason = "this torch finds no CUDA device"
+        raise ConfigError([Problem("runtime.device", "cuda", reason, "Write auto or cpu, or install a CUDA build")])
+    return torch.device(runtime.device)
+
+
+def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> CausalLM:
+    """The model as it is trained, with adapters where the config asks for them; ``seed`` is what they start from."""
+    plain = load_model(model.path, trust_remote_code=model.trust_remote_code)
+    check_vocabulary(tokenizer, int(plain.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
+    spec = AdapterSpec.of(model, seed)
+    return as_causal_lm(plain if spec is None else with_adapters(plain, spec), dtype=model.dtype)
+
+
+def build_composite(
+    config: Config,
+    plan: Plan,
+    tokenizer: PreTrainedTokenizerBase,
+    total_updates: int,
+    critic: Critic | None = None,
+    scorer: Callable[..., Scorer] | None = None,
+) -> ActorRolloutRef:
+    """The composite node of ``plan``; ``total_updates`` is where a falling learning rate ends.
+
+    ``critic`` is built before, where one is deployed; without it its stages are left out. ``scorer`` (of ``Runtime``)
+    makes teachers on devices of their own; without it they are beside the actor.
+    """
+    section, trainer = config.actor_rollout_ref, config.trainer
+    check_tokenizers(config, plan, tokenizer)
+    model = load_trainable(section.model, tokenizer, trainer.seed)
+    actor = build_actor(config, plan, model, total_updates)
+    engine = find_engine(section.rollout.name).target(
+        model,
+        shares_weights=True,
+        exact=trainer.exact,
+        max_num_seqs=section.rollout.max_num_seqs,
+        max_num_batched_tokens=section.rollout.max_num_batched_tokens,
+    )
+    return assemble_composite(config, plan, tokenizer, model, actor, engine, critic, scorer)
+
+
+def assemble_composite(
+    config: Config,
+    plan: Plan,
+    tokenizer: PreTrainedTokenizerBase,
+    model: CausalLM,
+    actor: Actor,
+    engine: RolloutEngine,
+    critic: Critic | None,
+    scorer: Callable[..., Scorer] | None,
+) -> ActorRolloutRef:
+    """The composite node over ``actor`` and ``engine``, wherever they are; ``model`` says what the actor trains."""
+    section, trainer = config.actor_rollout_ref, config.trainer
+    advantages, taught = AdvantageStage.of(config.algorithm), None
+    if plan.teachers:
+        taught = teacher_stage(config, plan, load_teachers(config, plan, actor.ranks, scorer), model)
+    return ActorRolloutRef(
+        model=model,
+        actor=actor,
+        engine=engine,
+        sampling=training_sampling(
+            section.rollout,
+            config.data.max_response_length,
+            end_tokens(model.model, tokenizer),
+            baseline="reward_baselines" in columns_known(plan.stages),
+        ),
+        tokenizer=tokenizer,
+        advantages=advantages,
+        stages=batch_stages(config, plan, actor, advantages, critic, taught),
+        objective=policy_objective(config),
+        critic=critic,
+        seed=trainer.seed,
+    )
+
+
+def build_actor(config: Config, plan: Plan, model: CausalLM, total_updates: int) -> Actor:
+    """The actor of one rank in this process, with the tags of ``plan``."""
+    engine = build_train_engine(config, model, total_updates)
+    return actor_of(config, plan, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s))
+
+
+def actor_of(config: Config, plan: Plan, ranks: TrainGroup) -> Actor:
+    """The actor over ``ranks``, wherever they are, with the tags of ``plan``."""
+    epochs, untrained = config.actor_rollout_ref.actor.ppo_epochs, untrained_steps(config)
+    batching = Batching(plan.batch.mini_batch_prompts, epochs, config.trainer.seed, untrained)
+    return Actor(ranks, batching, keep_reference="ref" in plan.tags, reference_is_base="ref" in plan.base_tags)
+
+
+def build_train_engine(
+    config: Config, model: CausalLM, total_updates: int, mesh: DeviceMesh | None = None
+) -> FsdpEngine:
+    """The engine that trains ``model`` as the config says; with a ``mesh``, as one of its ranks."""
+    section = config.actor_rollout_ref
+    return FsdpEngine(
+        model,
+        optim=section.actor.optim,
+        total_updates=total_updates,
+        max_tokens_per_micro_batch=section.actor.ppo_max_token_len_per_gpu,
+        max_samples_per_micro_batch=section.actor.ppo_micro_batch_size,
+        temperature=section.rollout.temperature,
+        exact=config.trainer.exact,
+        gradient_checkpointing=section.model.gradient_checkpointing,
+        mesh=mesh,
+        device=run_device(config.runtime),
+    )
+
+
+def batch_stages(
+    config: Config,
+    plan: Plan,
+    actor: Actor,
+    advantages: AdvantageStage,
+    critic: Critic | None = None,
+    taught: TeacherStage | None = None,
+) -> tuple[BatchStage, ...]:
+    """What the plan puts between the rewards and the train call, ready to run."""
+    squares = any("sum_pi_squared" in stage.gives for stage in plan.stages)
+    runs: dict[str, Callable[[DataProto], DataProto]] = {
+        "ref": actor.ref_logprobs,
+        "old": partial(actor.old_logprobs, squares=squares) if plan.old_logprobs == "recompute" else rollout_as_old,
+        "advantages": advantages,
+        "correction": partial(corrected, config=config.algorithm.correction),
+    }
+    if taught is not None:
+        runs["teacher"] = taught
+    if critic is not None:
+        group = {placement.role: placement.group for placement in plan.placements}
+        shared = group["critic"] == group["actor"]
+        runs |= {"values": critic.values, "train_critic": _turn(actor, critic) if shared else critic.train}
+    planned = [stage for stage in plan.stages if stage.name in runs]
+    return tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name], stage.per) for stage in planned)
+
+
+def _turn(actor: Actor, critic: Critic) -> Callable[[DataProto], DataProto]:
+    """Training the critic on the actor's devices, whose memory for training is its own meanwhile."""
+
+    def train(batch: DataProto) -> DataProto:
+        actor.sleep()
+        critic.wake()
+        trained = critic.train(batch)
+        critic.sleep()
+        actor.wake()
+        return trained
+
+    return train
+
+
+def rollout_as_old(batch: DataProto) -> DataProto:
+    """The engine's log-probs stand for the proximal ones: no forward is spent on them."""
+    return batch.union(DataProto({"old_logprobs": batch.ragged("rollout_logprobs")}))

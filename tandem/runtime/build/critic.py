@@ -1,0 +1,116 @@
+"""From the config to the critic: its model, its engine, its group of ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tandem.base.errors import ConfigError, Problem
+from tandem.config.model import ActorRolloutRef, CriticConfig
+from tandem.config.schema import AlgorithmConfig, Config
+from tandem.models.tokenizer import check_vocabulary, load_tokenizer
+from tandem.models.value_model import ValueModel, load_value_model
+from tandem.plan.batch import mini_batch_prompts
+from tandem.plan.critic import critic_epochs, critic_model, critic_token_budget, other_tokens
+from tandem.plan.model import model_folder
+from tandem.plan.plan import compile_plan
+from tandem.roles.batching import Batching
+from tandem.roles.critic import Critic
+from tandem.roles.train_group import TrainGroup
+from tandem.runtime.build.composite import NOT_FOR_A_LOOP, model_tokenizer, run_device
+from tandem.train.value_engine import ValueEngine
+from tandem.train.value_objective import ValueObjective
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedTokenizerBase
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def build_critic(section: CriticConfig) -> Critic:
+    """The critic for a training loop of your own, from ``config.critic``.
+
+    The other sections of the config that it came from (model, mini-batches, seed, response length) hold too; a section
+    made by hand needs a ``model`` and takes their defaults. ``compute_grpo_loss(..., critic=critic)`` asks it for
+    values, and ``actor.step`` of that loss trains it as well. Raises ``ConfigError`` with every problem that matters
+    here.
+    """
+    if not section.enable:
+        reason = "there is no critic to build"
+        raise ConfigError([Problem("critic.enable", False, reason, "Write true, or build none")])
+    config = section.root if section.root is not None else _config_of(section)
+    plan = compile_plan(config)
+    problems = [problem for problem in plan.problems if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
+    if problems:
+        raise ConfigError(problems)
+    tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    check_tokens(config, tokenizer)
+    return local_critic(config, tokenizer, 1 if plan.batch.steps is None else plan.batch.steps)
+
+
+def _config_of(section: CriticConfig) -> Config:
+    """The smallest config around a section that was made by hand."""
+    if section.model is None:
+        reason = "this section belongs to no config, so there is no actor's model to start from"
+        raise ConfigError([Problem("critic.model", None, reason, "Give it a model")])
+    algorithm = AlgorithmConfig(adv_estimator="gae")
+    return Config(actor_rollout_ref=ActorRolloutRef(model=section.model), critic=section, algorithm=algorithm)
+
+
+def local_critic(config: Config, tokenizer: PreTrainedTokenizerBase, steps: int) -> Critic:
+    """The critic as one rank in this process; ``steps`` of the run say where a falling learning rate ends."""
+    model = critic_value_model(config, tokenizer)
+    engine = value_engine(config, model, steps)
+    return critic_of(config, model, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s))
+
+
+def critic_of(config: Config, model: ValueModel, ranks: TrainGroup) -> Critic:
+    """The critic over ``ranks``, wherever they are."""
+    section, norm = config.critic, config.algorithm.loss_scale_factor
+    objective = ValueObjective(
+        cliprange=float("inf") if section.cliprange_value is None else section.cliprange_value,
+        aggregation=section.loss_agg_mode,
+        norm=float(config.data.max_response_length) if norm is None else norm,
+    )
+    batching = Batching(mini_batch_prompts(config), critic_epochs(config), config.trainer.seed)
+    return Critic(model, ranks, batching, objective)
+
+
+def critic_value_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> ValueModel:
+    """The model that the critic starts from; the actor's tokens must be among its own."""
+    model = load_value_model(critic_model(config))
+    check_vocabulary(tokenizer, int(model.model.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
+    return model
+
+
+def value_engine(config: Config, model: ValueModel, steps: int, mesh: DeviceMesh | None = None) -> ValueEngine:
+    """The engine that trains the critic's ``model``; with a ``mesh``, as one of its ranks."""
+    section = critic_model(config)
+    mini_batches = max(1, config.data.train_batch_size // mini_batch_prompts(config))
+    return ValueEngine(
+        model,
+        optim=config.critic.optim,
+        total_updates=max(1, steps * mini_batches * critic_epochs(config)),
+        max_tokens_per_micro_batch=critic_token_budget(config),
+        max_samples_per_micro_batch=config.actor_rollout_ref.actor.ppo_micro_batch_size,
+        temperature=1.0,
+        exact=config.trainer.exact,
+        gradient_checkpointing=section.gradient_checkpointing,
+        mesh=mesh,
+        device=run_device(config.runtime),
+    )
+
+
+def check_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ``ConfigError`` where the critic's own tokenizer gives the actor's tokens other ids. Loads no model.
+
+    The plan has looked already where a file says it. A folder without a tokenizer says nothing of its tokens; their
+    number is checked when the model is loaded.
+    """
+    own = config.critic.model if config.critic.enable else None
+    folder = None if own is None else model_folder(own.tokenizer)
+    if own is None or folder is None or not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return
+    problem = other_tokens(config, tokenizer.get_vocab(), load_tokenizer(folder).get_vocab())
+    if problem is not None:
+        raise ConfigError([problem])

@@ -1,0 +1,84 @@
+"""Models in other hands than the actor's: what an engine or a serving role is built from."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tandem.config.schema import Config
+from tandem.models.adapter_spec import AdapterSpec
+from tandem.models.causal_lm import CausalLM
+from tandem.models.loading import load_causal_lm
+from tandem.models.lora import merged_weights
+from tandem.models.weights import copy_weights
+from tandem.plan.adapters import pushed_part
+from tandem.rollout.spec import EngineSpec
+from tandem.runtime.build.composite import run_device
+from tandem.train.engine import FsdpEngine
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+NO_VERSION = -1
+"""Of an engine that waits for its first weights."""
+
+
+def pushed_adapter(config: Config) -> AdapterSpec | None:
+    """The adapters that a receiver of pushes computes beside its weights; None where whole weights are pushed."""
+    if pushed_part(config) == "merged":
+        return None
+    return AdapterSpec.of(config.actor_rollout_ref.model, config.trainer.seed)
+
+
+def engine_spec(config: Config) -> EngineSpec:
+    """What the process of a rollout engine is told; it waits for its first weights."""
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    return EngineSpec(
+        model=model.path,
+        engine=rollout.name,
+        dtype=model.dtype,
+        trust_remote_code=model.trust_remote_code,
+        plugins=tuple(config.plugins),
+        threads=config.runtime.torch_threads,
+        version=NO_VERSION,
+        exact=config.trainer.exact,
+        max_num_seqs=rollout.max_num_seqs,
+        max_num_batched_tokens=rollout.max_num_batched_tokens,
+        keep_kv=rollout.keep_kv,
+        adapter=pushed_adapter(config),
+    )
+
+
+def replica(config: Config, *, moves: bool, path: str | None = None) -> CausalLM:
+    """The model as it is before training, for a role that scores with weights of its own; ``moves``: is sent others.
+
+    Fresh adapters change nothing, so it has some only where it is sent some, or where the run starts from others.
+    ``path``: another model than the actor's, without adapters.
+    """
+    model = config.actor_rollout_ref.model
+    load = partial(load_causal_lm, dtype=model.dtype, trust_remote_code=model.trust_remote_code)
+    spec = AdapterSpec.of(model, config.trainer.seed) if path is None else None
+    if spec is None or (spec.path is None and not (moves and pushed_part(config) == "adapter")):
+        return load(model.path if path is None else path)
+    adapted = load(model.path, adapter=spec)
+    if not moves or pushed_part(config) == "adapter":
+        return adapted
+    merged = load(model.path)
+    copy_weights(merged, merged_weights(adapted.model))
+    return merged
+
+
+def build_forward_engine(config: Config, model: CausalLM, mesh: DeviceMesh | None = None) -> FsdpEngine:
+    """What runs the forwards of such a role; with a ``mesh``, as one of its ranks."""
+    section = config.actor_rollout_ref
+    return FsdpEngine(
+        model,
+        optim=section.actor.optim,
+        total_updates=1,
+        max_tokens_per_micro_batch=section.actor.ppo_max_token_len_per_gpu,
+        max_samples_per_micro_batch=section.actor.ppo_micro_batch_size,
+        temperature=section.rollout.temperature,
+        exact=config.trainer.exact,
+        mesh=mesh,
+        device=run_device(config.runtime),
+    )

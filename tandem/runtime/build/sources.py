@@ -1,0 +1,282 @@
+"""From the config's ``data`` section to prompts and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tandem.base.errors import DataError
+from tandem.base.procedural import RECIPE
+from tandem.base.seeding import derive_seed
+from tandem.base.user_code import load_class
+from tandem.config.schema import Config, DataConfig, SftConfig, SftDataConfig, SourceConfig
+from tandem.data.base_source import BaseDataSource, as_rows
+from tandem.data.catalog import OnBadRow
+from tandem.data.examples import ConversationSource, Example, ExampleColumns
+from tandem.data.files import open_tables
+from tandem.data.length import Overlong
+from tandem.data.mixture import Mixture, Part, Stream
+from tandem.data.preferences import Lengths, Preference, PreferenceColumns, PreferenceSource
+from tandem.data.prompts import Prompt, PromptColumns, PromptSource
+from tandem.data.rows import Table
+from tandem.data.tasks import TaskTable
+from tandem.models.tokenizer import load_tokenizer
+from tandem.plan.batch import epochs
+from tandem.plan.mix import example_columns, mix_names
+from tandem.plan.teacher import taught_sources
+from tandem.reward.scoring import describe_error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_HELD_OUT_TASKS = 256
+"""Questions of a procedural task that are held out where ``evaluation.max_prompts`` does not say."""
+
+
+def user_source(source: SourceConfig) -> BaseDataSource:
+    """The user's data source. Raises ``ConfigError`` where its file or class can't be used."""
+    made = load_class(source.file, source.type, source.parameters, key="data.source")
+    if not isinstance(made, BaseDataSource):
+        raise DataError(f"data.source: class {source.type} in {source.file} must be a subclass of BaseDataSource")
+    return made
+
+
+def rows_of(method: Callable[[], Any], name: str) -> Any:
+    """What a method of the user's data source returns. Raises ``DataError`` with whatever it raises."""
+    try:
+        return method()
+    except (Exception, SystemExit) as error:
+        raise DataError(f"data.source: {name}.{method.__name__}() fails: {describe_error(error)}. Mend it") from error
+
+
+class Tables(NamedTuple):
+    """What is trained on and what is held out. Read together and once: a source of the user's may split by chance."""
+
+    train: Sequence[Table]
+    held_out: Sequence[Table]
+
+
+def prompt_source(
+    config: Config, tokenizer: PreTrainedTokenizerBase, tables: Tables, *, endless: bool = False
+) -> PromptSource:
+    """The stream of training prompts; ``endless`` where the caller counts the epochs."""
+    data, trainer = config.data, config.trainer
+    return PromptSource(
+        tables.train,
+        tokenizer=tokenizer,
+        columns=_prompt_columns(data),
+        max_prompt_length=data.max_prompt_length,
+        on_overlong=Overlong(data.on_overlong_prompt),
+        on_bad_row=OnBadRow(data.on_bad_row),
+        seed=derive_seed(trainer.seed, "data"),
+        shuffle=data.shuffle,
+        epochs=None if endless else epochs(config),
+        streaming=data.use_streaming_dataset,
+        held_out=tables.held_out if data.drop_val_prompts else (),
+        taught=taught_sources(config),
+    )
+
+
+def preference_source(config: Config, tokenizer: PreTrainedTokenizerBase, tables: Tables) -> PreferenceSource:
+    """The stream of preferences to learn from."""
+    data, trainer = config.data, config.trainer
+    return PreferenceSource(
+        tables.train,
+        tokenizer=tokenizer,
+        columns=_preference_columns(data),
+        lengths=_lengths(data),
+        on_bad_row=OnBadRow(data.on_bad_row),
+        seed=derive_seed(trainer.seed, "data"),
+        shuffle=data.shuffle,
+        epochs=epochs(config),
+        streaming=data.use_streaming_dataset,
+        held_out=tables.held_out if data.drop_val_prompts else (),
+    )
+
+
+def held_out_preferences(config: Config, tokenizer: PreTrainedTokenizerBase, tables: Tables) -> list[Preference]:
+    """The preferences of the evaluation, in file order; none where the config names none."""
+    if not tables.held_out:
+        return []
+    data, most = config.data, config.evaluation.max_prompts
+    source = PreferenceSource(
+        tables.held_out,
+        tokenizer=tokenizer,
+        columns=_preference_columns(data),
+        lengths=_lengths(data),
+        on_bad_row=OnBadRow(data.on_bad_row),
+        shuffle=False,
+    )
+    return list(source.items[: len(source) if most is None else most])
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """The prompts of one step: P of them."""
+
+    prompts: list[Prompt]
+
+
+class PromptLoader:
+    """Batches of training prompts for a loop of your own; each iteration over it is one epoch, in an order of its own.
+
+    An epoch ends with its last whole batch; what is left begins the next one. Raises ``DataError`` where the rows make
+    no whole batch.
+    """
+
+    def __init__(self, source: PromptSource, batch_size: int) -> None:
+        if len(source) < batch_size:
+            raise DataError(
+                f"{len(source)} usable rows give no batch of {batch_size}: lower data.train_batch_size, or add rows"
+            )
+        self._source, self._batch_size = source, batch_size
+
+    def __len__(self) -> int:
+        """Batches in one epoch."""
+        return len(self._source) // self._batch_size
+
+    def __iter__(self) -> Iterator[PromptBatch]:
+        for _ in range(len(self)):
+            yield PromptBatch(self._source.take(self._batch_size))
+
+
+def build_dataloader(config: Config) -> PromptLoader:
+    """The training prompts of ``config.data``, encoded by the model's tokenizer."""
+    tokenizer = load_tokenizer(config.actor_rollout_ref.model.tokenizer)
+    source = prompt_source(config, tokenizer, prompt_tables(config), endless=True)
+    return PromptLoader(source, config.data.train_batch_size)
+
+
+def held_out_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, tables: Tables) -> list[Prompt]:
+    """The prompts of the evaluation, in file order; none where the config names none."""
+    if not tables.held_out:
+        return []
+    data = config.data
+    source = PromptSource(
+        tables.held_out,
+        tokenizer=tokenizer,
+        columns=_prompt_columns(data),
+        max_prompt_length=data.max_prompt_length,
+        on_overlong=Overlong(data.on_overlong_prompt),
+        on_bad_row=OnBadRow(data.on_bad_row),
+        shuffle=False,
+    )
+    most = config.evaluation.max_prompts
+    return list(source.items[: len(source) if most is None else most])
+
+
+def prompt_tables(config: Config) -> Tables:
+    """Training tables and held-out tables, whichever way the data are given."""
+    data = config.data
+    if data.source is not None:
+        source = user_source(data.source)
+        name = data.source.type
+        held_out = rows_of(source.get_val_dataset, name)
+        train = as_rows(rows_of(source.get_train_dataset, name), name=f"{name}.get_train_dataset()")
+        val = [] if held_out is None else [as_rows(held_out, name=f"{name}.get_val_dataset()", split="validation")]
+        return Tables([train], [*val, *_tables(data.val_files)])
+    if data.reasoning_gym is not None:
+        return Tables([TaskTable(**data.reasoning_gym)], _held_out_task(config, data.reasoning_gym))
+    return Tables(open_tables(data.train_files), _tables(data.val_files))
+
+
+def _tables(files: Sequence[str]) -> list[Table]:
+    return open_tables(files) if files else []
+
+
+def _held_out_task(config: Config, task: dict[str, Any]) -> list[Table]:
+    """Questions of the same task from another seed; those that training shares are left out of the training."""
+    most = config.evaluation.max_prompts
+    size = _HELD_OUT_TASKS if most is None else most
+    seed = derive_seed("held out", *(str(item) for item in sorted(task.items()))) % 2**31
+    wanted = config.evaluation.interval or config.evaluation.at_start
+    return [TaskTable(**{**task, "size": size, "seed": seed})] if wanted else []
+
+
+def _prompt_columns(data: DataConfig) -> PromptColumns:
+    procedural = data.reasoning_gym is not None
+    return PromptColumns(
+        prompt_key="question" if procedural else data.prompt_key,
+        answer_key="answer" if procedural else data.answer_key,
+        data_source_key=data.data_source_key,
+        uid_key=data.uid_key,
+        extra_keys=(RECIPE,) if procedural else tuple(data.extra_keys),
+        template=data.template,
+        chat=data.chat,
+        system_prompt=data.system_prompt,
+    )
+
+
+def _preference_columns(data: DataConfig) -> PreferenceColumns:
+    return PreferenceColumns(
+        prompt=replace(_prompt_columns(data), answer_key=None, extra_keys=()),
+        chosen=data.chosen_key,
+        rejected=data.rejected_key,
+        label=data.label_key,
+        response=data.response_key,
+    )
+
+
+def _lengths(data: DataConfig) -> Lengths:
+    return Lengths(
+        data.max_prompt_length,
+        data.max_response_length,
+        Overlong(data.on_overlong_prompt),
+        Overlong(data.on_overlong_response),
+    )
+
+
+def example_source(
+    config: SftConfig, tokenizer: PreTrainedTokenizerBase, own: BaseDataSource | None
+) -> Stream[Example]:
+    """The stream of SFT examples; ``own`` is the user's source, if the config names one."""
+    data, trainer = config.data, config.trainer
+    passes = 1 if trainer.total_epochs is None and trainer.total_steps is None else trainer.total_epochs
+    if data.mix:
+        names = mix_names(data)
+        parts = []
+        for name, part in zip(names, data.mix, strict=True):
+            tables, seed = open_tables(part.files), derive_seed(trainer.seed, "data", name)
+            draws = _examples(data, tokenizer, tables, example_columns(data, part), seed=seed)
+            parts.append(Part(name, part.weight, draws))
+        return Mixture(parts, epochs=passes)
+    seed, columns = derive_seed(trainer.seed, "data"), example_columns(data)
+    return _examples(data, tokenizer, example_tables(config, own), columns, seed=seed, epochs=passes)
+
+
+def held_out_examples(
+    config: SftConfig, tokenizer: PreTrainedTokenizerBase, tables: Sequence[Table]
+) -> Sequence[Example]:
+    """The rows of ``tables`` as examples, in order."""
+    return _examples(config.data, tokenizer, tables, example_columns(config.data)).items
+
+
+def example_tables(config: SftConfig, own: BaseDataSource | None) -> Sequence[Table]:
+    """The tables to tune on, unless they are a mix."""
+    data = config.data
+    if data.source is None or own is None:
+        return open_tables(data.train_files)
+    return [as_rows(rows_of(own.get_train_dataset, data.source.type), name=f"{data.source.type}.get_train_dataset()")]
+
+
+def _examples(
+    data: SftDataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    tables: Sequence[Table],
+    columns: ExampleColumns,
+    *,
+    seed: int = 0,
+    epochs: int | None = None,
+) -> ConversationSource:
+    return ConversationSource(
+        tables,
+        tokenizer=tokenizer,
+        columns=columns,
+        max_length=data.max_length,
+        on_overlong=Overlong(data.on_overlong),
+        on_bad_row=OnBadRow(data.on_bad_row),
+        seed=seed,
+        shuffle=data.shuffle,
+        epochs=epochs,
+    )

@@ -1,0 +1,82 @@
+"""The local runtime: the actor in this process, a rollout engine in a second one, rewards in others. No Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tandem.config.schema import Config
+from tandem.dataflow.ledger import Ledger
+from tandem.dataflow.store import LocalStore
+from tandem.plan.adapters import pushed_part
+from tandem.plan.critic import trained_steps
+from tandem.plan.plan import Plan
+from tandem.roles.actor_rollout_ref import ActorRolloutRef
+from tandem.roles.rollout.engine_pool import EnginePool
+from tandem.roles.serving import LocalScorer
+from tandem.rollout.host import build_engine
+from tandem.rollout.process import HostedEngine, ProcessEngine
+from tandem.rollout.protocol import RolloutEngine
+from tandem.runtime.build.composite import build_composite
+from tandem.runtime.build.critic import local_critic
+from tandem.runtime.build.engine_specs import build_forward_engine, engine_spec, replica
+from tandem.session.shared import ENGINE
+from tandem.weights.sync import SharedSnapshots, Snapshot
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class LocalRuntime:
+    """A ``Runtime`` for one train rank and one rollout engine. In colocate the engine shares the actor's parameters."""
+
+    def __init__(self, config: Config, plan: Plan) -> None:
+        self._config, self._plan = config, plan
+        self.fleet = EnginePool({} if plan.mode == "colocate" else {ENGINE: self._start(ENGINE)})
+
+    def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
+        """See ``Runtime``."""
+        config, plan = self._config, self._plan
+        critic = local_critic(config, tokenizer, steps) if config.critic.enable else None
+        updates = trained_steps(config, steps) * plan.batch.optimizer_steps
+        composite = build_composite(config, plan, tokenizer, updates, critic, self.scorer)
+        if self.fleet.engines:
+            composite.engine = self.fleet
+        return composite
+
+    def restart(self, name: str) -> RolloutEngine:
+        """See ``Runtime``."""
+        return self._start(name)
+
+    def plane(self, ledger: Ledger) -> LocalStore:
+        """See ``Runtime``."""
+        return LocalStore(ledger, lease_seconds=self._config.execution.deadline_s)
+
+    def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
+        """See ``Runtime``."""
+        part, actor = pushed_part(self._config), composite.actor
+        return SharedSnapshots(
+            partial(actor.export, part),
+            base=actor.ranks.base_fingerprint if part == "adapter" else None,
+            bucket_bytes=self._config.execution.weight_sync.bucket_mb << 20,
+        )
+
+    def scorer(self, role: str, *, moves: bool, path: str | None = None) -> LocalScorer:
+        """See ``Runtime``."""
+        model = replica(self._config, moves=moves, path=path)
+        return LocalScorer(model, build_forward_engine(self._config, model))
+
+    def close(self) -> None:
+        """See ``Runtime``."""
+        for engine in self.fleet.engines.values():
+            if isinstance(engine, HostedEngine):
+                engine.close()
+
+    def _start(self, name: str) -> RolloutEngine:
+        """A rollout engine. ``runtime.threads`` keeps it in this process, for a debugger."""
+        spec, execution = engine_spec(self._config), self._config.execution
+        if self._config.runtime.threads:
+            return build_engine(spec)
+        bucket_bytes = execution.weight_sync.bucket_mb << 20
+        return ProcessEngine(name, spec, deadline_s=execution.deadline_s, bucket_bytes=bucket_bytes)

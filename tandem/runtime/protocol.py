@@ -1,0 +1,45 @@
+"""Where the roles of a run live: the handles that are the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from tandem.dataflow.ledger import Ledger
+from tandem.dataflow.store import DataPlane
+from tandem.roles.actor_rollout_ref import ActorRolloutRef
+from tandem.roles.rollout.engine_pool import EnginePool
+from tandem.roles.serving import Scorer
+from tandem.rollout.protocol import RolloutEngine
+from tandem.weights.sync import Snapshot
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Runtime(Protocol):
+    """The local runtime keeps the actor in this process; on Ray each rank and each engine is an actor of its own."""
+
+    fleet: EnginePool
+    """The rollout engines by name, where there are any beside the actor's own weights."""
+
+    def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
+        """The actor, and the critic if there is one; ``steps`` of the run say where a falling learning rate ends."""
+
+    def restart(self, name: str) -> RolloutEngine:
+        """Start an engine again in place of one that has died. Returns while it starts."""
+
+    def plane(self, ledger: Ledger) -> DataPlane:
+        """The data plane that keeps these accounts."""
+
+    def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
+        """What takes the actor's weights for everyone who generates or scores with them."""
+
+    def scorer(self, role: str, *, moves: bool, path: str | None = None) -> Scorer:
+        """The model of a role that only scores, as it is before training; ``moves``: other weights will come.
+
+        ``path``: of another model than the actor's.
+        """
+
+    def close(self) -> None:
+        """End everything that was started."""

@@ -1,0 +1,1 @@
+"""The Ray runtime: the cluster, its devices, and roles as actors."""

@@ -1,0 +1,171 @@
+"""The Ray cluster of a run: joined where there is one, else started on this machine; devices counted, then reserved."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.base.deadline import Deadline
+from tandem.base.errors import DeadlineError, TandemError
+from tandem.remote.calls import import_ray
+from tandem.runtime.ray.devices import SLOT, SLOTS_PER_CORE, Inventory, Share, require_devices
+
+ADDRESS = "RAY_ADDRESS"
+_MODULES = "PYTHONPATH"
+_CONNECT_S = 5.0
+_RESERVE_S = 15.0
+
+
+def connect() -> bool:
+    """Join the cluster that ``RAY_ADDRESS`` names, as inside ``ray job submit``, else start one on this machine.
+
+    Says whether this process started it, and so has to end it. A process that is connected already stays so. Workers
+    need the same ``RAY_AUTH_MODE`` (and token) as the cluster: it is taken from the environment, as Ray does.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        return False
+    with _own_signals():
+        return _connect(ray)
+
+
+def _connect(ray: Any) -> bool:
+    address = os.environ.get(ADDRESS, "")
+    if address:
+        _check_address(address)
+        try:
+            ray.init(address=address, logging_level=logging.WARNING)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise TandemError(
+                f"no Ray cluster answers at {ADDRESS}={address}: {_first_line(error)}. A new cluster wants a token: "
+                f"set RAY_AUTH_MODE=token, or what was set there (here: {os.environ.get('RAY_AUTH_MODE', 'unset')}). "
+                f"Else start one (ray start --head), or unset {ADDRESS} to run on this machine alone"
+            ) from error
+        return False
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    slots = SLOTS_PER_CORE * cores
+    with _our_modules():
+        ray.init("local", include_dashboard=False, resources={SLOT: slots}, logging_level=logging.WARNING)
+    return True
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """What SIGTERM does to this process stays as it was: Ray makes it abort with a dump of the stack."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _our_modules() -> Iterator[None]:
+    """A cluster started inside finds every module that this process finds: its actors inherit the environment."""
+    before = os.environ.get(_MODULES)
+    os.environ[_MODULES] = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+    try:
+        yield
+    finally:
+        del os.environ[_MODULES]
+        if before is not None:
+            os.environ[_MODULES] = before
+
+
+def disconnect() -> None:
+    """Leave the cluster; one that this process started ends."""
+    import_ray().shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Refuse in seconds what Ray would try to reach for minutes."""
+    if address.startswith(("http://", "https://")):
+        raise TandemError(
+            f"{ADDRESS}={address} is the dashboard, where `ray job submit` sends jobs. To join the cluster itself "
+            f"write {ADDRESS}=HOST:6379 (or auto). To submit a job: ray job submit --address={address} -- "
+            "python -m tandem train …"
+        )
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # auto, local: Ray's own words
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise TandemError(
+            f"no Ray cluster answers at {ADDRESS}={address}: {error}. Start one (ray start --head), or unset {ADDRESS} "
+            "to run on this machine alone"
+        ) from error
+
+
+def inventory() -> Inventory:
+    """What the connected cluster has."""
+    ray = import_ray()
+    nodes = {node["NodeManagerAddress"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    return Inventory.of(nodes, ray.available_resources())
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A device for one actor: bundle ``index`` of a placement group. ``kind`` is the resource that counts it."""
+
+    group: Any
+    index: int
+    kind: str
+
+    def options(self, part: float = 1.0) -> dict[str, Any]:
+        """Options of a Ray actor that has ``part`` of the device, and dies with it."""
+        strategies = import_ray().util.scheduling_strategies
+        strategy = strategies.PlacementGroupSchedulingStrategy(self.group, self.index)
+        return {"scheduling_strategy": strategy, "max_restarts": 0, "num_cpus": 0, **_amount(self.kind, part)}
+
+
+def reserve(shares: Sequence[Share], timeout: float = _RESERVE_S) -> dict[str, list[Slot]]:
+    """Devices for every share, by device group; each is held until the cluster is left.
+
+    Raises ``ConfigError`` at once where there are too few, and ``DeadlineError`` after ``timeout`` seconds where others
+    hold them.
+    """
+    ray = import_ray()
+    there = inventory()
+    require_devices(shares, there)
+    placed = ray.util.placement_group
+    groups = {s.group: placed([{there.kind: float(s.per_node)}] * s.nodes, strategy="PACK") for s in shares}
+    deadline = Deadline(timeout)
+    for share in shares:
+        if not groups[share.group].wait(timeout_seconds=deadline.left):
+            for group in groups.values():
+                ray.util.remove_placement_group(group)
+            raise DeadlineError(
+                f"waited {timeout:g} s for the devices of {share}; the cluster has {there}. Others hold them, or no "
+                f"node has {share.per_node} left: free some, or ask for less in execution.resource"
+            )
+    return {share.group: _slots(groups[share.group], share, there.kind) for share in shares}
+
+
+def release(slots: Mapping[str, Sequence[Slot]]) -> None:
+    """Give reserved devices back; actors on them end."""
+    ray = import_ray()
+    for reserved in slots.values():
+        ray.util.remove_placement_group(reserved[0].group)
+
+
+def _slots(group: Any, share: Share, kind: str) -> list[Slot]:
+    """One for each device, those of a node next to each other."""
+    return [Slot(group, node, kind) for node in range(share.nodes) for _ in range(share.per_node)]
+
+
+def _amount(kind: str, part: float) -> dict[str, Any]:
+    """The resource in the words of an actor's options."""
+    words = {"GPU": {"num_gpus": part}, "CPU": {"num_cpus": part}}
+    return words.get(kind, {"resources": {kind: part}})
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,187 @@
+"""Rollout engines in Ray actors, behind the same handle as one in a child process: only line and weights differ."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from tandem.base.errors import ContractError, EngineDiedError, TandemError
+from tandem.remote.calls import Remote, end_with_node, import_ray, work_beside
+from tandem.remote.payload import Packed, pack, unpack
+from tandem.rollout.connection import Patience
+from tandem.rollout.host import Host, host, or_die
+from tandem.rollout.process import NO_WEIGHTS, HostedEngine
+from tandem.rollout.spec import EngineSpec
+from tandem.rollout.wire import Message
+from tandem.runtime.ray.cluster import Slot
+from tandem.runtime.ray.weights import RemoteWeights
+
+_COLLECT_S = 1.0
+_COLLECTING = "collecting"
+_Sent: TypeAlias = tuple[str, Mapping[str, Any], Packed]
+
+
+class RayEngine(HostedEngine):
+    """A ``RolloutEngine`` over the one that ``spec`` describes, hosted by an actor on ``slot``.
+
+    See ``HostedEngine`` and ``ProcessEngine``. ``part``: share of the device, where others take turns on it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: EngineSpec,
+        slot: Slot,
+        *,
+        part: float = 1.0,
+        start_s: float = 300.0,
+        deadline_s: float = 600.0,
+        silence_s: float = 30.0,
+        bucket_bytes: int = 2**26,
+    ) -> None:
+        self._bucket_bytes = bucket_bytes
+        host = ActorHost(name, spec, slot.options(part))
+        super().__init__(name, host, spec.version, Patience(start_s, deadline_s, silence_s))
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
+        """See ``RolloutEngine.load``. What lies in Ray's shared memory is handed over; the rest is copied there first.
+
+        A source that fails leaves the engine as it was.
+        """
+        if weights is None:
+            raise ContractError(NO_WEIGHTS)
+        remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights, self._bucket_bytes)
+        return self._load(version, refs=remote.refs)
+
+
+class ActorHost:
+    """The actor of an engine as its owner sees it. See ``EngineHost``."""
+
+    def __init__(self, name: str, spec: EngineSpec, options: Mapping[str, Any]) -> None:
+        actor = import_ray().remote(concurrency_groups={_COLLECTING: 1})(EngineActor).options(**options)
+        self._remote = Remote(actor.remote(), f"rollout engine {name!r}", EngineDiedError)
+        self._started = self._remote.submit("start", spec, os.getcwd(), awaited="its start")
+        self.channel = OwnerLine(self._remote)
+
+    @property
+    def pid(self) -> int:
+        """Of the actor's process; waits for its start. 0 for one that died before."""
+        try:
+            return int(self._started.result())
+        except TandemError:
+            return 0
+
+    def ending(self) -> str:
+        """Ends the actor; what Ray says of its death, if it died by itself."""
+        self.kill()
+        return f"has ended: {self.channel.death}" if self.channel.death else "was ended"
+
+    def kill(self) -> None:
+        """End the actor's process now."""
+        self._remote.kill()
+
+
+class OwnerLine:
+    """A ``Line`` to an actor: orders are calls of it, and one call at a time waits for what it has to say."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._arrived: deque[Message] = deque()
+        self._closed = threading.Event()
+        self.death = ""
+
+    def send(
+        self, kind: str, tensors: Mapping[str, torch.Tensor] | None = None, file: int | None = None, **fields: Any
+    ) -> None:
+        """See ``Line``; files can't travel."""
+        assert file is None
+        self._remote.submit("deliver", kind, fields, pack(dict(tensors or {})))
+
+    def receive(self) -> Message | None:
+        """See ``Line``."""
+        while not self._arrived:
+            if self._closed.is_set():
+                return None
+            try:
+                sent = self._remote.ask("collect", _COLLECT_S, group=_COLLECTING, waits=_COLLECT_S, awaited="its word")
+            except TandemError as error:
+                self.death = str(error)
+                return None
+            self._arrived += [Message(kind, fields, unpack(packed)) for kind, fields, packed in sent]
+        return self._arrived.popleft()
+
+    def close(self) -> None:
+        """See ``Line``."""
+        self._closed.set()
+
+
+class EngineActor:
+    """The process of an engine. ``collect`` runs beside the other methods, which keep their order."""
+
+    def __init__(self) -> None:
+        end_with_node()
+        self._line = HostedLine()
+
+    def start(self, spec: EngineSpec, folder: str) -> int:
+        """Build the engine and serve it, in a thread; the pid of this process. The driver works in ``folder``."""
+        work_beside(folder)
+        serve = partial(host, spec, self._line, ActorServing)
+        threading.Thread(target=or_die, args=(serve,), daemon=True).start()
+        return os.getpid()
+
+    def deliver(self, kind: str, fields: Mapping[str, Any], packed: Packed) -> None:
+        """A message of the owner's."""
+        self._line.arrived.put(Message(kind, fields, unpack(packed.copied())))
+
+    def collect(self, seconds: float) -> list[_Sent]:
+        """What the engine has to say; waits for something, at most ``seconds``."""
+        return self._line.take(seconds)
+
+
+class HostedLine:
+    """The actor's end of the line."""
+
+    def __init__(self) -> None:
+        self.arrived: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._sent: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
+
+    def send(
+        self, kind: str, tensors: Mapping[str, torch.Tensor] | None = None, file: int | None = None, **fields: Any
+    ) -> None:
+        """See ``Line``; files can't travel."""
+        assert file is None
+        self._sent.put((kind, fields, pack(dict(tensors or {}))))
+
+    def receive(self) -> Message | None:
+        """See ``Line``. The actor ends with its owner, so there is always somebody at the other end."""
+        return self.arrived.get()
+
+    def close(self) -> None:
+        """See ``Line``."""
+        self.arrived.put(None)
+
+    def take(self, seconds: float) -> list[_Sent]:
+        """All messages that were sent; waits for the first at most ``seconds``."""
+        try:
+            taken = [self._sent.get(timeout=seconds)]
+        except queue.Empty:
+            return []
+        while not self._sent.empty():
+            taken.append(self._sent.get())
+        return taken
+
+
+class ActorServing(Host):
+    """Weights come as references into Ray's shared memory."""
+
+    def _weights(self, message: Message) -> Iterable[tuple[str, torch.Tensor]]:
+        weights = RemoteWeights(message.fields["refs"])
+        weights.fetch()  # so that the engine doesn't stand still while they travel
+        return weights

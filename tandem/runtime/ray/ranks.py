@@ -1,0 +1,196 @@
+"""Train ranks in Ray actors: one process and one device each, one process group among them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch._C._distributed_c10d import TCPStore  # what torch.distributed.TCPStore is; mypy can't see that one
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from tandem.remote.calls import Remote, Reply, end_with_node, import_ray, work_beside
+from tandem.remote.payload import Packed, pack, unpack
+from tandem.roles.train_group import RankError, TrainGroup
+from tandem.roles.train_rank import TrainRank
+from tandem.runtime.ray.cluster import Slot
+from tandem.runtime.ray.weights import BucketRefs, RemoteWeights, put_bucket
+from tandem.train.engine import FsdpEngine
+from tandem.train.protocol import Exported
+
+BuildEngine = Callable[[DeviceMesh | None], FsdpEngine]
+"""Makes the engine of this rank on the mesh of all ranks. Travels by name, so it must be importable in every worker."""
+
+PUT_BUCKET, TAKE_WEIGHTS = "put_bucket", "take_weights"
+_MEETING_S = 1800.0
+_START_S = 300.0
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """What every rank is told. ``plugins`` are imported first; ``threads`` None: PyTorch's own choice.
+
+    ``device`` is ``cpu``, ``cuda`` or ``auto``: the first CUDA device that the process sees, if any. ``seed`` is the
+    same for all, because what is made at random, such as adapters, must be equal on all ranks. ``meeting_s``: longest
+    wait of one rank for another. ``folder``: where the driver works.
+    """
+
+    build: BuildEngine
+    device: str
+    seed: int
+    plugins: tuple[str, ...] = ()
+    threads: int | None = None
+    meeting_s: float = _MEETING_S
+    folder: str = ""
+
+
+class RankActor:
+    """The process of one rank. Its ``TrainRank`` exists from ``build`` on."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        end_with_node()
+        self._rank, self._world = rank, world
+        self._store: TCPStore | None = None
+        self._hosted: TrainRank | None = None
+
+    def open_meeting(self, seconds: float) -> tuple[str, int]:
+        """Where the ranks find each other: address and port, held from now on, so nobody else can take it."""
+        host = str(import_ray().util.get_node_ip_address())
+        patience = timedelta(seconds=seconds)
+        self._store = TCPStore(host, 0, self._world, True, patience, wait_for_workers=False)
+        return host, self._store.port
+
+    def build(self, packed: Packed, meeting: tuple[str, int]) -> int:
+        """Meet the other ranks, if there are any, and make the engine; the pid of this process."""
+        setup: RankSetup = unpack(packed)
+        work_beside(setup.folder)
+        transformers.utils.logging.disable_progress_bar()
+        for plugin in setup.plugins:
+            importlib.import_module(plugin)
+        if setup.threads is not None:
+            torch.set_num_threads(setup.threads)
+        torch.manual_seed(setup.seed)
+        # Outputs of a sharded model are views of what it gathered; nothing here writes into them.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+        mesh = self._meet(setup, meeting) if self._world > 1 else None
+        self._hosted = TrainRank(setup.build(mesh), self._rank)
+        return os.getpid()
+
+    def _meet(self, setup: RankSetup, meeting: tuple[str, int]) -> DeviceMesh:
+        patience = timedelta(seconds=setup.meeting_s)
+        if self._store is None:
+            self._store = TCPStore(*meeting, self._world, False, patience, wait_for_workers=False)
+        found = "cuda" if torch.cuda.is_available() else "cpu"
+        device = found if setup.device == "auto" else setup.device
+        backend = {"cpu": "gloo", "cuda": "nccl"}[device]
+        dist.init_process_group(backend, store=self._store, timeout=patience, rank=self._rank, world_size=self._world)
+        return init_device_mesh(device, (self._world,))
+
+    def pid(self) -> int:
+        """Of this process: an answer shows that it lives."""
+        return os.getpid()
+
+    def call(self, method: str, packed: Packed) -> Packed:
+        """A method of the ``TrainRank``."""
+        return pack(getattr(self._there(), method)(*unpack(packed)))
+
+    def put_bucket(self, max_bytes: int, dtype: torch.dtype | None) -> BucketRefs:
+        """``TrainRank.next_bucket`` straight into Ray's shared memory, floats as ``dtype``; [] at the end, and on ranks
+        but the first."""
+        bucket = self._there().next_bucket(max_bytes)
+        cast = [(name, tensor.to(dtype) if tensor.is_floating_point() else tensor) for name, tensor in bucket]
+        return put_bucket(bucket if dtype is None else cast)
+
+    def take_weights(self, refs: BucketRefs) -> None:
+        """``TrainRank.take_weights``, straight from Ray's shared memory."""
+        self._there().take_weights(RemoteWeights(refs))
+
+    def _there(self) -> TrainRank:
+        if self._hosted is None:
+            raise RankError(f"rank {self._rank} has no engine: build() comes first")
+        return self._hosted
+
+
+@dataclass(frozen=True)
+class _Unpacked:
+    """The reply of a rank."""
+
+    reply: Reply
+
+    def result(self, timeout: float | None = None) -> Any:
+        """See ``train_group.Reply``."""
+        return unpack(self.reply.result(timeout))
+
+
+class RayRank:
+    """A ``RankHandle`` over a rank in an actor."""
+
+    def __init__(self, remote: Remote, pid: int) -> None:
+        self.remote, self.pid = remote, pid
+        self._pulse: Reply | None = None
+
+    @property
+    def name(self) -> str:
+        """Which rank, and its process."""
+        return f"{self.remote.name} (pid {self.pid})"
+
+    def submit(self, method: str, *args: Any) -> _Unpacked | Reply:
+        """See ``RankHandle.submit``; some are methods of the actor itself."""
+        if method in (PUT_BUCKET, TAKE_WEIGHTS):
+            return self.remote.submit(method, *args, awaited="buckets of weights")
+        return _Unpacked(self.remote.submit("call", method, pack(args), awaited=f"the answer to {method}()"))
+
+    def check(self) -> None:
+        """See ``RankHandle.check``. One question is open at most; a rank at work answers it later."""
+        if self._pulse is None:
+            self._pulse = self.remote.submit("pid", awaited="a sign of life")
+        with suppress(TimeoutError):
+            self._pulse.result(0.0)
+            self._pulse = None
+
+    def kill(self) -> None:
+        """End the process."""
+        self.remote.kill()
+
+
+def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0) -> list[RayRank]:
+    """A rank on each slot (``part`` of its device), all of them met and with their engines built.
+
+    Raises what building raised, ``DiedError`` for a rank that dies, ``DeadlineError`` for one that hangs.
+    """
+    ray = import_ray()
+    actors = [ray.remote(RankActor).options(**slot.options(part)) for slot in slots]
+    remotes = [Remote(a.remote(rank, len(slots)), f"rank {rank} of the actor") for rank, a in enumerate(actors)]
+    try:
+        meeting = remotes[0].ask("open_meeting", setup.meeting_s, awaited="its start", waits=_START_S)
+        packed = pack(setup)
+        replies = [remote.submit("build", packed, meeting, awaited="its engine") for remote in remotes]
+        pids = [reply.within(_START_S) for reply in replies]
+    except BaseException:
+        for remote in remotes:
+            remote.kill()
+        raise
+    return [RayRank(remote, pid) for remote, pid in zip(remotes, pids, strict=True)]
+
+
+def gather_weights(
+    group: TrainGroup, bucket_bytes: int, dtype: torch.dtype | None = None, part: Exported = "merged"
+) -> RemoteWeights:
+    """``part`` of the weights of a group of ``RayRank``s in Ray's shared memory, bucket by bucket.
+
+    Nothing passes through here. Floats come as ``dtype``, or without one as they are. The first rank owns the buckets:
+    they end with it.
+    """
+    group.call("open_export", part)
+    refs: BucketRefs = []
+    while found := group.call(PUT_BUCKET, bucket_bytes, dtype):
+        refs += found
+    return RemoteWeights(refs)

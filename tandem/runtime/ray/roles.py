@@ -1,0 +1,181 @@
+"""From the config to roles on Ray: what their actors are told, and the runtime that starts them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from tandem.columns.proto import DataProto
+from tandem.columns.ragged import Ragged
+from tandem.config.schema import Config
+from tandem.dataflow.ledger import Ledger
+from tandem.dataflow.ray.store import RayStore
+from tandem.models.loading import describe_causal_lm
+from tandem.models.tokenizer import check_vocabulary
+from tandem.plan.adapters import pushed_part
+from tandem.plan.critic import trained_steps
+from tandem.plan.plan import Plan
+from tandem.plan.teacher import TEACHER
+from tandem.roles.actor_rollout_ref import ActorRolloutRef
+from tandem.roles.critic import CRITIC, Critic
+from tandem.roles.rollout.engine_pool import EnginePool
+from tandem.roles.train_group import TrainGroup
+from tandem.rollout.protocol import RolloutEngine
+from tandem.runtime.build.composite import (
+    actor_of,
+    assemble_composite,
+    build_train_engine,
+    load_trainable,
+    model_tokenizer,
+)
+from tandem.runtime.build.critic import critic_of, critic_value_model, value_engine
+from tandem.runtime.build.engine_specs import build_forward_engine, engine_spec, replica
+from tandem.runtime.build.teachers import check_tokenizers
+from tandem.runtime.ray.processes import RayRuntime, RemoteSnapshots
+from tandem.runtime.ray.ranks import TAKE_WEIGHTS, BuildEngine, RankSetup
+from tandem.runtime.ray.weights import RemoteWeights
+from tandem.train.engine import FsdpEngine
+from tandem.train.protocol import Wanted
+from tandem.weights.sync import Snapshot, Weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ACTOR, ROLLOUT, ADVANTAGES = "actor", "rollout", "advantages"
+
+
+class RayRoles:
+    """A ``Runtime`` on Ray: ranks, engines and the data plane are actors; this process drives and holds no weights."""
+
+    def __init__(self, config: Config, plan: Plan) -> None:
+        self._config, self._plan = config, plan
+        self._cluster = RayRuntime.start([placed for placed in plan.placements if placed.role != ADVANTAGES])
+        try:
+            started = self._cluster.engines(
+                ROLLOUT,
+                engine_spec(config),
+                deadline_s=config.execution.deadline_s,
+                bucket_bytes=config.execution.weight_sync.bucket_mb << 20,
+            )
+        except BaseException:
+            self.close()
+            raise
+        self.fleet = EnginePool({engine.name: engine for engine in started})
+
+    def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
+        """See ``Runtime``."""
+        config, section = self._config, self._config.actor_rollout_ref.model
+        model = describe_causal_lm(section.path, trust_remote_code=section.trust_remote_code)
+        check_vocabulary(tokenizer, int(model.model.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
+        check_tokenizers(config, self._plan, tokenizer)
+        updates = trained_steps(config, steps) * self._plan.batch.optimizer_steps
+        actor = actor_of(config, self._plan, self._group(ACTOR, partial(rank_engine, config, updates)))
+        critic = self._critic(tokenizer, steps) if config.critic.enable else None
+        return assemble_composite(config, self._plan, tokenizer, model, actor, self.fleet, critic, self.scorer)
+
+    def restart(self, name: str) -> RolloutEngine:
+        """See ``Runtime``."""
+        return self._cluster.restart(name)
+
+    def plane(self, ledger: Ledger) -> RayStore:
+        """See ``Runtime``."""
+        execution = self._config.execution
+        return self._cluster.store(ledger, execution.deadline_s, execution.data_plane.num_data_storage_units)
+
+    def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
+        """See ``Runtime``."""
+        bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
+        return RemoteSnapshots(composite.actor.ranks, bucket_bytes, part=pushed_part(self._config))
+
+    def scorer(self, role: str, *, moves: bool, path: str | None = None) -> GroupScorer:
+        """See ``Runtime``."""
+        several = len(self._plan.teachers) if role == TEACHER else 1
+        bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
+        group = self._group(role, partial(forward_engine, self._config, moves, path), several)
+        return GroupScorer(group, bucket_bytes)
+
+    def close(self) -> None:
+        """See ``Runtime``."""
+        self._cluster.close()
+
+    def _group(self, role: str, build: BuildEngine, several: int = 1) -> TrainGroup:
+        """A rank on each device of the role, which ``several`` such groups share."""
+        config, execution = self._config, self._config.execution
+        return TrainGroup(
+            self._cluster.ranks(role, rank_setup(config, build), several=several),
+            deadline_s=execution.deadline_s,
+            balance=execution.mode != "fully_async" and execution.balance_data,
+            whole_groups=config.trainer.exact,
+        )
+
+    def _critic(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> Critic:
+        config = self._config
+        model = critic_value_model(config, tokenizer).to("meta")  # its ranks have the weights
+        return critic_of(config, model, self._group(CRITIC, partial(critic_engine, config, steps)))
+
+
+class GroupScorer:
+    """A ``Scorer`` over ranks; weights stay in Ray's shared memory, in buckets of ``bucket_bytes``.
+
+    What is in place stays there too, so that nobody need ask the ranks for it while they score.
+    """
+
+    def __init__(self, ranks: TrainGroup, bucket_bytes: int) -> None:
+        self._ranks, self._bucket_bytes = ranks, bucket_bytes
+        self._held: Weights = ()
+
+    def keep(self, weights: Weights) -> Weights:
+        """See ``Scorer``; holding the references keeps them."""
+        return weights
+
+    def place(self, weights: Weights) -> None:
+        """See ``Scorer``."""
+        remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights, self._bucket_bytes)
+        self._ranks.call(TAKE_WEIGHTS, list(remote.refs))
+        self._held = remote
+
+    def held(self) -> Weights:
+        """See ``Scorer``."""
+        return self._held
+
+    def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
+        """See ``Scorer``."""
+        return self._ranks.forward(batch, want)
+
+
+def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
+    """What the ranks of a role are told; ``build`` is one of the functions below."""
+    return RankSetup(
+        build,
+        config.runtime.device,
+        config.trainer.seed,
+        plugins=tuple(config.plugins),
+        threads=config.runtime.torch_threads,
+        meeting_s=config.execution.deadline_s,
+        folder=os.getcwd(),
+    )
+
+
+def rank_engine(config: Config, total_updates: int, mesh: DeviceMesh | None) -> FsdpEngine:
+    """In a rank of the actor: the model loaded anew, as one of the ranks of ``mesh``.
+
+    ``total_updates`` is where a falling learning rate ends.
+    """
+    section = config.actor_rollout_ref.model
+    model = load_trainable(section, model_tokenizer(section), config.trainer.seed)
+    return build_train_engine(config, model, total_updates, mesh)
+
+
+def critic_engine(config: Config, steps: int, mesh: DeviceMesh | None) -> FsdpEngine:
+    """In a rank of the critic; ``steps`` of the run say where a falling learning rate ends."""
+    model = critic_value_model(config, model_tokenizer(config.actor_rollout_ref.model))
+    return value_engine(config, model, steps, mesh)
+
+
+def forward_engine(config: Config, moves: bool, path: str | None, mesh: DeviceMesh | None) -> FsdpEngine:
+    """In a rank of a role that only scores; see ``replica``."""
+    return build_forward_engine(config, replica(config, moves=moves, path=path), mesh)

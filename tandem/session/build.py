@@ -1,0 +1,120 @@
+"""From a plan to a session: data, rewards, a runtime, the roles on it, and what connects them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tandem.base.errors import ConfigError, DataError, Problem
+from tandem.config.schema import Config
+from tandem.data.sampler import Sampler
+from tandem.plan.plan import Plan
+from tandem.roles.actor_rollout_ref import ActorRolloutRef
+from tandem.roles.reward import build_reward_manager
+from tandem.runtime.build.composite import model_tokenizer
+from tandem.runtime.build.critic import check_tokens
+from tandem.runtime.build.sources import held_out_prompts, prompt_source, prompt_tables
+from tandem.runtime.local import LocalRuntime
+from tandem.runtime.protocol import Runtime
+from tandem.runtime.ray.roles import RayRoles
+from tandem.session.connect_async import connect_async
+from tandem.session.connect_streaming import connect_streaming, connect_time_sharing
+from tandem.session.moved_reference import require_reference
+from tandem.session.parts import Parts
+from tandem.session.session import Session
+from tandem.session.shared import connect_shared
+from tandem.session.stepping import CHECKPOINTS, Progress
+from tandem.train import checkpoint
+from tandem.train.checkpoint import Checkpoint
+
+
+def build_session(config: Config, plan: Plan) -> Session:
+    """Start the roles of ``plan``. Data are read before the model: what is wrong with them costs seconds.
+
+    Raises ``ConfigError`` where the plan has problems or names what can't run yet, ``DataError`` for bad rows.
+    """
+    plan.require_runnable()
+    if config.runtime.torch_threads is not None:
+        torch.set_num_threads(config.runtime.torch_threads)
+    resumed = find_checkpoint(config)
+    if resumed is not None:
+        require_reference(config, resumed)
+    tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    check_tokens(config, tokenizer)
+    tables = prompt_tables(config)
+    source = prompt_source(config, tokenizer, tables)
+    evaluated = config.evaluation.interval > 0 or config.evaluation.at_start
+    held_out = held_out_prompts(config, tokenizer, tables) if evaluated else []
+    if evaluated and not held_out:
+        raise DataError(
+            "an evaluation is asked for, and there are no held-out prompts: name data.val_files, or turn it off"
+        )
+    progress = Progress(0, source.total_steps(config.data.train_batch_size, config.trainer.total_steps))
+    if resumed is not None:
+        continue_from(progress, source, config.data.train_batch_size, resumed)
+    rewards = build_reward_manager(
+        config.reward_manager, tokenizer=tokenizer, plugins=config.plugins, inline=config.runtime.threads
+    )
+    closing = ExitStack()
+    closing.callback(rewards.close)
+    try:
+        runtime = RUNTIMES[plan.runtime](config, plan)
+        closing.callback(runtime.close)
+        composite = runtime.composite(tokenizer, progress.last)
+        rewards.await_ready()  # loaded beside the model; what can't be made is told before anything is generated
+        if resumed is not None:
+            _restore(composite, resumed)
+        parts = Parts(config, plan, runtime, composite, source, held_out, rewards, progress, closing, resumed)
+        return CONNECTORS[plan.runtime, plan.mode](parts)
+    except BaseException:
+        closing.close()
+        raise
+
+
+RUNTIMES: dict[str, Callable[[Config, Plan], Runtime]] = {"local": LocalRuntime, "ray": RayRoles}
+
+CONNECTORS: dict[tuple[str, str], Callable[[Parts], Session]] = {
+    ("local", "colocate"): connect_shared,
+    ("local", "hybrid"): connect_streaming,
+    ("local", "fully_async"): connect_async,
+    ("ray", "colocate"): connect_time_sharing,
+    ("ray", "hybrid"): connect_streaming,
+    ("ray", "fully_async"): connect_async,
+}
+"""(Runtime, mode) -> what connects its roles."""
+
+
+def find_checkpoint(config: Config) -> Checkpoint | None:
+    """What ``trainer.resume`` names: the newest whole checkpoint for ``auto``, else that folder."""
+    resume = config.trainer.resume
+    if resume is None:
+        return None
+    root = Path(config.trainer.output_dir).resolve() / CHECKPOINTS
+    if resume == "auto":
+        return checkpoint.latest(root)
+    return checkpoint.open_checkpoint(Path(resume).resolve())
+
+
+def continue_from(progress: Progress, source: Sampler[Any], batch_size: int, saved: Checkpoint) -> None:
+    """Put the run and its data where ``saved`` has them."""
+    if saved.step > progress.last:
+        reason = f"the checkpoint is of step {saved.step}, the run ends at step {progress.last}"
+        raise ConfigError([Problem("trainer.resume", str(saved.path), reason, "Raise trainer.total_steps")])
+    facts = saved.read()
+    if facts["prompts"] != batch_size:
+        reason = f"the saved run has {facts['prompts']} prompts per step, so its data position is another step's"
+        raise ConfigError([Problem("data.train_batch_size", batch_size, reason, f"Write {facts['prompts']}")])
+    progress.step = saved.step
+    source.load_state_dict(facts["data"])
+
+
+def _restore(composite: ActorRolloutRef, saved: Checkpoint) -> None:
+    """Put model, optimizer, tags and controllers where ``saved`` has them."""
+    composite.actor.load(saved)
+    if composite.critic is not None:
+        composite.critic.load(saved)
+    composite.advantages.load_state_dict(saved.read()["kl"])

@@ -1,0 +1,1 @@
+"""The best possible step, the measured parts of a step, and advice."""
