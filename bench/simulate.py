@@ -1,8 +1,8 @@
 """How much of the best possible step the gate and the ledger let each mode reach, with fake engines of fixed durations.
 
 Five shapes of work, on 16 simulated devices, run under a simulated clock through the real gate and the real ledger; the
-loops consume, produce and wait as the real ones do. The limits are those of ``tandem.speed.step_bound``. Steps after the
-first few are timed. Run from the project's folder: ``python -m bench.simulate [--json] [--steps 40]``.
+loops consume, produce and wait as the real ones do. The limits are those of ``tandem.speed.step_bound``. Steps after
+the first few are timed. Run from the project's folder: ``python -m bench.simulate [--json] [--steps 40]``.
 """
 
 from __future__ import annotations

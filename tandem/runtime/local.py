@@ -21,11 +21,13 @@ from tandem.rollout.protocol import RolloutEngine
 from tandem.runtime.build.composite import build_composite
 from tandem.runtime.build.critic import local_critic
 from tandem.runtime.build.engine_specs import build_forward_engine, engine_spec, replica
-from tandem.session.shared import ENGINE
 from tandem.weights.sync import SharedSnapshots, Snapshot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+ENGINE = "rollout-0"
+"""The one engine, in the gate and in messages."""
 
 
 class LocalRuntime:

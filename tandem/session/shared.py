@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.roles.rollout.filling import Rollout
+from tandem.runtime.local import ENGINE
 from tandem.session.parts import Parts
 from tandem.session.session import Session
-
-ENGINE = "rollout-0"
-"""The engine, in the gate and in messages."""
 
 
 @dataclass(frozen=True)

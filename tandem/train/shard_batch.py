@@ -39,7 +39,7 @@ def shard_rows(
 
 
 def shard_batch(batch: DataProto, ranks: int, *, balance: bool, whole_groups: bool) -> list[torch.Tensor]:
-    """``shard_rows`` for the rows of ``batch`` in whatever order they stand; tokens are those of prompt and response."""
+    """``shard_rows`` for the rows of ``batch`` in any order; tokens are those of prompt and response."""
     order = canonical_order(batch)
     lengths = (batch.ragged("prompts").lengths + batch.ragged("responses").lengths)[order]
     groups = batch.dense("group_ids").cpu()[order] if whole_groups and "group_ids" in batch.batch else None

@@ -113,7 +113,7 @@ def test_what_no_sample_has_is_refused_with_the_near_name() -> None:
 
 def test_scoring_needs_no_torch() -> None:
     code = (
-        "import sys; from tandem.reward import pool, resolve, worker; "
+        "import sys; from tandem.reward import resolve; from tandem.reward.process import pool, worker; "
         "spec = resolve.resolve('gsm8k'); resolve.bind(spec); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,7 +1,7 @@
 """A scoring process: reads jobs from its socket, answers with verdicts, ends with its parent.
 
-Started as ``python -m tandem.reward.process.worker FD PARENT``, so it never imports the user's ``__main__``. Whatever a scorer
-prints goes to standard error.
+Started as ``python -m tandem.reward.process.worker FD PARENT``, so it never imports the user's ``__main__``. Whatever
+a scorer prints goes to standard error.
 """
 
 from __future__ import annotations

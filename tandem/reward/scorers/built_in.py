@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.reward import combined, judge, mathematics, programs, questions, reward_model, scorers
+from tandem.reward import combined
+from tandem.reward.scorers import judge, mathematics, programs, questions, reward_model, rules
 
-__all__ = ["combined", "judge", "mathematics", "programs", "questions", "reward_model", "scorers"]
+__all__ = ["combined", "judge", "mathematics", "programs", "questions", "reward_model", "rules"]

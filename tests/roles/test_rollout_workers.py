@@ -93,7 +93,7 @@ class MortalEngine(FakeEngine):
 
 @dataclass
 class Company:
-    """A rollout_workers over engines that ``make`` makes, with everything that it works with. ``made``: engines by name."""
+    """Rollout workers over engines that ``make`` makes, with what they work with. ``made``: engines by name."""
 
     make: Callable[[str, int], MortalEngine]
     names: list[str]
