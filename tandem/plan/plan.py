@@ -18,11 +18,11 @@ from tandem.plan.batch import BatchPlan, plan_batch
 from tandem.plan.checks.adapters import check_adapters, check_exported, check_pushed
 from tandem.plan.checks.algorithm import check_algorithm
 from tandem.plan.checks.correction import correction_notes
-from tandem.plan.checks.critic import check_critic, critic_notes, read_critic
+from tandem.plan.checks.critic import check_critic, read_critic
 from tandem.plan.checks.data import check_data, count_rows
 from tandem.plan.checks.execution import check_execution
 from tandem.plan.checks.model import check_context, check_exact, read_checked
-from tandem.plan.checks.preference import check_preferences, preference_notes
+from tandem.plan.checks.preference import check_preferences
 from tandem.plan.checks.reward import check_reward
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
 from tandem.plan.checks.trainer import check_evaluation, check_length, check_schedule, check_trainer
@@ -39,6 +39,7 @@ from tandem.plan.placement import (
     uses_reference,
 )
 from tandem.plan.preference import learns_preferences
+from tandem.plan.reads import unread
 from tandem.plan.reward import ScoringPlan, plan_scoring
 from tandem.plan.stages import (
     OldLogprobs,
@@ -50,6 +51,7 @@ from tandem.plan.stages import (
     source_columns,
 )
 from tandem.plan.teacher import Teacher, teachers
+from tandem.plan.train_reads import READS, Setting
 
 PREFERENCE = "preference"
 """The loop of preference training."""
@@ -133,7 +135,7 @@ def compile_plan(config: Config) -> Plan:
     stages = plan_stages(config, entries)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
     shares = _shares_weights(config, runtime)
-    problems = [
+    found = [
         *plugin_problems,
         *unknown_names(config),
         *model_problems,
@@ -144,6 +146,8 @@ def compile_plan(config: Config) -> Plan:
         *check_length(config, batch, rows),
         *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all),
     ]
+    setting = Setting(config, entries, runtime, shares)
+    ignored, noted = unread(config, READS, setting, wrong={problem.key for problem in found})
     return Plan(
         mode=config.execution.mode,
         runtime=runtime,
@@ -167,8 +171,8 @@ def compile_plan(config: Config) -> Plan:
             critic=critic_facts,
         ),
         later=what_comes_later(config, runtime),
-        notes=tuple(_notes(config, entries, facts)),
-        problems=tuple({(problem.key, problem.reason): problem for problem in problems}.values()),
+        notes=(*_notes(config, entries, facts), *noted),
+        problems=tuple({(problem.key, problem.reason): problem for problem in [*found, *ignored]}.values()),
     )
 
 
@@ -198,9 +202,7 @@ def _shares_weights(config: Config, runtime: str) -> bool:
 
 
 def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterator[str]:
-    rollout, kl, interval = config.actor_rollout_ref.rollout, config.algorithm.kl, config.evaluation.interval
-    if rollout.name == "hf" and rollout.tensor_model_parallel_size > 1:
-        yield "actor_rollout_ref.rollout.tensor_model_parallel_size has no effect with the engine hf"
+    kl, interval = config.algorithm.kl, config.evaluation.interval
     if kl.where != "off" and kl.coef == 0:
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
     if uses_reference(config) and kl.where == "loss" and entries.kl is not None and entries.kl.traits.get("for_reward"):
@@ -211,10 +213,7 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
     if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
         yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
     yield from notes_on_teacher(config)
-    if learns_preferences(config):
-        yield from preference_notes(config)
-    else:
+    if not learns_preferences(config):
         yield from correction_notes(config, entries)
-    yield from critic_notes(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

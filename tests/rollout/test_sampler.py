@@ -1,4 +1,4 @@
-"""Sampler: streams of uniforms by seed and counter, the distribution sampled from, and the log-prob that goes with it."""
+"""Draws: streams of uniforms by seed and counter, the distribution sampled from, and the log-prob that goes with it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tandem.base.errors import Problem
-from tandem.config.model import CriticConfig, ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.plan.batch import BatchPlan, longest_sequence
 from tandem.plan.checks.adapters import check_adapters
@@ -42,12 +42,6 @@ def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None) -> 
     yield from _check_pipelining(config)
     updates = None if batch.steps is None else batch.steps * batch.mini_batches * critic_epochs(config)
     yield from check_schedule("critic.optim", config.critic.optim, updates)
-
-
-def critic_notes(config: Config) -> Iterator[str]:
-    """Harmless facts about it."""
-    if not config.critic.enable and config.critic != CriticConfig():
-        yield "critic.enable is false: the other keys of critic have no effect"
 
 
 def _check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:

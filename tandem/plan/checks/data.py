@@ -54,9 +54,6 @@ def check_given(data: DataConfig) -> Iterator[Problem]:
         yield from _check_template(data.template)
     if data.source is not None:
         yield from _check_source(data.source)
-    if data.system_prompt is not None and not data.chat:
-        reason = "only a chat template has a place for it, and data.chat is false"
-        yield Problem("data.system_prompt", data.system_prompt, reason, "Write data.chat: true, or leave it out")
 
 
 def check_sft_data(config: SftConfig) -> Iterator[Problem]:

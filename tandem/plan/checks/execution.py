@@ -23,7 +23,6 @@ def check_execution(config: Config, placed: tuple[Placement, ...]) -> Iterator[P
     yield from _check_devices(config, placed)
     yield from _check_batches(config)
     yield from _check_budgets(config)
-    yield from _check_weights(config)
     yield from _check_pipelining(config)
 
 
@@ -132,25 +131,6 @@ def _check_budgets(config: Config) -> Iterator[Problem]:
     if rollout.max_num_seqs < most:
         reason = f"the {most} samples of a prompt are in flight together"
         yield Problem(f"{ROLLOUT}.max_num_seqs", rollout.max_num_seqs, reason, f"Write at least {most}")
-
-
-def _check_weights(config: Config) -> Iterator[Problem]:
-    rollout, execution = config.actor_rollout_ref.rollout, config.execution
-    if execution.mode == "colocate":
-        if rollout.on_weight_update != "wait":
-            reason = "nothing is being generated when weights change in colocate"
-            remedy = "Remove it, or write execution.mode: hybrid"
-            yield Problem(f"{ROLLOUT}.on_weight_update", rollout.on_weight_update, reason, remedy)
-        if execution.weight_sync.overlap:
-            reason = "there is no transfer to overlap in colocate: actor and rollout take turns"
-            remedy = "Write false, or execution.mode: hybrid"
-            yield Problem("execution.weight_sync.overlap", True, reason, remedy)
-    if rollout.partial == "discard" and rollout.on_weight_update != "abort":
-        reason = f"nothing is aborted with on_weight_update: {rollout.on_weight_update}"
-        yield Problem(f"{ROLLOUT}.partial", rollout.partial, reason, "Remove it, or write on_weight_update: abort")
-    if rollout.keep_kv == "recompute" and rollout.on_weight_update != "keep":
-        reason = f"no generation goes on over new weights with on_weight_update: {rollout.on_weight_update}"
-        yield Problem(f"{ROLLOUT}.keep_kv", rollout.keep_kv, reason, "Remove it, or write on_weight_update: keep")
 
 
 def _check_pipelining(config: Config) -> Iterator[Problem]:

@@ -44,9 +44,6 @@ def check_teacher(config: Config, entries: Entries, facts: ModelFacts | None) ->
 
 def notes_on_teacher(config: Config) -> Iterator[str]:
     """How the teachers live, and what their objective leaves without effect."""
-    teaching = config.algorithm.distillation
-    if teaching is not None and teaching.coef == 0:
-        yield f"{OBJECTIVE}.coef is 0: nothing is learned from a teacher, and none is loaded"
     if not uses_teacher(config):
         return
     if not teaches_as_tag(config):

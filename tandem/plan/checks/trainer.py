@@ -35,10 +35,7 @@ def check_trainer(trainer: TrainerConfig) -> Iterator[Problem]:
 
 
 def check_schedule(key: str, optim: OptimConfig, updates: int | None) -> Iterator[Problem]:
-    """Whether the warm-up ends before the run does, and the shape is that of the schedule."""
-    if optim.schedule != "cosine" and optim.num_cycles != OptimConfig().num_cycles:
-        reason = f"the schedule is {optim.schedule}, which has no periods"
-        yield Problem(f"{key}.num_cycles", optim.num_cycles, reason, f"Write {key}.schedule: cosine, or leave it out")
+    """Whether the warm-up ends before the run does."""
     if updates is not None and optim.warmup_steps >= updates and optim.warmup_steps > 0:
         reason = f"the run has {updates} optimizer steps, so the learning rate never leaves the warm-up"
         yield Problem(f"{key}.warmup_steps", optim.warmup_steps, reason, f"Write less than {updates}")
