@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,10 +21,12 @@ from tandem.models.loading import save_pretrained_atomic
 from tandem.observe.metrics import METRICS_FILE
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
-from tandem.plan.sft import refuse_ignored
+from tandem.plan.sft import check_own_trainer
 from tandem.roles.examples import padded_batch
 from tandem.session.sft_session import SftSession
 from tandem.train.updater import Updater
+
+logger = logging.getLogger(__name__)
 
 
 class BaseTrainer:
@@ -49,7 +52,8 @@ class BaseTrainer:
         """Train on ``data_source`` and save; the folder of the tuned model, adapters included where there are any."""
         if not (hasattr(self, "model") and hasattr(self, "tokenizer")):
             raise ContractError(f"{type(self).__name__}: set self.model and self.tokenizer before fit()")
-        refuse_ignored(self.config)
+        for note in check_own_trainer(self.config):
+            logger.warning(note)
         data, trainer = self.config.data, self.config.trainer
         examples = self._examples(data_source)
         steps = examples.total_steps(data.train_batch_size, trainer.total_steps)

@@ -30,6 +30,7 @@ from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
 from tandem.plan.later import what_comes_later
 from tandem.plan.memory import MemoryPlan, plan_memory
 from tandem.plan.model import ModelFacts
+from tandem.plan.own_reads import LOOP_READS
 from tandem.plan.placement import (
     Placement,
     choose_runtime,
@@ -120,10 +121,11 @@ class Plan:
             raise ConfigError([*self.problems, *self.later])
 
 
-def compile_plan(config: Config) -> Plan:
+def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
     """The plan of a training run, with every contradiction found in ``problems``. Deterministic.
 
-    Importing the plugins is its only side effect.
+    ``own_loop``: the user's own code runs it, so that what the built-in loops do nobody does. Importing the plugins is
+    its only side effect.
     """
     plugin_problems = import_plugins(config)
     entries = look_up(config)
@@ -142,12 +144,13 @@ def compile_plan(config: Config) -> Plan:
         *critic_problems,
         *_contradictions(config, entries, placed, facts),
         *check_pushed(config, shares),
-        *check_critic(config, batch, critic_facts),
+        *check_critic(config, batch, critic_facts, own_loop),
         *check_length(config, batch, rows),
-        *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all),
+        *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all, own_loop),
     ]
     setting = Setting(config, entries, runtime, shares)
-    ignored, noted = unread(config, READS, setting, wrong={problem.key for problem in found})
+    table = (*READS, *LOOP_READS) if own_loop else READS
+    ignored, noted = unread(config, table, setting, wrong={problem.key for problem in found})
     return Plan(
         mode=config.execution.mode,
         runtime=runtime,

@@ -101,7 +101,8 @@ def written(node: BaseModel, default: BaseModel | None = None, prefix: str = "")
         if name not in node.model_fields_set:
             continue
         key, value = f"{prefix}{info.alias or name}", getattr(node, name)
-        usual = getattr(default, name) if isinstance(default, type(node)) else info.get_default()
+        there = isinstance(default, BaseModel) and name in type(default).model_fields
+        usual = getattr(default, name) if there else info.get_default()
         if isinstance(value, Node | TypedNode):
             yield from written(value, usual, f"{key}.")
         else:

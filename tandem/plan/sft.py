@@ -14,6 +14,9 @@ from tandem.plan.checks.model import read_checked
 from tandem.plan.checks.trainer import check_schedule, check_trainer
 from tandem.plan.mix import MixShare, mix_names
 from tandem.plan.model import ModelFacts
+from tandem.plan.own_reads import TRAINER_READS
+from tandem.plan.reads import unread
+from tandem.plan.sft_reads import READS, SftSetting
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ def compile_sft_plan(config: SftConfig) -> SftPlan:
         found.append(Problem("data.train_batch_size", config.data.train_batch_size, reason, f"Write at most {rows}"))
     elif rows != 0:
         found += check_schedule("optim", config.optim, updates)
-    return SftPlan(rows, mix, config.data.train_batch_size, updates, (), tuple(found))
+    ignored, notes = unread(config, READS, SftSetting(config), wrong={problem.key for problem in found})
+    return SftPlan(rows, mix, config.data.train_batch_size, updates, tuple(notes), (*found, *ignored))
 
 
 def _shares(config: SftConfig) -> tuple[MixShare, ...]:
@@ -128,14 +132,9 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
         yield Problem("evaluation.stop_at_accuracy", goal, reason, "Leave it out")
 
 
-def refuse_ignored(config: SftConfig) -> None:
-    """Raise ``ConfigError`` for settings that a trainer of one's own would ignore in silence."""
-    given = {
-        "trainer.resume": config.trainer.resume,
-        "trainer.save_interval": config.trainer.save_interval,
-        "evaluation.interval": config.evaluation.interval,
-    }
-    reason, remedy = "a trainer of your own runs from start to end", "Leave it out, or use `tandem sft`"
-    problems = [Problem(key, value, reason, remedy) for key, value in given.items() if value]
+def check_own_trainer(config: SftConfig) -> list[str]:
+    """What is worth knowing of a config for ``BaseTrainer.fit``. Raises ``ConfigError`` for keys that it ignores."""
+    problems, notes = unread(config, (*READS, *TRAINER_READS), SftSetting(config), wrong=())
     if problems:
         raise ConfigError(problems)
+    return notes

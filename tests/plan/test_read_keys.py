@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tandem.base.errors import Problem
+from tandem.base.errors import ConfigError, Problem
 from tandem.config.load import load_words
-from tandem.config.schema import Config
+from tandem.config.schema import Config, SftConfig
 from tandem.config.suggest import MODES
 from tandem.config.tree import keys_of, paths_of
 from tandem.control.entry import run_train
 from tandem.plan.entries import look_up
 from tandem.plan.plan import Plan, compile_plan
+from tandem.plan.sft import SftPlan, check_own_trainer
 from tandem.plan.train_reads import READS, Setting
+from tandem.runtime.build.composite import build_actor_rollout_ref
 from tests.e2e.conftest import task
 from tests.e2e.seven import write_rows
 from tests.plan.reading import watched
@@ -25,6 +27,7 @@ __all__ = ["task"]
 
 Plans = Callable[..., Plan]
 Problems = Callable[..., list[Problem]]
+SftPlans = Callable[..., SftPlan]
 
 ROLLOUT = "actor_rollout_ref.rollout"
 MODEL = "actor_rollout_ref.model"
@@ -186,6 +189,78 @@ def test_what_one_line_switches_on_and_off_may_stay_and_is_told(
     assert plan.problems == ()
     (note,) = [note for note in plan.notes if "not used" in note]
     assert note.startswith(f"{keys} ") and reason in note
+
+
+# words | key | part of the reason
+NOT_IN_A_LOOP = [
+    ("algorithm.overlong=mask", "algorithm.overlong", "drops samples"),
+    ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.enable", "drops samples"),
+    ("--use-kl-loss actor_rollout_ref.ref.update_interval=2", "actor_rollout_ref.ref.update_interval", "refreshes"),
+    ("--hybrid --max-staleness 2", "execution.max_staleness", "nothing streams"),
+    ("--fully-async", "execution.mode", "no role has a loop"),
+    (
+        f"{OPTIM}.schedule=cosine trainer={{total_epochs: 2}} data.source={{file: own.py, type: Own}}",
+        f"{OPTIM}.schedule",
+        "where it ends is unknown",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "key", "reason"), NOT_IN_A_LOOP, ids=[row[1] for row in NOT_IN_A_LOOP])
+def test_what_no_part_does_for_a_loop_of_ones_own_is_refused_there(
+    place: Path, words: str, key: str, reason: str
+) -> None:
+    (place / "own.py").write_text("class Own: ...")
+    changes = [word.replace("\0", " ") for word in words.replace(": ", ":\0").replace(", ", ",\0").split()]
+    rows = ["data.train_files=[]"] if "data.source" in words else []
+    config = load_words([str(place / "run.yaml"), *changes, *rows], Config)
+    assert compile_plan(config).problems == ()
+    with pytest.raises(ConfigError) as caught:
+        build_actor_rollout_ref(config.actor_rollout_ref)
+    (found,) = caught.value.problems
+    assert found.key == key and reason in found.reason and found.remedy
+
+
+def test_what_the_loop_itself_may_read_is_told(place: Path) -> None:
+    words = ["trainer.save_interval=5", "evaluation.at_start=true", "data.val_files=val.jsonl", "--hybrid"]
+    config = load_words([str(place / "run.yaml"), *words], Config)
+    plan = compile_plan(config, own_loop=True)
+    assert plan.problems == ()
+    told = " ".join(note for note in plan.notes if "not used" in note)
+    assert all(key in told for key in ("trainer.save_interval", "evaluation.at_start", "execution.mode"))
+
+
+# words | key | part of the reason
+UNREAD_IN_SFT = [
+    ("optim.min_lr_ratio=0.1", "optim.min_lr_ratio", "constant"),
+    ("model.lora_alpha=8", "model.lora_alpha", "no adapters"),
+    ("trainer.exact=true", "trainer.exact", "no rollouts"),
+    ("data.tools_key=topic", "data.tools_key", "plain text"),
+    ("data.chat=true data.add_eos=false", "data.add_eos", "chat template"),
+    ("model={new: {alphabet: abc, max_position_embeddings: 64}, dtype: bfloat16}", "model.dtype", "float32"),
+]
+
+
+@pytest.mark.parametrize(("words", "key", "reason"), UNREAD_IN_SFT, ids=[row[1] for row in UNREAD_IN_SFT])
+def test_a_key_that_fine_tuning_does_not_read_is_refused(
+    sft_plan_of: SftPlans, words: str, key: str, reason: str
+) -> None:
+    found = sft_plan_of(*([words] if "{" in words else words.split())).problems
+    assert [problem.key for problem in found] == [key], [str(problem) for problem in found]
+    assert reason in found[0].reason
+
+
+def test_fine_tuning_tells_what_may_stay(sft_plan_of: SftPlans) -> None:
+    plan = sft_plan_of("data.val_files=[other.jsonl]", "evaluation.max_new_tokens=4", "runtime.threads=true")
+    told = " ".join(plan.notes)
+    assert all(key in told for key in ("data.val_files", "evaluation.max_new_tokens", "runtime.threads"))
+
+
+def test_a_trainer_of_ones_own_refuses_what_it_ignores(place: Path) -> None:
+    words = ["model.path=m", "data.train_files=train.jsonl", "trainer.trace=true", "runtime.device=cpu"]
+    with pytest.raises(ConfigError) as caught:
+        check_own_trainer(load_words(words, SftConfig))
+    assert [problem.key for problem in caught.value.problems] == ["trainer.trace", "runtime.device"]
 
 
 def test_a_key_that_says_what_is_there_anyway_is_no_contradiction(plan_of: Plans) -> None:

@@ -23,8 +23,11 @@ def read_critic(config: Config, actor: ModelFacts | None) -> tuple[ModelFacts | 
     return (actor, []) if own is None or not config.critic.enable else read_checked(MODEL, own)
 
 
-def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None) -> Iterator[Problem]:
-    """All of them; none where there is no critic. ``facts`` are those of its own model, if it has one."""
+def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None, own_loop: bool) -> Iterator[Problem]:
+    """All of them; none where there is no critic. ``facts`` are those of its own model, if it has one.
+
+    ``own_loop``: see ``check_schedule``.
+    """
     if not config.critic.enable:
         return
     if config.critic.model is not None:
@@ -41,7 +44,7 @@ def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None) -> 
     yield from _check_exact(config)
     yield from _check_pipelining(config)
     updates = None if batch.steps is None else batch.steps * batch.mini_batches * critic_epochs(config)
-    yield from check_schedule("critic.optim", config.critic.optim, updates)
+    yield from check_schedule("critic.optim", config.critic.optim, updates, own_loop)
 
 
 def _check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:

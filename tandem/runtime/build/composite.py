@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+
 NOT_FOR_A_LOOP = ("data", "trainer", "reward_manager", "evaluation")
 """Sections that a user's own loop may leave out: problems there are not its problems."""
 
@@ -54,7 +57,7 @@ def build_actor_rollout_ref(section: Section) -> ActorRolloutRef:
     hand takes their defaults. Raises ``ConfigError`` with every problem of the sections that matter here.
     """
     config = section.root if section.root is not None else Config(actor_rollout_ref=section)
-    plan = compile_plan(config)
+    plan = compile_plan(config, own_loop=True)
     found = (*plan.problems, *plan.later)
     problems = [problem for problem in found if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
     if plan.loop == PREFERENCE:
@@ -66,6 +69,8 @@ def build_actor_rollout_ref(section: Section) -> ActorRolloutRef:
         problems.append(Problem("runtime.name", "ray", reason, "Give each role one device, and write local or auto"))
     if problems:
         raise ConfigError(problems)
+    for note in plan.notes:
+        logger.warning(note)
     updates = plan.batch.optimizer_steps_in_all
     return build_composite(config, plan, model_tokenizer(section.model), 1 if updates is None else updates)
 

@@ -39,7 +39,7 @@ def build_critic(section: CriticConfig) -> Critic:
         reason = "there is no critic to build"
         raise ConfigError([Problem("critic.enable", False, reason, "Write true, or build none")])
     config = section.root if section.root is not None else _config_of(section)
-    plan = compile_plan(config)
+    plan = compile_plan(config, own_loop=True)
     problems = [problem for problem in plan.problems if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
     if problems:
         raise ConfigError(problems)
