@@ -108,6 +108,13 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
     if model.new is not None and model.new.hidden_size % model.new.num_heads:
         reason = f"the hidden size of {model.new.hidden_size} can't be cut into so many heads"
         yield Problem("model.new.num_heads", model.new.num_heads, reason, "Write a divisor of hidden_size")
+    elif model.new is not None and model.new.hidden_size // model.new.num_heads % 2:
+        reason = f"a head of {model.new.hidden_size // model.new.num_heads} can't be rotated, which takes pairs"
+        yield Problem("model.new.num_heads", model.new.num_heads, reason, "Write one that makes heads of even size")
+    if model.new is not None and len(set(model.new.alphabet)) < len(model.new.alphabet):
+        twice = sorted(c for c in set(model.new.alphabet) if model.new.alphabet.count(c) > 1)
+        reason = f"a token is one character, and {', '.join(map(repr, twice))} stands there more than once"
+        yield Problem("model.new.alphabet", model.new.alphabet, reason, "Write each character once")
     if data.max_token_len_per_gpu < data.max_length:
         reason = (
             f"one example can have {data.max_length} tokens (data.max_length), more than the budget of a micro-batch"

@@ -43,7 +43,7 @@ READS: tuple[Reads[SftSetting], ...] = (
         ("data.prompt_key", "data.response_key", "data.chat", "data.add_eos"),
         lambda s: s.pairs,
         _CONVERSATIONS,
-        "Leave it out, or data.messages_key",
+        told=True,
     ),
     Reads(
         ("data.add_eos",),
