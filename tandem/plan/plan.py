@@ -21,6 +21,7 @@ from tandem.plan.checks.correction import correction_notes
 from tandem.plan.checks.critic import check_critic, read_critic
 from tandem.plan.checks.data import check_data, count_rows
 from tandem.plan.checks.execution import check_execution
+from tandem.plan.checks.folder import check_ends, check_files_of, check_template, notes_on_ends
 from tandem.plan.checks.model import check_context, check_exact, read_checked
 from tandem.plan.checks.preference import check_preferences
 from tandem.plan.checks.reward import check_reward
@@ -190,6 +191,10 @@ def _contradictions(
         yield from check_reward(config)
         yield from check_teacher(config, entries, facts)
         yield from check_data(config)
+        yield from check_ends(config, facts)
+    if facts is not None:
+        yield from check_files_of(MODEL, config.actor_rollout_ref.model)
+        yield from check_template(config)
     yield from check_context(config, facts)
     yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
     yield from check_exported(config.trainer, config.actor_rollout_ref.model)
@@ -208,6 +213,11 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
     kl, interval = config.algorithm.kl, config.evaluation.interval
     if kl.where != "off" and kl.coef == 0:
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
+    if uses_reference(config) and config.actor_rollout_ref.ref.update_interval == 1:
+        yield (
+            "actor_rollout_ref.ref.update_interval is 1: the reference is the policy at the start of each step, so the "
+            "KL is 0 there and holds back only what later mini-batches and epochs of the step add"
+        )
     if uses_reference(config) and kl.where == "loss" and entries.kl is not None and entries.kl.traits.get("for_reward"):
         yield (
             f"algorithm.kl.type {kl.type} in the loss has a gradient of mean 0 and holds nothing back; {kl.type}+ "
@@ -218,5 +228,6 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
     yield from notes_on_teacher(config)
     if not learns_preferences(config):
         yield from correction_notes(config, entries)
+        yield from notes_on_ends(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

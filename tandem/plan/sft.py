@@ -10,6 +10,7 @@ from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import SftConfig
 from tandem.plan.checks.adapters import check_adapters, check_exported
 from tandem.plan.checks.data import check_sft_data, count_rows
+from tandem.plan.checks.folder import check_files_of, check_sft_template
 from tandem.plan.checks.model import read_checked
 from tandem.plan.checks.trainer import check_schedule, check_trainer
 from tandem.plan.mix import MixShare, mix_names
@@ -95,6 +96,9 @@ def _updates(config: SftConfig, rows: int | None) -> int | None:
 def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Problem]:
     data, model = config.data, config.model
     yield from check_sft_data(config)
+    if facts is not None:
+        yield from check_files_of("model", model)
+    yield from check_sft_template(config)
     yield from check_trainer(config.trainer)
     yield from check_adapters("model", model, facts)
     yield from check_exported(config.trainer, model)

@@ -21,6 +21,9 @@ LOSS = "algorithm.policy_loss"
 ESTIMATOR = "algorithm.adv_estimator"
 ROLLOUT = "actor_rollout_ref.rollout"
 
+COLDEST = 0.01
+"""Logits a hundred times as far apart leave one token: below this nothing is sampled."""
+
 
 def check_algorithm(config: Config, entries: Entries) -> Iterator[Problem]:
     """All of them."""
@@ -38,8 +41,18 @@ def _check_loss(config: Config, entries: Entries) -> Iterator[Problem]:
         return
     loss = config.algorithm.policy_loss
     yield from check_parameters(LOSS, "policy loss", loss.type, loss.parameters, entries.policy_loss.signature)
+    yield from _check_sides(loss.parameters, entries.policy_loss)
     yield from _check_band(loss.parameters, entries.policy_loss)
     yield from _check_whole_mini_batch(config, entries.policy_loss)
+
+
+def _check_sides(written: Mapping[str, Any], loss: Entry[Any]) -> Iterator[Problem]:
+    """A bound for both sides is not read where each side has one of its own."""
+    for name, value in written.items():
+        sides = [f"{name}_low", f"{name}_high"]
+        if all(side in loss.signature.parameters and written.get(side) is not None for side in sides):
+            reason = f"nothing reads it: {' and '.join(sides)} are both written"
+            yield Problem(f"{LOSS}.{name}", value, reason, "Leave it out, or leave one of the sides to it")
 
 
 def _check_band(written: Mapping[str, Any], loss: Entry[Any]) -> Iterator[Problem]:
@@ -140,8 +153,12 @@ def check_reference(config: Config) -> Iterator[Problem]:
 
 def _check_sampling(config: Config) -> Iterator[Problem]:
     rollout = config.actor_rollout_ref.rollout
-    if rollout.temperature <= 0:
-        reason = "training samples; a temperature of 0 or less has no distribution to learn from"
+    if rollout.temperature < COLDEST:
+        reason = (
+            "training samples; a temperature of 0 or less has no distribution to learn from"
+            if rollout.temperature <= 0
+            else "practically greedy: the samples of a group would be equal, and gradients divided by it overflow"
+        )
         yield Problem(f"{ROLLOUT}.temperature", rollout.temperature, reason, "Write a number above 0, such as 1.0")
     if not rollout.do_sample:
         reason = "greedy answers are all equal and have nothing to learn from"

@@ -9,6 +9,7 @@ from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.plan.batch import BatchPlan, longest_sequence
 from tandem.plan.checks.adapters import check_adapters
+from tandem.plan.checks.folder import check_files_of
 from tandem.plan.checks.model import read_checked
 from tandem.plan.checks.trainer import check_schedule
 from tandem.plan.critic import critic_epochs, critic_model, critic_token_budget, other_tokens
@@ -31,6 +32,7 @@ def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None, own
     if not config.critic.enable:
         return
     if config.critic.model is not None:
+        yield from check_files_of(MODEL, config.critic.model) if facts is not None else ()
         yield from check_adapters(MODEL, config.critic.model, facts)
         yield from _check_context(config, facts)
         yield from _check_tokens(config, config.critic.model)

@@ -9,7 +9,7 @@ from tandem.config.schema import Config
 from tandem.plan.batch import longest_sequence, mini_batch_prompts, sub_batches
 from tandem.plan.entries import estimator_columns
 from tandem.plan.placement import REFERENCE_NAMES, Placement, choose_runtime, deployed_roles
-from tandem.plan.preference import samples_per_prompt
+from tandem.plan.preference import learns_preferences, samples_per_prompt
 from tandem.plan.teacher import TEACHER, uses_teacher
 
 ACTOR = "actor_rollout_ref.actor"
@@ -22,6 +22,7 @@ def check_execution(config: Config, placed: tuple[Placement, ...]) -> Iterator[P
     yield from _check_roles(config)
     yield from _check_devices(config, placed)
     yield from _check_batches(config)
+    yield from _check_capacity(config)
     yield from _check_budgets(config)
     yield from _check_pipelining(config)
 
@@ -109,6 +110,14 @@ def _check_batches(config: Config) -> Iterator[Problem]:
     if micro is not None and mini * n % micro:
         reason = f"a mini-batch of {mini} prompts x {n} = {mini * n} samples can't be cut into micro-batches of it"
         yield Problem(f"{ACTOR}.ppo_micro_batch_size", micro, reason, f"Write a divisor of {mini * n}, or leave it out")
+
+
+def _check_capacity(config: Config) -> Iterator[Problem]:
+    """A partition must fit into the store whole: it is sealed when all of its groups are there."""
+    capacity, prompts = config.execution.data_plane.capacity_groups, config.data.train_batch_size
+    if capacity is not None and capacity < prompts and not learns_preferences(config):
+        reason = f"a partition of {prompts} groups ({P}) is held whole"
+        yield Problem("execution.data_plane.capacity_groups", capacity, reason, f"Write at least {prompts}")
 
 
 def _check_budgets(config: Config) -> Iterator[Problem]:
