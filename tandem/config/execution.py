@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from tandem.config.node import Count, Node, Seconds
 
-Devices = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]  # YAML has lists, not tuples
+Devices = Annotated[tuple[PositiveInt, NonNegativeInt], Field(strict=False)]  # YAML has lists, not tuples
 Role = Literal["actor", "critic", "rollout", "advantages", "reference", "ref", "actor_fwd", "teacher"]
 Resource = dict[Role, Devices]
 """Role -> (nodes, devices per node). ``ref`` is the short name of ``reference``."""
@@ -39,7 +39,7 @@ class WeightSyncConfig(Node):
 
 class _Execution(Node):
     resource: Resource = {}
-    """Devices per role, as {role: [nodes, devices per node]}; default: one device each."""
+    """Devices per role, as {role: [nodes, devices per node]}; default: one device each. ``advantages`` takes none."""
     data_plane: DataPlaneConfig = DataPlaneConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     max_engine_restarts: Annotated[int, Field(ge=0)] = 1

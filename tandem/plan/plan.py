@@ -225,6 +225,8 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
         )
     if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
         yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
+    if sum(config.execution.resource.get("advantages", (0, 0))) > 1:
+        yield "execution.resource.advantages reserves nothing: advantages are computed beside the driver, on no device"
     yield from notes_on_teacher(config)
     if not learns_preferences(config):
         yield from correction_notes(config, entries)

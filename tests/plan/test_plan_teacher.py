@@ -109,7 +109,7 @@ def test_else_it_is_a_model_of_its_own_and_the_plan_says_why(plan_of: PlanOf, wo
 def test_fully_async_has_a_role_for_it(plan_of: PlanOf) -> None:
     plan = plan_of(REVERSE, TAUGHT, "execution={mode: fully_async, resource: {teacher: [1, 1]}}")
     assert plan.problems == () and plan.tags == ("actor",)
-    assert plan.roles == ("actor", "rollout", "advantages", "teacher", "actor_fwd") and plan.devices == 5
+    assert plan.roles == ("actor", "rollout", "advantages", "teacher", "actor_fwd") and plan.devices == 4
     alone = plan_of(ONLY, TAUGHT, "execution.mode=fully_async")
     assert alone.problems == () and alone.roles == ("actor", "rollout", "teacher", "actor_fwd")
 

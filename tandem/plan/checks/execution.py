@@ -8,7 +8,7 @@ from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.plan.batch import longest_sequence, mini_batch_prompts, sub_batches
 from tandem.plan.entries import estimator_columns
-from tandem.plan.placement import REFERENCE_NAMES, Placement, choose_runtime, deployed_roles
+from tandem.plan.placement import ADVANTAGES, REFERENCE_NAMES, Placement, choose_runtime, deployed_roles
 from tandem.plan.preference import learns_preferences, samples_per_prompt
 from tandem.plan.teacher import TEACHER, uses_teacher
 
@@ -65,6 +65,10 @@ def _check_roles(config: Config) -> Iterator[Problem]:
 
 def _check_devices(config: Config, placed: tuple[Placement, ...]) -> Iterator[Problem]:
     devices = {placement.role: placement.devices for placement in placed}
+    for role, pair in config.execution.resource.items():
+        if pair[1] == 0 and role != ADVANTAGES:
+            reason = "a model computes there, on one device at least"
+            yield Problem(f"execution.resource.{role}", list(pair), reason, "Write [1, 1] or more")
     for role, key in (("actor", ACTOR), ("rollout", ROLLOUT)):
         node = config.actor_rollout_ref.actor if role == "actor" else config.actor_rollout_ref.rollout
         width = node.tensor_model_parallel_size
