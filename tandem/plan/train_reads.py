@@ -73,6 +73,7 @@ PREFERENCES: tuple[Reads[Setting], ...] = (
             f"{CORRECTION}",
             "algorithm.old_logprobs",
             "algorithm.overlong",
+            "algorithm.stages",
             "algorithm.distillation",
             "algorithm.filter_groups",
         ),
