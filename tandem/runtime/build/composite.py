@@ -70,7 +70,7 @@ def build_actor_rollout_ref(section: Section) -> ActorRolloutRef:
 
 def model_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of the model, or the one named in its place."""
-    return load_tokenizer(model.tokenizer)
+    return load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
 
 
 def run_device(runtime: RuntimeConfig) -> torch.device:

@@ -143,7 +143,8 @@ class PromptLoader:
 
 def build_dataloader(config: Config) -> PromptLoader:
     """The training prompts of ``config.data``, encoded by the model's tokenizer."""
-    tokenizer = load_tokenizer(config.actor_rollout_ref.model.tokenizer)
+    model = config.actor_rollout_ref.model
+    tokenizer = load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
     source = prompt_source(config, tokenizer, prompt_tables(config), endless=True)
     return PromptLoader(source, config.data.train_batch_size)
 
