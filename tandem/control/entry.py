@@ -15,7 +15,7 @@ from tandem.base.errors import ContractError
 from tandem.config.schema import Config, SftConfig
 from tandem.control import colocate, fully_async, hybrid, preference
 from tandem.control.sft import require_updates, tune
-from tandem.data.catalog import RowCounts
+from tandem.data.mixture import Stream, rows_told
 from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, read_rows
 from tandem.plan.plan import PREFERENCE, Plan
 from tandem.session.build import build_session
@@ -45,7 +45,7 @@ def run_train(config: Config, plan: Plan) -> int:
     quiet()
     session = build_preference_session(config, plan) if plan.loop == PREFERENCE else build_session(config, plan)
     _keep_config(config, Path(config.trainer.output_dir))
-    _tell_counts(session.source.counts)
+    _tell_data(session.source, config.data.train_batch_size, session.progress.last)
     left = session.progress.last - session.progress.step
     if session.progress.step:
         print(f"resumed after step {session.progress.step}; {left} steps left")
@@ -62,7 +62,7 @@ def run_sft(config: SftConfig) -> int:
     """Fine-tune, and tell what came of it."""
     quiet()
     session = build_sft_session(config)
-    _tell_counts(session.source.counts)
+    _tell_data(session.source, config.data.train_batch_size, session.last)
     _keep_config(config, Path(config.trainer.output_dir))
     if session.nothing_left is not None:
         print(f"nothing is left to do: {session.nothing_left}")
@@ -75,10 +75,10 @@ def run_sft(config: SftConfig) -> int:
     return 0
 
 
-def _tell_counts(counts: RowCounts) -> None:
+def _tell_data(source: Stream[Any], batch_size: int, steps: int) -> None:
     """What became of the rows, where not all are used as they are."""
-    if counts.dropped or counts.cut:
-        print(f"data: {counts}")
+    if rows := rows_told(source, batch_size, steps):
+        print(f"data: {rows}")
 
 
 def _summarize(output_dir: Path, summary: Mapping[str, str]) -> None:

@@ -194,8 +194,8 @@ def mismatch(
 ) -> dict[str, Metric]:
     """How far the engine that sampled is from the trainer, over the trained tokens; inputs (B, T).
 
-    ``mismatch/kl`` and ``mismatch/k3`` estimate KL(rollout || trainer), ``mismatch/abs`` is the mean absolute difference of
-    log-probs: 0 up to rounding where engine and trainer hold the same weights.
+    ``mismatch/kl`` and ``mismatch/k3`` estimate KL(rollout || trainer), ``mismatch/abs`` is the mean absolute
+    difference of log-probs: 0 up to rounding where engine and trainer hold the same weights.
     """
     delta = log_ratio(trainer_logprobs.detach(), rollout_logprobs, response_mask)
     return {
