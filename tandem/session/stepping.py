@@ -9,15 +9,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tandem.base.run_folder import FINAL_FOLDER
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
 from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
 from tandem.plan.plan import Plan
 from tandem.roles.actor import Actor
-from tandem.session.exports import FINAL_FOLDER, Exporter
-
-CHECKPOINTS = "checkpoints"
+from tandem.session.exports import Exporter
 
 
 @dataclass
