@@ -252,6 +252,11 @@ class TrainerConfig(Node):
     trace: bool = False
     """Write a Chrome trace of the steps."""
 
+    def model_post_init(self, context: Any, /) -> None:
+        """One pass where nothing bounds the run, for whoever counts them: a loop over epochs is a user's own."""
+        if self.total_epochs is None and self.total_steps is None:
+            self.__dict__["total_epochs"] = 1
+
 
 class Config(Node):
     """A training run: ``tandem train run.yaml``."""

@@ -137,7 +137,7 @@ class Session(Stepping):
             **{f"dropped/{name}": float(count) for name, count in self.rollout.counts.items()},
             **self.told.metrics,
             **({} if self.composite.critic is None else self.composite.critic.metrics),
-            **mismatch_report(batch, self.config.algorithm.correction),
+            **({} if self.plan.old_logprobs == "rollout" else mismatch_report(batch, self.config.algorithm.correction)),
         }
         self.rollout.counts.clear()
         return metrics
