@@ -219,6 +219,10 @@ class EvaluationConfig(Node):
     """Only the first so many prompts."""
 
 
+AUTO, LATEST = "auto", "latest"
+"""What ``trainer.resume`` may be beside a folder."""
+
+
 class TrainerConfig(Node):
     """The run."""
 
@@ -239,13 +243,19 @@ class TrainerConfig(Node):
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept."""
     resume: MaybeFile = None
-    """``auto``: the newest whole checkpoint of output_dir, or start; or a checkpoint folder."""
+    """``latest``: the newest checkpoint of output_dir; ``auto``: that, or begin anew where there is none; or a
+    checkpoint folder."""
     logger: Names = ["console"]
     """Trackers beside metrics.jsonl."""
     rollouts_per_step: NonNegativeInt = 4
     """Samples written to rollouts.jsonl each step."""
     trace: bool = False
     """Write a Chrome trace of the steps."""
+
+    def model_post_init(self, context: Any, /) -> None:
+        """One pass where nothing bounds the run, for whoever counts them: a loop over epochs is a user's own."""
+        if self.total_epochs is None and self.total_steps is None:
+            self.__dict__["total_epochs"] = 1
 
 
 class Config(Node):

@@ -1,58 +1,9 @@
-"""Which keys a loop, or a trainer, of the user's own has no reader for, beside those that no run has."""
+"""Which keys a trainer of the user's own has no reader for, beside those that no fine-tuning has."""
 
 from __future__ import annotations
 
 from tandem.plan.reads import Reads
 from tandem.plan.sft_reads import SftSetting
-from tandem.plan.train_reads import Setting
-
-_TURNS = "a loop of your own generates and trains in turns"
-_YOURS = "a loop of your own does this itself, or not at all"
-
-LOOP_READS: tuple[Reads[Setting], ...] = (
-    Reads(
-        ("algorithm.filter_groups", "algorithm.overlong", "actor_rollout_ref.ref.update_interval"),
-        lambda s: False,
-        "a loop of your own draws the prompts, drops samples and refreshes the reference itself, and none of these "
-        "parts looks at it",
-        "Leave it out and do it in the loop, or use `tandem train`",
-    ),
-    Reads(
-        ("execution.max_staleness", "execution.num_iters_per_train_update", "execution.train_pipelining"),
-        lambda s: False,
-        f"{_TURNS}: every sample is of the newest weights, nothing streams",
-        "Leave it out, or use `tandem train`",
-    ),
-    Reads(
-        ("execution.mode",),
-        lambda s: s.config.execution.mode != "fully_async",
-        f"{_TURNS}: no role has a loop beside it",
-        "Write colocate, or use `tandem train`",
-    ),
-    Reads(
-        ("execution.mode", "execution.resource", "execution.balance_data", "runtime.threads", "runtime.torch_threads"),
-        lambda s: False,
-        f"{_TURNS}, in one process",
-        told=True,
-    ),
-    Reads(
-        (
-            "trainer.output_dir",
-            "trainer.save_interval",
-            "trainer.export",
-            "trainer.keep_checkpoints",
-            "trainer.resume",
-            "trainer.logger",
-            "trainer.rollouts_per_step",
-            "trainer.trace",
-            "evaluation",
-        ),
-        lambda s: False,
-        _YOURS,
-        told=True,
-    ),
-)
-"""For what ``build_actor_rollout_ref`` and its like build. What the user's own code may read is told, not refused."""
 
 TRAINER_READS: tuple[Reads[SftSetting], ...] = (
     Reads(
@@ -61,13 +12,25 @@ TRAINER_READS: tuple[Reads[SftSetting], ...] = (
             "trainer.save_interval",
             "trainer.keep_checkpoints",
             "trainer.export",
-            "trainer.trace",
             "evaluation",
-            "runtime",
-            "data.max_token_len_per_gpu",
+            "runtime.device",
+            "runtime.name",
+            "runtime.threads",
         ),
         lambda s: False,
-        "a trainer of your own runs from start to end, a batch at a time, in this process",
+        "a trainer of your own runs from start to end, in this process",
+        "Leave it out, or use `tandem sft`",
+    ),
+    Reads(
+        ("data.source", "data.mix"),
+        lambda s: False,
+        "a trainer of your own has its rows from the data source that fit() is given",
+        "Leave it out, or use `tandem sft`",
+    ),
+    Reads(
+        ("data.max_token_len_per_gpu",),
+        lambda s: False,
+        "a trainer of your own pads a whole batch, in one piece",
         "Leave it out, or use `tandem sft`",
     ),
     Reads(

@@ -32,7 +32,6 @@ from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
 from tandem.plan.later import what_comes_later
 from tandem.plan.memory import MemoryPlan, plan_memory
 from tandem.plan.model import ModelFacts
-from tandem.plan.own_reads import LOOP_READS
 from tandem.plan.placement import (
     Placement,
     choose_runtime,
@@ -136,8 +135,8 @@ def _plain(value: object) -> object:
 def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
     """The plan of a training run, with every contradiction found in ``problems``. Deterministic.
 
-    ``own_loop``: the user's own code runs it, so that what the built-in loops do nobody does. Importing the plugins is
-    its only side effect.
+    ``own_loop``: the user's own code runs it, and nobody counts its steps. Importing the plugins is the only side
+    effect.
     """
     plugin_problems = import_plugins(config)
     entries = look_up(config)
@@ -162,8 +161,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all, own_loop),
     ]
     setting = Setting(config, entries, runtime, shares)
-    table = (*READS, *LOOP_READS) if own_loop else READS
-    ignored, noted = unread(config, table, setting, wrong={problem.key for problem in found})
+    ignored, noted = unread(config, READS, setting, wrong={problem.key for problem in found})
     return Plan(
         mode=config.execution.mode,
         runtime=runtime,
@@ -215,7 +213,7 @@ def _contradictions(
     yield from check_exported(config.trainer, config.actor_rollout_ref.model)
     yield from check_exact(config)
     yield from check_evaluation(config)
-    yield from check_trainer(config.trainer)
+    yield from check_trainer(config.trainer, config)
 
 
 def _shares_weights(config: Config, runtime: str) -> bool:

@@ -99,7 +99,7 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
     if facts is not None:
         yield from check_files_of("model", model)
     yield from check_sft_template(config)
-    yield from check_trainer(config.trainer)
+    yield from check_trainer(config.trainer, config)
     yield from check_adapters("model", model, facts)
     yield from check_exported(config.trainer, model)
     if model.new is not None and model.trains_adapters:
