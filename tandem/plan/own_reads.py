@@ -11,7 +11,6 @@ TRAINER_READS: tuple[Reads[SftSetting], ...] = (
             "trainer.resume",
             "trainer.save_interval",
             "trainer.keep_checkpoints",
-            "trainer.export",
             "evaluation",
             "runtime.device",
             "runtime.name",
@@ -19,6 +18,12 @@ TRAINER_READS: tuple[Reads[SftSetting], ...] = (
         ),
         lambda s: False,
         "a trainer of your own runs from start to end, in this process",
+        "Leave it out, or use `tandem sft`",
+    ),
+    Reads(
+        ("trainer.export",),
+        lambda s: False,
+        "a trainer of your own leaves a model with its adapters merged",
         "Leave it out, or use `tandem sft`",
     ),
     Reads(
