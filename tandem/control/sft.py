@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import torch
@@ -29,8 +28,6 @@ from tandem.roles.examples import padded_batch
 from tandem.session.sft_session import SftSession
 from tandem.train.updater import Updater
 
-logger = logging.getLogger(__name__)
-
 
 class BaseTrainer:
     """A fine-tuning loop around a loss of yours: subclass it, set ``model`` and ``tokenizer``, call ``fit``.
@@ -55,8 +52,7 @@ class BaseTrainer:
         """Train on ``data_source`` and save; the folder of the tuned model, adapters included where there are any."""
         if not (hasattr(self, "model") and hasattr(self, "tokenizer")):
             raise ContractError(f"{type(self).__name__}: set self.model and self.tokenizer before fit()")
-        for note in check_own_trainer(self.config):
-            logger.warning(note)
+        check_own_trainer(self.config)
         data, trainer = self.config.data, self.config.trainer
         prepare_process(threads=self.config.runtime.torch_threads, exact=trainer.exact)
         examples = self._examples(data_source)

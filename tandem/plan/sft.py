@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
@@ -143,9 +144,10 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
         yield Problem("evaluation.stop_at_accuracy", goal, reason, "Leave it out")
 
 
-def check_own_trainer(config: SftConfig) -> list[str]:
-    """What is worth knowing of a config for ``BaseTrainer.fit``. Raises ``ConfigError`` for keys that it ignores."""
+def check_own_trainer(config: SftConfig) -> None:
+    """Raise ``ConfigError`` for keys that ``BaseTrainer.fit`` ignores; warn of those that may stay."""
     problems, notes = unread(config, (*READS, *TRAINER_READS), SftSetting(config), wrong=())
     if problems:
         raise ConfigError(problems)
-    return notes
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
