@@ -141,7 +141,8 @@ def build_reward_manager(
         importlib.import_module(name)
     spec = resolve(config.type, config.file, config.parameters, modules)
     if tokenizer is None and spec.call.is_batch and root is not None:
-        tokenizer = load_tokenizer(root.actor_rollout_ref.model.tokenizer)
+        model = root.actor_rollout_ref.model
+        tokenizer = load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
     scoring: Scoring = (
         InlineScoring(bind(spec))
         if inline or config.type == NO_REWARD

@@ -80,7 +80,7 @@ def config_around(section: S | Config, kind: type[S], around: Callable[[S], Conf
 
 def model_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of the model, or the one named in its place."""
-    return load_tokenizer(model.tokenizer)
+    return load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
 
 
 def run_device(runtime: RuntimeConfig) -> torch.device:

@@ -114,6 +114,7 @@ def check_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
     folder = None if own is None else model_folder(own.tokenizer)
     if own is None or folder is None or not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return
-    problem = other_tokens(config, tokenizer.get_vocab(), load_tokenizer(folder).get_vocab())
+    its = load_tokenizer(folder, trust_remote_code=own.trust_remote_code)
+    problem = other_tokens(config, tokenizer.get_vocab(), its.get_vocab())
     if problem is not None:
         raise ConfigError([problem])

@@ -145,7 +145,8 @@ def build_dataloader(config: Config) -> PromptLoader:
     """The training prompts of ``config.data``, encoded by the model's tokenizer."""
     if not isinstance(config, Config):
         raise ContractError(f"build_dataloader takes the whole config of a run, got {type(config).__name__}")
-    tokenizer = load_tokenizer(config.actor_rollout_ref.model.tokenizer)
+    model = config.actor_rollout_ref.model
+    tokenizer = load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
     source = prompt_source(config, tokenizer, prompt_tables(config), endless=True)
     return PromptLoader(source, config.data.train_batch_size)
 
