@@ -198,6 +198,8 @@ def build_sft_session(config: SftConfig) -> SftSession:
     first, reached = (0, None) if resumed is None else _resume(resumed, engine, source, steps)
     info = run_info(config.trainer, config, steps, resumed)
     log = RunLog(info, config.trainer.logger, trace=config.trainer.trace)
+    if resumed is not None:
+        resumed.restore_random_state()  # last: what was built here has drawn
     return SftSession(config, model, tokenizer, engine, source, examples, questions, log, first, steps, reached)
 
 
