@@ -238,6 +238,8 @@ class TrainerConfig(Node):
     """Everything the run writes."""
     save_interval: NonNegativeInt = 0
     """Steps between checkpoints and exports; 0: only at the end."""
+    save_on_interrupt: bool = True
+    """Write a checkpoint of the steps that are done where Ctrl-C or SIGTERM ends the run."""
     export: Literal["merged", "adapter"] = "merged"
     """What a LoRA run leaves: the model with its adapters merged, or a PEFT adapter folder."""
     keep_checkpoints: PositiveInt = 2
