@@ -244,6 +244,8 @@ class TrainerConfig(Node):
     """What a LoRA run leaves: the model with its adapters merged, or a PEFT adapter folder."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept."""
+    max_idle_steps: PositiveInt = 10
+    """Most steps in a row that may train nothing; one more ends the run with the reason."""
     resume: MaybeFile = None
     """``latest``: the newest checkpoint of output_dir; ``auto``: that, or begin anew where there is none; or a
     checkpoint folder."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from tandem.rollout.hf import HfEngine
 from tandem.runtime.build.composite import load_trainable, model_tokenizer, run_device
 from tandem.runtime.build.sources import example_source, held_out_examples, rows_of, user_source
 from tandem.session.exports import Exporter
+from tandem.session.idle import IdleSteps
 from tandem.session.resume import check_inputs, find_checkpoint, run_info
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
@@ -68,6 +69,7 @@ class SftSession:
     reached: float | None = None
     facts: dict[str, Any] | None = None
     done: int = 0
+    idle: IdleSteps = field(default_factory=IdleSteps)
 
     def steps(self) -> Iterator[int]:
         """The steps that are left, from 1."""
@@ -102,6 +104,7 @@ class SftSession:
             "loss/sft": float(total.loss) / denominator,
             "grad/norm": result.grad_norm,
             "optim/lr": result.lr,
+            "optim/applied": float(result.applied),
             "optim/skipped_steps": float(result.skipped),
             "updates": float(result.updates),
             **{f"data/{name}": float(count) for name, count in self._drawn().items()},
@@ -127,6 +130,8 @@ class SftSession:
         reached = self.reached is not None
         if save and (step % save == 0 or step == self.last or reached):
             self._save(step, {"data": self.source.state_dict(), "reached": self.reached})
+        why, most = f"its gradient norm is {update['grad/norm']:g}", self.config.trainer.max_idle_steps
+        self.idle.note(step, update["optim/applied"] > 0, why, most)
         return reached
 
     def _save(self, step: int, facts: dict[str, Any]) -> None:

@@ -17,9 +17,11 @@ from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
 from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
+from tandem.plan.critic import untrained_steps
 from tandem.plan.plan import Plan
 from tandem.roles.actor import Actor
 from tandem.session.exports import Exporter
+from tandem.session.idle import IdleSteps, why_idle
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class Progress:
     facts: dict[str, Any] | None = None
     started: float = 0.0
     recorded: bool = True
+    idle: IdleSteps = field(default_factory=IdleSteps)
 
 
 @dataclass(frozen=True)
@@ -167,11 +170,12 @@ class Stepping(ABC):
         times = self._times()
         evaluated = self._evaluation() if interval and (done % interval == 0 or last) else {}
         with held():
-            self._log(step, evaluated, times)
+            metrics = self._log(step, evaluated, times)
         if trainer.save_interval and (done % trainer.save_interval == 0 or last):
             self._save(done)
+        self._note_idle(step, metrics)
 
-    def _log(self, step: int, evaluated: dict[str, float], times: dict[str, float]) -> None:
+    def _log(self, step: int, evaluated: dict[str, float], times: dict[str, float]) -> dict[str, float]:
         """The line of the finished step, and its samples."""
         assert self.progress.trained is not None
         (batch, update), done = self.progress.trained, step + 1
@@ -186,6 +190,19 @@ class Stepping(ABC):
         }
         self.progress.recorded = True
         self.log.log(done, metrics, self._samples(batch, step))
+        return metrics
+
+    def _note_idle(self, step: int, metrics: dict[str, float]) -> None:
+        """Tell of a finished step in which nothing was learned. Raises ``TandemError`` after too many of them."""
+        assert self.progress.trained is not None
+        (batch, update), trainer = self.progress.trained, self.config.trainer
+        if step >= untrained_steps(self.config):
+            why = why_idle(
+                metrics,
+                len(batch.dense("group_ids").unique()),
+                masks_overlong=self.config.algorithm.overlong == "mask",
+            )
+            self.progress.idle.note(step + 1, update.get("optim/applied", 0.0) > 0, why, trainer.max_idle_steps)
 
     @abstractmethod
     def _metrics(self, batch: DataProto, step: int) -> dict[str, float]:
