@@ -22,7 +22,7 @@ from tandem.models.numerics import prepare_process
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.plan.mix import example_columns
-from tandem.plan.sft import refuse_ignored
+from tandem.plan.sft import check_own_trainer
 from tandem.roles.examples import padded_batch
 from tandem.session.idle import IdleSteps, require_updates
 from tandem.session.sft_session import SftSession
@@ -52,7 +52,7 @@ class BaseTrainer:
         """Train on ``data_source`` and save; the folder of the tuned model, adapters included where there are any."""
         if not (hasattr(self, "model") and hasattr(self, "tokenizer")):
             raise ContractError(f"{type(self).__name__}: set self.model and self.tokenizer before fit()")
-        refuse_ignored(self.config)
+        check_own_trainer(self.config)
         data, trainer = self.config.data, self.config.trainer
         prepare_process(threads=self.config.runtime.torch_threads, exact=trainer.exact)
         examples = self._examples(data_source)
