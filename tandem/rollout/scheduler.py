@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tandem.base.errors import ContractError
-from tandem.models.cache import KVCache
 from tandem.models.causal_lm import CausalLM
+from tandem.models.row_cache import RowCache
 from tandem.rollout.block import Block
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 
@@ -108,7 +108,7 @@ class RunningBatch:
     else: its tokens are bit-equal whatever else is in flight.
     """
 
-    def __init__(self, model: CausalLM, sampling: Sampling, limit: int, cache: KVCache | None) -> None:
+    def __init__(self, model: CausalLM, sampling: Sampling, limit: int, cache: RowCache | None) -> None:
         self._model, self._sampling = model, sampling
         self._limit = limit
         self._exact = cache is None
@@ -133,7 +133,7 @@ class RunningBatch:
             return
         for request in requests:
             n = self._sampling.samples
-            cache = KVCache(self._model.model.device, n, len(request.prompt_ids) + self._sampling.max_tokens)
+            cache = self._model.new_cache(n, len(request.prompt_ids) + self._sampling.max_tokens)
             block = Block(self._model, self._sampling, cache, n)
             block.admit([request], version)
             self._blocks.append(block)
