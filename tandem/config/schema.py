@@ -171,6 +171,10 @@ class DataConfig(Node):
     """Wrap a plain text in the tokenizer's chat template."""
     system_prompt: str | None = None
     """System message of the chat template."""
+    tools_key: str | None = None
+    """Column of tool definitions for the chat template: a list of mappings, or JSON text; null in a row: no tools."""
+    keep_nulls: bool = False
+    """Keep null keys in messages and tools of parquet and Python rows, though Arrow gives all rows the same keys."""
     train_batch_size: PositiveInt = 256
     """Prompts per step (P)."""
     max_prompt_length: PositiveInt = 512
@@ -219,7 +223,7 @@ class TrainerConfig(Node):
     seed: NonNegativeInt = 0
     """Everything random derives from it."""
     exact: bool = False
-    """Bit-equal samples and weights whatever the batch composition (slower)."""
+    """Bit-equal samples and weights whatever the batch composition (slower); sets MKL_CBWR and ATEN_CPU_CAPABILITY."""
     output_dir: File = "runs/default"
     """Everything the run writes."""
     save_interval: NonNegativeInt = 0
@@ -322,6 +326,8 @@ class SftDataConfig(Node):
     response_key: str = "response"
     tools_key: str | None = None
     """Column of tool definitions for the chat template: a list of mappings, or JSON text; null in a row: no tools."""
+    keep_nulls: bool = False
+    """Keep null keys in messages and tools of parquet and Python rows, though Arrow gives all rows the same keys."""
     chat: bool = False
     """Wrap prompt and response in the tokenizer's chat template."""
     add_eos: bool = True

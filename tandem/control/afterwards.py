@@ -10,20 +10,20 @@ from pathlib import Path
 
 from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
+from tandem.base.manifest import MANIFEST, write_manifest
 from tandem.config.load import load_config
 from tandem.config.schema import NO_REWARD, Config
 from tandem.control.entry import quiet
 from tandem.models.adapter_spec import CONFIG as ADAPTER_CONFIG
-from tandem.models.loading import check_weight_files, merge_adapter
+from tandem.models.loading import merge_adapter
 from tandem.observe.metrics import CONFIG_FILE
 from tandem.plan.plan import PREFERENCE, compile_plan
 from tandem.roles.reward import build_reward_manager
 from tandem.runtime.build.composite import build_composite, model_tokenizer
 from tandem.runtime.build.sources import held_out_prompts, prompt_tables
-from tandem.session.exports import ADAPTER_FOLDER, MODEL_FOLDER
+from tandem.session.exports import ADAPTER_FOLDER, FINAL_FOLDER, MODEL_FOLDER, find_export, require_undamaged
 from tandem.session.parts import build_evaluator
 from tandem.session.preference_session import held_out_evaluator
-from tandem.session.stepping import FINAL_FOLDER
 
 
 def run_eval(source: Path, words: Sequence[str]) -> int:
@@ -85,7 +85,10 @@ def run_export(saved: Path, out: Path, adapter: bool | None = None) -> int:
 
     ``adapter``: as a PEFT adapter, or as a Hugging Face folder with adapters merged; None: a model if there is one.
     """
-    model, adapters = _find(saved, MODEL_FOLDER, "config.json"), _find(saved, ADAPTER_FOLDER, ADAPTER_CONFIG)
+    model, adapters = (
+        find_export(saved, MODEL_FOLDER, "config.json"),
+        find_export(saved, ADAPTER_FOLDER, ADAPTER_CONFIG),
+    )
     if model is None and adapters is None:
         raise DataError(f"{saved}: holds no model; name a checkpoint (checkpoints/step_…) or a run's folder")
     if adapter and adapters is None:
@@ -98,7 +101,7 @@ def run_export(saved: Path, out: Path, adapter: bool | None = None) -> int:
     assert source is not None  # one of the two
     if out.resolve().is_relative_to(source.resolve()):
         raise DataError(f"{out} lies inside the model that is to be copied: choose a folder elsewhere")
-    check_weight_files(source)
+    require_undamaged(source, saved)
     try:
         if adapter is False and source is adapters:
             quiet()
@@ -106,13 +109,9 @@ def run_export(saved: Path, out: Path, adapter: bool | None = None) -> int:
         else:
             with whole_folder(out) as scratch:
                 shutil.copytree(source, scratch, dirs_exist_ok=True)
+                if not (scratch / MANIFEST).exists():
+                    write_manifest(scratch)
     except OSError as error:
         raise DataError(f"{out}: can't be written ({error.strerror or error}); choose another folder") from error
     print(out)
     return 0
-
-
-def _find(saved: Path, part: str, mark: str) -> Path | None:
-    """The folder in a checkpoint or a run, or itself, that has the file ``mark``."""
-    candidates = (saved / part, saved / FINAL_FOLDER, saved)
-    return next((folder for folder in candidates if (folder / mark).is_file()), None)

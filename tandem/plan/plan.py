@@ -39,7 +39,7 @@ from tandem.plan.placement import (
     uses_reference,
 )
 from tandem.plan.preference import learns_preferences
-from tandem.plan.reward import ScoringPlan, plan_scoring
+from tandem.plan.reward import ScoringPlan, plan_scoring, reward_notes
 from tandem.plan.stages import (
     OldLogprobs,
     Stage,
@@ -216,5 +216,6 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
     else:
         yield from correction_notes(config, entries)
     yield from critic_notes(config)
+    yield from reward_notes(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

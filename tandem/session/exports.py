@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tandem.base.manifest import MANIFEST, verify
 from tandem.config.model import ModelConfig
 from tandem.config.schema import TrainerConfig
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import save_adapter
 from tandem.models.causal_lm import CausalLM
-from tandem.models.loading import save_pretrained_atomic
+from tandem.models.loading import check_weight_files, save_pretrained_atomic
 from tandem.train.protocol import Exported
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 MODEL_FOLDER, ADAPTER_FOLDER = "model", "adapter"
 """Inside a checkpoint."""
+
+FINAL_FOLDER = "final"
+"""Inside the folder of a run: what it leaves."""
 
 Export = Callable[[Exported], Iterable[tuple[str, torch.Tensor]]]
 
@@ -66,3 +70,18 @@ class Exporter:
         assert spec is not None  # the plan sees to that
         weights = dict(self._export("adapter"))
         save_adapter(weights, spec, folder, base=self._config.path, tokenizer=self._tokenizer)
+
+
+def require_undamaged(source: Path, saved: Path) -> None:
+    """Raise ``DataError`` with the file that isn't as written; of a folder without checksums, what its sizes tell."""
+    check_weight_files(source)
+    if (source / MANIFEST).exists():
+        verify(source, own_changes=source == saved)
+    elif (saved / MANIFEST).exists():
+        verify(saved)
+
+
+def find_export(saved: Path, part: str, mark: str) -> Path | None:
+    """The folder in a checkpoint or a run, or itself, that has the file ``mark``."""
+    candidates = (saved / part, saved / FINAL_FOLDER, saved)
+    return next((folder for folder in candidates if (folder / mark).is_file()), None)

@@ -15,9 +15,8 @@ from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
 from tandem.plan.plan import Plan
 from tandem.roles.actor import Actor
-from tandem.session.exports import Exporter
+from tandem.session.exports import FINAL_FOLDER, Exporter
 
-FINAL_FOLDER = "final"
 CHECKPOINTS = "checkpoints"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,23 @@ def test_export_copies_a_model_that_transformers_loads(trained: Path, tmp_path: 
     broken = run("export", tmp_path / "model_1", tmp_path / "model_3")
     assert broken.exit_code == 2 and "not a whole file of weights" in broken.output.replace("\n", " ")
     assert not (tmp_path / "model_3").exists()
+
+
+@pytest.mark.parametrize("part", ["final", "checkpoints/step_00000003"])
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_export_of_a_damaged_model_names_the_file(trained: Path, tmp_path: Path, part: str, file: str) -> None:
+    saved = tmp_path / "saved"
+    shutil.copytree(trained / part, saved)
+    (damaged,) = saved.rglob(file)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    result = run("export", saved, tmp_path / "out")
+    assert result.exit_code == 2 and f"{damaged}: is damaged" in result.output
+    (damaged.parent / "manifest.json").unlink()  # that of the checkpoint has it too
+    again = run("export", saved, tmp_path / "out")
+    assert (again.exit_code == 0) == (part == "final")
+    assert (tmp_path / "out" / "manifest.json").exists() == (part == "final")
 
 
 def test_sft_checkpoints_are_resumed_and_exported(tuned: Path, tmp_path: Path) -> None:

@@ -153,25 +153,27 @@ def test_b37_after_a_resume_the_engine_generates_with_the_actor_and_not_the_refe
     assert max(whole.column("mismatch/abs")) < 1e-4
 
 
-@pytest.mark.parametrize("damage", ["state.json", "tensors", "half a state.json"])
-def test_b72_a_half_written_newest_checkpoint_is_passed_over(
-    words: tuple[str, ...], whole: Run, tmp_path: Path, damage: str
-) -> None:
+def test_b72_a_save_that_was_killed_is_passed_over(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
     shutil.copytree(whole.output, tmp_path, dirs_exist_ok=True)
     root = tmp_path / "checkpoints"
     shutil.rmtree(root / "step_00000004")
-    newest = root / "step_00000003"
-    if damage == "state.json":
-        (newest / "state.json").unlink()
-    elif damage == "tensors":  # killed while writing: the folder still has its hidden name
-        newest.rename(root / ".step_00000003.partial")
-    else:
-        content = (newest / "state.json").read_bytes()
-        (newest / "state.json").write_bytes(content[: len(content) // 2])
-    words = (*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto")
-    session = prepare(*words)
+    (root / "step_00000003").rename(root / ".step_00000003.partial")
+    session = prepare(*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto")
     assert session.progress.step == 2
     session.rewards.close()
+
+
+@pytest.mark.parametrize("file", ["state.json", "tensors/rank_00000_0000.safetensors", "model/config.json"])
+def test_damage_of_the_newest_checkpoint_ends_a_resume_and_changes_nothing(
+    words: tuple[str, ...], whole: Run, tmp_path: Path, file: str
+) -> None:
+    shutil.copytree(whole.output, tmp_path, dirs_exist_ok=True)
+    damaged = tmp_path / "checkpoints" / "step_00000004" / file
+    damaged.write_bytes(damaged.read_bytes()[:-3])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(DataError, match=f"{damaged}: is damaged.*trainer.resume=.*step_00000003"):
+        prepare(*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_named_checkpoint_may_start_another_folder(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
