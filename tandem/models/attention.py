@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from tandem.base.errors import TandemError
 
@@ -26,14 +26,14 @@ IMPLEMENTATION = "tandem"
 class Layout(Protocol):
     """How T tokens in a row go through a decoder."""
 
-    def hidden(self, decoder: nn.Module, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Run ``decoder`` over ``input_ids`` and ``positions`` (T,) int64; its last hidden states (T, d)."""
 
 
 class AttentionLayout(ABC):
     """A layout that decides, in each attention layer, who sees whom among the T tokens of one row."""
 
-    def hidden(self, decoder: nn.Module, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """See ``Layout.hidden``: the tokens stand in one row, and each attention layer calls ``attend``."""
         output = decoder(input_ids=input_ids[None], position_ids=positions[None], use_cache=False, layout=self)
         states: torch.Tensor = output.last_hidden_state[0]

@@ -19,6 +19,7 @@ from tandem.models.cache import KVCache
 from tandem.models.head import PLAIN, Head, Transform
 from tandem.models.kv_store import BLOCK
 from tandem.models.packing import Documents, PackedLayout
+from tandem.models.positions import Context
 from tandem.models.row_cache import RowCache
 from tandem.models.rows import BorderedLayout, RowsCache, RowsLayout, WholeRows
 
@@ -64,6 +65,7 @@ class CausalLM(nn.Module):
         self.transform = transform
         self.proved: frozenset[Literal["training", "generation"]] = frozenset()
         self.route: Route = "rows"
+        self.recomputes = False  # generates without a cache, where the model's own is not right
         self._plain: str = model.config._attn_implementation or "eager"
         self.take(route)
 
@@ -90,7 +92,8 @@ class CausalLM(nn.Module):
         device = self.model.device
         if self.route == "packed":
             return KVCache(device, rows, capacity)
-        return RowsCache(device, {"layout": WholeRows()} if self.route == "bordered" else None)
+        options = {"layout": WholeRows()} if self.route == "bordered" else None
+        return RowsCache(device, options, recompute=self.recomputes)
 
     # --- the model's parts -------------------------------------------------------------------------------------------
 
@@ -98,6 +101,13 @@ class CausalLM(nn.Module):
     def family(self) -> str:
         """What transformers calls the architecture."""
         return str(self.model.config.model_type)
+
+    @property
+    def context(self) -> Context | None:
+        """The longest document that it may run."""
+        config = self.model.config.get_text_config()
+        renamed = {"max_position_embeddings": getattr(config, "max_position_embeddings", None)}
+        return Context.of(config.to_dict() | renamed)
 
     @property
     def decoder(self) -> PreTrainedModel:

@@ -70,7 +70,7 @@ def measured_transform(model: PreTrainedModel, decoder: nn.Module) -> Transform:
 
     hooks = [decoder.register_forward_hook(on_decoder), projection.register_forward_hook(on_projection)]
     try:
-        logits = model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), use_cache=False).logits
+        logits = model(input_ids=torch.tensor([[size // 2]], device=device), use_cache=False).logits
     finally:
         for hook in hooks:
             hook.remove()
@@ -97,9 +97,9 @@ def _factor(hidden: torch.Tensor | None, projected: torch.Tensor | None) -> floa
     if hidden is None or projected is None or hidden.numel() != projected.numel():
         return None
     before, after = hidden.flatten().double(), projected.flatten().double()
-    if torch.equal(before, after):
-        return 1.0
-    factor = float(before @ after / (before @ before))
+    if not bool(before.any()):
+        return None
+    factor = 1.0 if torch.equal(before, after) else float(before @ after / (before @ before))
     return factor if torch.allclose(after, before * factor, rtol=1e-4, atol=1e-7) else None
 
 

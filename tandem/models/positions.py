@@ -3,35 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 """What configs call the longest document that a model is made for."""
 
 
-def context(text_config: Mapping[str, Any]) -> int | None:
-    """The longest document by the ``text_config`` (fields of a ``config.json``); None where nothing ends it."""
-    found = [text_config[key] for key in CONTEXT_KEYS if isinstance(text_config.get(key), int) and text_config[key] > 0]
-    limits = [limit for _, limit in _moving(text_config)]
-    return min([*found[:1], *limits], default=None)
+@dataclass(frozen=True)
+class Context:
+    """The longest document: ``tokens``, and ``why``."""
 
+    tokens: int
+    why: str
 
-def moving_rope(text_config: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The kind of rope whose factor follows the longest position, and up to how many tokens it stands still.
+    @classmethod
+    def of(cls, text_config: Mapping[str, Any]) -> Context | None:
+        """By the fields of a ``config.json``, or of the part of it that is about text; None where nothing ends it.
 
-    Beyond that, what a document gets depends on what stands beside it, and tokens that were generated before keep
-    another factor than those after: no longer document has one right answer. None for other kinds.
-    """
-    return min(_moving(text_config), key=lambda found: found[1], default=None)
+        There are kinds of rope whose factor follows the longest position that is computed with it. Beyond the length up
+        to which it stands still, a document would get what depends on its neighbours, and tokens that are generated
+        another factor than those before them: there it ends.
+        """
+        found = (text_config.get(name) for name in _CONTEXT)
+        named = next((value for value in found if isinstance(value, int) and value > 0), None)
+        limits = [
+            cls(limit, f"the factor of the model's rope ({kind}) stands still for {limit} tokens, and moves beyond")
+            for kind, limit in _moving(text_config)
+        ]
+        limits += [cls(named, f"the model's context is {named}")] if named else []
+        return min(limits, key=lambda limit: limit.tokens, default=None)
 
 
 def _moving(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Each kind of rope that moves, and up to where it stands still."""
     for rope in _ropes(config):
         kind = str(rope.get("rope_type") or rope.get("type") or "")
-        if "dynamic" not in kind and kind not in ("longrope", "su"):
+        limit = config.get("max_position_embeddings")
+        if kind in ("longrope", "su"):
+            name = "original_max_position_embeddings"
+            limit = rope.get(name) or config.get(name) or limit
+        elif "dynamic" not in kind:
             continue
-        original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-        limit = original or config.get("max_position_embeddings")
         if isinstance(limit, int) and limit > 0:
             yield kind, limit
 

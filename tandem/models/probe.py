@@ -6,7 +6,8 @@ are wrong for models that mix tokens outside of attention, shared prompts and ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -27,6 +28,8 @@ from tandem.models.row_cache import Placed, RowCache
 
 Use = Literal["training", "generation"]
 
+logger = logging.getLogger(__name__)
+
 _FULL, _HALF = 1e-3, 0.2
 """Largest difference of hidden states, in units of their spread: with float32 weights, with some in half precision."""
 
@@ -42,21 +45,26 @@ class Probe:
     answers: tuple[tuple[int, ...], ...] = ((2, 3), (3, 2))
 
 
-def prove(model: CausalLM, use: Use, probe: Probe = Probe()) -> None:
+def prove(
+    model: CausalLM, use: Use, probe: Probe = Probe(), *, known: Mapping[str, str] = PER_DOCUMENT
+) -> dict[Route, str]:
     """Have ``model`` take the fastest route that is right for ``use``, and for what it was proved for before.
 
-    Raises ``DataError`` naming the family where no route is right.
+    Gives why the faster ones are not. Families that are ``known`` to need a row per document get one. Raises
+    ``DataError`` naming the family where no route is right.
     """
     if use in model.proved:
-        return
+        return {}
     uses: list[Use] = [*model.proved, use]
-    reasons: dict[Route, str] = {}
+    fixed = not model.proved and model.route == "rows"
+    reasons: dict[Route, str] = {"packed": "its attention can't be replaced"} if fixed else {}
     with _undisturbed(model):
         for route in ROUTES[ROUTES.index(model.route) :]:
-            reason = _denied(model, route) or _difference(model, route, uses, probe)
+            reason = _known(model, route, known) or _difference(model, route, uses, probe)
             if reason is None:
                 model.proved = frozenset(uses)
-                return
+                _say(model, reasons)
+                return reasons
             reasons[route] = reason
     tried = "; ".join(f"{route}: {reason}" for route, reason in reasons.items())
     raise DataError(
@@ -65,15 +73,29 @@ def prove(model: CausalLM, use: Use, probe: Probe = Probe()) -> None:
     )
 
 
-def _denied(model: CausalLM, route: Route) -> str | None:
-    """Why families that are known can't take ``route``, whatever a few tokens show."""
+def _say(model: CausalLM, reasons: Mapping[Route, str]) -> None:
+    if model.route == "packed":
+        return
+    rows = "a row per document" if model.route == "rows" else "in one row, prompts not shared"
+    cache = "without a cache, each token anew" if model.recomputes else "with its own cache"
+    logger.warning(
+        "the model family %r runs %s and generates %s, which is right and slower (%s)",
+        model.family,
+        rows,
+        cache,
+        reasons.get("packed"),
+    )
+
+
+def _known(model: CausalLM, route: Route, known: Mapping[str, str]) -> str | None:
+    """Why the family can't take ``route``, whatever a few tokens show."""
     families = (model.family, model.model.config.get_text_config().model_type)
-    return None if route == "rows" else next((PER_DOCUMENT[name] for name in families if name in PER_DOCUMENT), None)
+    return None if route == "rows" else next((known[family] for family in families if family in known), None)
 
 
 def _difference(model: CausalLM, route: Route, uses: list[Use], probe: Probe) -> str | None:
     """Why ``model`` can't take ``route``; None where it has taken it, and can."""
-    checks: dict[Use, Callable[[CausalLM, _Reference], str | None]] = {"training": _trained, "generation": _generated}
+    checks: dict[Use, _Check] = {"training": _trained, "generation": _generated}
     for state in (_stirred, adapters_off) if adapted_layers(model) else (nullcontext,):
         with state(model):
             model.take("rows")
@@ -81,11 +103,8 @@ def _difference(model: CausalLM, route: Route, uses: list[Use], probe: Probe) ->
             model.take(route)
             if model.route != route:
                 return "its attention can't be replaced"
-            try:
-                with watched() as seen:
-                    reason = next((found for use in uses if (found := checks[use](model, reference))), None)
-            except Exception as error:  # whatever a model provokes where it is run otherwise than it knows
-                return (str(error).splitlines() or [type(error).__name__])[0]
+            with watched() as seen:
+                reason = next((found for use in uses if (found := _tried(checks[use], model, reference))), None)
         if reason is None and route != "rows" and seen.masks - {None} != seen.layers - {None}:
             reason = f"windows of its masks are {seen.masks - {None}}, of its attention {seen.layers - {None}}"
         if reason is not None:
@@ -129,6 +148,9 @@ class _Reference:
         return found[0]
 
 
+_Check = Callable[[CausalLM, _Reference], str | None]
+
+
 def _trained(model: CausalLM, reference: _Reference) -> str | None:
     """Whether packed samples, some with a prompt in common, give other states than each alone."""
     rows = [(p, a) for p, answers in enumerate(reference.answers) for a in range(len(answers))]
@@ -151,7 +173,28 @@ def _trained(model: CausalLM, reference: _Reference) -> str | None:
 
 
 def _generated(model: CausalLM, reference: _Reference) -> str | None:
-    """Whether answers that grow by a token at a time behind their prompts get other states than each alone."""
+    """Whether answers that grow by a token at a time behind their prompts get other states than each alone.
+
+    The caches of some families give others than a forward without one: those compute each document anew for each token.
+    """
+    model.recomputes = False
+    reason = _tried(_grown, model, reference)
+    if reason is not None and model.route == "rows":
+        model.recomputes = True
+        logger.info("the cache of %r: %s", model.family, reason)
+        return _grown(model, reference)
+    return reason
+
+
+def _tried(check: _Check, model: CausalLM, reference: _Reference) -> str | None:
+    """What ``check`` says; or what it provokes in a model that is run otherwise than it knows, whatever that is."""
+    try:
+        return check(model, reference)
+    except Exception as error:
+        return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _grown(model: CausalLM, reference: _Reference) -> str | None:
     prompts, lengths = reference.prompts, torch.tensor([len(prompt) for prompt in reference.prompts])
     copies = len(reference.answers[0])
     cache = model.new_cache()

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from tandem.base.errors import TandemError
 from tandem.models.attention import AttentionLayout
 from tandem.models.packing import Documents, PackedLayout, banded, causal_attention
 
-_CACHES = ("cache", "past_key_values", "cache_params")
+_CACHES = ("cache", "past_key_values", "cache_params", "state")
 """What decoders call their cache, in what they take and what they give."""
 
 
@@ -35,7 +36,7 @@ class RowsLayout:
         back = torch.full((tokens,), index.numel()).scatter_reduce(0, index.flatten(), places, "amin")
         self._index, self._back = index.to(device), back.to(device)
 
-    def hidden(self, decoder: nn.Module, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """See ``Layout.hidden``. A row's positions count from its first token, as in any plain forward."""
         del positions
         states = decoder(input_ids=input_ids[self._index], use_cache=False).last_hidden_state
@@ -58,7 +59,7 @@ class BorderedLayout(PackedLayout):
             "max_length_k": longest,
         }
 
-    def hidden(self, decoder: nn.Module, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """See ``AttentionLayout.hidden``; transformers hands the borders on under names of its own."""
         ids, places = input_ids[None], positions[None]
         output = decoder(input_ids=ids, position_ids=places, use_cache=False, layout=self, **self._borders)
@@ -100,10 +101,13 @@ class RowsCache:
     """Generated rows over the model's own caches: the ``RowCache`` of models that can't use ``KVCache``.
 
     Rows of one length run together, so that nothing is ever padded. ``options`` go to each forward of the decoder.
+    ``recompute``: the tokens themselves are what is kept, and run again for each new one.
     """
 
-    def __init__(self, device: torch.device, options: Mapping[str, Any] | None = None) -> None:
-        self.device, self.options = device, dict(options or {})
+    def __init__(
+        self, device: torch.device, options: Mapping[str, Any] | None = None, *, recompute: bool = False
+    ) -> None:
+        self.device, self.options, self.recompute = device, dict(options or {}), recompute
         self.lengths = torch.zeros(0, dtype=torch.int64)  # (count,) tokens in each row
         self._runs: list[_Run] = []
         self._run = torch.zeros(0, dtype=torch.int64)  # (count,) which run a row is in, and where in it
@@ -150,14 +154,15 @@ class RowsCache:
             if len(rows) < run.size:
                 places, order = self._place[rows].sort()
                 self._place[rows[order]] = torch.arange(len(rows))
+                run.cache = _chosen(run.cache, places.to(self.device), run.size) if len(rows) else None
                 run.size = len(rows)
-                run.cache = _chosen(run.cache, places.to(self.device)) if len(rows) else None
         self._forget_empty()
 
     def join(self, cache: Any, rows: torch.Tensor, copies: int) -> None:
         """Take a new run: ``rows`` (M,) of these caches, each ``copies`` times, stand where they are numbered."""
         if copies > 1:
-            cache = _chosen(cache, torch.arange(len(rows) // copies, device=self.device).repeat_interleave(copies))
+            size = len(rows) // copies
+            cache = _chosen(cache, torch.arange(size, device=self.device).repeat_interleave(copies), size)
         self._run[rows] = len(self._runs)
         self._place[rows] = torch.arange(len(rows))
         self._runs.append(_Run(cache, len(rows)))
@@ -196,7 +201,7 @@ class RowsPrefill:
         self.positions, self.last = positions, last
         self._rows = cache.take(torch.tensor([len(row) for row in index]).repeat_interleave(copies))
 
-    def hidden(self, decoder: nn.Module, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """See ``Layout.hidden``."""
         cache = self._cache
         found: torch.Tensor | None = None
@@ -205,11 +210,10 @@ class RowsPrefill:
         for length in lengths.unique():
             chosen = (lengths == length).nonzero()[:, 0]
             index = torch.stack([self._index[i] for i in chosen.tolist()]).to(cache.device)
-            output = decoder(input_ids=input_ids[index], use_cache=True, **cache.options)
-            states = output.last_hidden_state
+            states, own = _begun(decoder, input_ids[index], cache)
             found = states.new_zeros(len(input_ids), states.shape[-1]) if found is None else found
             found[index.flatten()] = states.flatten(0, 1)
-            cache.join(_cache_in(output), rows[chosen].flatten(), self._copies)
+            cache.join(own, rows[chosen].flatten(), self._copies)
         assert found is not None  # there is a row at least
         return found
 
@@ -220,41 +224,75 @@ class RowsDecode:
     def __init__(self, cache: RowsCache, positions: torch.Tensor) -> None:
         self._cache, self.positions = cache, positions
 
-    def hidden(self, decoder: nn.Module, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """See ``Layout.hidden``, T = R."""
-        del positions
-        cache, name = self._cache, _cache_name(decoder)
+        cache = self._cache
         found: torch.Tensor | None = None
         for run, rows in cache.runs():
-            ids, rows = input_ids[rows.to(cache.device), None], rows.to(cache.device)
-            output = decoder(input_ids=ids, use_cache=True, **{name: run.cache}, **cache.options)
-            run.cache, states = _cache_in(output), output.last_hidden_state[:, 0]
+            chosen = rows.to(cache.device)
+            ids, places = input_ids[chosen, None], positions[chosen, None]
+            states = _again(decoder, ids, run) if cache.recompute else _further(decoder, ids, places, run, cache)
             found = states.new_zeros(len(input_ids), states.shape[-1]) if found is None else found
-            found[rows] = states
+            found[chosen] = states
         assert found is not None  # there is a row at least
         return found
 
 
-def _cache_name(decoder: nn.Module) -> str:
-    taken = inspect.signature(decoder.forward).parameters
-    for name in _CACHES:
-        if name in taken:
-            return name
-    raise TandemError(f"{type(decoder).__name__} takes no cache, so it can't generate")
+def _begun(decoder: PreTrainedModel, ids: torch.Tensor, cache: RowsCache) -> tuple[torch.Tensor, Any]:
+    """Hidden states (B, T, d) of rows ``ids`` (B, T), and what a run keeps of them."""
+    output: Any = decoder(input_ids=ids, use_cache=not cache.recompute, **cache.options)
+    own = ids if cache.recompute else _cache_in(output)
+    if own is None:  # some families fill one and keep it to themselves
+        own = DynamicCache(config=decoder.config)
+        output = decoder(input_ids=ids, use_cache=True, **{_taken(decoder): own}, **cache.options)
+    return output.last_hidden_state, own
+
+
+def _further(
+    decoder: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, run: _Run, cache: RowsCache
+) -> torch.Tensor:
+    """Hidden states (M, d) of one token more for each row of ``run``, ``ids`` and ``positions`` (M, 1)."""
+    counted = "position_ids" in inspect.signature(decoder.forward).parameters
+    places = {"position_ids": positions} if counted else {}
+    output: Any = decoder(input_ids=ids, use_cache=True, **{_taken(decoder): run.cache}, **places, **cache.options)
+    own = _cache_in(output)
+    run.cache = run.cache if own is None else own
+    states: torch.Tensor = output.last_hidden_state[:, 0]
+    return states
+
+
+def _again(decoder: PreTrainedModel, ids: torch.Tensor, run: _Run) -> torch.Tensor:
+    """As ``_further``, by all tokens of the rows."""
+    run.cache = torch.cat([run.cache, ids], 1)
+    output: Any = decoder(input_ids=run.cache, use_cache=False)
+    states: torch.Tensor = output.last_hidden_state[:, -1]
+    return states
+
+
+def _taken(decoder: PreTrainedModel) -> str:
+    """What the decoder calls the cache that it takes."""
+    found = next((name for name in _CACHES if name in inspect.signature(decoder.forward).parameters), None)
+    if found is None:
+        raise TandemError(f"{type(decoder).__name__} takes no cache, so it can't generate")
+    return found
 
 
 def _cache_in(output: Any) -> Any:
-    for name in _CACHES:
-        if getattr(output, name, None) is not None:
-            return getattr(output, name)
-    raise TandemError(f"{type(output).__name__} holds no cache, so its model can't generate")
+    return next((output[name] for name in _CACHES if output.get(name) is not None), None)
 
 
-def _chosen(cache: Any, rows: torch.Tensor) -> Any:
-    """The ``rows`` (M,) of a transformers cache, repeated ones too; changed in place.
+def _chosen(held: Any, rows: torch.Tensor, size: int) -> Any:
+    """The ``rows`` (M,) of whatever a family holds for ``size`` rows, repeated ones too.
 
-    Families with a cache of their own override the one method, transformers' linear attention has only the other.
+    Caches have methods for it, which some families' own caches lack or get wrong.
     """
-    own = "batch_select_indices" in vars(type(cache))
-    (cache.batch_select_indices if own else cache.reorder_cache)(rows)
-    return cache
+    if isinstance(held, torch.Tensor):
+        return held.index_select(0, rows) if held.dim() and len(held) == size else held
+    if isinstance(held, dict):
+        return {name: _chosen(value, rows, size) for name, value in held.items()}
+    if isinstance(held, list | tuple):
+        return type(held)(_chosen(value, rows, size) for value in held)
+    if hasattr(held, "__dict__") and not isinstance(held, PreTrainedConfig | nn.Module | type):
+        for name, value in vars(held).items():
+            setattr(held, name, _chosen(value, rows, size))
+    return held

@@ -49,8 +49,7 @@ class HfEngine:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._recompute = keep_kv == "recompute"
-        # Absent in models whose positions have no end.
-        self._context: int | None = getattr(model.model.config.get_text_config(), "max_position_embeddings", None)
+        self._context = model.context
         self._spare: RowCache | None = None  # of an ended call, for the next one
         self._calls = 0
         self._awake = True

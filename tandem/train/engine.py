@@ -243,9 +243,27 @@ class FsdpEngine:
     def _micro_batches(self, ordered: DataProto, whole_groups: bool = False) -> list[slice]:
         if len(ordered) == 0:
             return []
+        self._check_lengths(ordered)
         if self._exact and "group_ids" in ordered.batch:
             return list(group_by_group(ordered))
-        return list(token_budgeted(ordered, self._max_tokens, max_samples=self._max_samples, whole_groups=whole_groups))
+        return list(
+            token_budgeted(
+                ordered,
+                self._max_tokens,
+                max_samples=self._max_samples,
+                whole_groups=whole_groups,
+                padded=self.model.route == "rows",
+            )
+        )
+
+    def _check_lengths(self, batch: DataProto) -> None:
+        context = self.model.context
+        lengths = batch.ragged("prompts").lengths + batch.ragged("responses").lengths
+        if context is not None and int(lengths.max()) > context.tokens:
+            raise DataError(
+                f"sample {int(lengths.argmax())} has {int(lengths.max())} tokens, and {context.why}: shorten prompts "
+                "and responses"
+            )
 
     def _pack(self, micro: DataProto) -> PackedSamples:
         columns = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
