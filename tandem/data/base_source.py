@@ -16,7 +16,7 @@ from tandem.data.catalog import RowSkipped
 from tandem.data.examples import Example, ExampleColumns, encode_example, fit_example
 from tandem.data.length import Overlong
 from tandem.data.rows import Row, RowError, RowsTable, is_indexable
-from tandem.models.tokenizer import encode_text, leading_ids
+from tandem.models.tokenizer import encode_plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -106,10 +106,10 @@ def _encode(row: Row, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Sequen
     if not isinstance(text, str):
         raise row.bad("not text", f"column 'text' is {text!r}, not text")
     try:
-        ids = leading_ids(tokenizer) + encode_text(tokenizer, text)
+        ids = encode_plain(tokenizer, text)
     except DataError as error:
         raise row.bad("not encodable", str(error)) from error
-    if tokenizer.eos_token_id is not None:
+    if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
         ids.append(tokenizer.eos_token_id)
     return ids, [1] * len(ids)
 

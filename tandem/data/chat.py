@@ -13,8 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tandem.base.errors import DataError
-from tandem.data.tools import Tools, fit_calls
-from tandem.models.tokenizer import decode_text, encode_text, leading_ids
+from tandem.data.tools import Tools
+from tandem.models.tokenizer import decode_text, encode_plain, encode_text, rendered_opening
+from tandem.models.tool_calls import fit_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,6 +54,16 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
         raise DataError(
             f"tokenizer {tokenizer.name_or_path!r} has no chat template: use an instruction-tuned model, put a "
             "chat_template.jinja into its folder, or use plain text (chat: false)"
+        )
+
+
+def refuse_rendered(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+    """Raise ``DataError`` for text that a template was applied to already: one inside another is no conversation."""
+    opening = rendered_opening(tokenizer, text)
+    if opening is not None:
+        raise DataError(
+            f"the text begins with {opening!r}, so a chat template was applied to it already, and chat: true would put "
+            "it into the template once more: write chat: false, or give text without the template"
         )
 
 
@@ -135,9 +146,7 @@ def encode_pair(
     The prompt gets the very ids that it has when a model is asked to continue it. Raises ``DataError`` if the tokenizer
     can't write the response after them, or lacks an end token.
     """
-    leading = leading_ids(tokenizer)
-    head = leading + encode_text(tokenizer, prompt)
-    whole = leading + encode_text(tokenizer, prompt + response)
+    head, whole = encode_plain(tokenizer, prompt), encode_plain(tokenizer, prompt + response)
     if whole[: len(head)] == head:
         tail = whole[len(head) :]
     else:

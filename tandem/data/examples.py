@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tandem.base.errors import DataError
 from tandem.data.catalog import Catalog, OnBadRow, RowSkipped
-from tandem.data.chat import checked_messages, encode_conversation, encode_pair, require_chat_template
+from tandem.data.chat import checked_messages, encode_conversation, encode_pair, refuse_rendered, require_chat_template
 from tandem.data.length import Overlong, cut
 from tandem.data.mixture import Counted
 from tandem.data.rows import Row, RowError, Table
@@ -119,6 +119,7 @@ def encode_example(
             return encode_conversation(tokenizer, checked_messages(row.nested(columns.messages_key)), tools=tools)
         prompt, response = _text(row, columns.prompt_key), _text(row, columns.response_key)
         if columns.chat:
+            refuse_rendered(tokenizer, prompt)
             turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
             return encode_conversation(tokenizer, turns, tools=tools)
         return encode_pair(tokenizer, prompt, response, add_eos=columns.add_eos)

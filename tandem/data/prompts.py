@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tandem.base.errors import DataError
 from tandem.data.catalog import Catalog, OnBadRow, RowCounts, RowSkipped
-from tandem.data.chat import Message, checked_messages, encode_chat_prompt, require_chat_template
+from tandem.data.chat import Message, checked_messages, encode_chat_prompt, refuse_rendered, require_chat_template
 from tandem.data.length import Overlong, cut
 from tandem.data.rows import Row, RowError, Table
 from tandem.data.sampler import Sampler
 from tandem.data.tools import read_tools, require_place_for_tools
-from tandem.models.tokenizer import decode_text, encode_text, leading_ids
+from tandem.models.tokenizer import begins, decode_text, encode_plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -95,7 +95,6 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._columns = columns
         self._template = None if columns.template is None else _Template(columns.template)
-        self._leading = leading_ids(tokenizer)
         self._limit = max_prompt_length
         self._on_overlong = on_overlong
 
@@ -111,7 +110,7 @@ class PromptEncoder:
             if isinstance(value, str) and not (chat or self._columns.chat):
                 if tools is not None:
                     raise row.bad("no place for tools", "tools belong to chat messages: write chat: true")
-                return Rendered(value, self._leading + encode_text(self._tokenizer, value), None)
+                return Rendered(value, encode_plain(self._tokenizer, value), None)
             messages = self._messages(row, value)
             text, ids = encode_chat_prompt(self._tokenizer, messages, tools=tools)
             return Rendered(text, ids, tuple(messages))
@@ -144,6 +143,7 @@ class PromptEncoder:
 
     def _messages(self, row: Row, value: object) -> list[Message]:
         if isinstance(value, str):
+            refuse_rendered(self._tokenizer, value)
             value = [{"role": "user", "content": value}]
         elif not isinstance(value, Sequence) or isinstance(value, bytes):
             key = self._columns.prompt_key
@@ -161,7 +161,7 @@ class PromptEncoder:
                 f"{row.table}, row {row.number}: the prompt has {len(ids)} tokens, more than max_prompt_length = "
                 f"{self._limit}. Raise it, or set on_overlong_prompt to drop, left or right"
             )
-        return cut(ids, self._limit, self._on_overlong)
+        return cut(ids, self._limit, self._on_overlong, begins=begins(self._tokenizer, ids))
 
 
 class PromptSource(Sampler[Prompt]):

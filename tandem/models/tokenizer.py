@@ -6,6 +6,7 @@ ids travel.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,6 +26,10 @@ else:
 # Classes that add nothing to tokenizer.json. AutoTokenizer replaces them by the class usual for the model type of
 # config.json (Qwen2Tokenizer and others), which splits text its own way: a folder that names one is loaded as it says.
 PLAIN_CLASSES = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
+
+
+_PROBE = "a probe"
+_SHORTEST_MARK = 3  # characters; a shorter special token may be an ordinary character of a small alphabet
 
 
 def load_tokenizer(path: str | Path, *, chat_template: str | None = None) -> PreTrainedTokenizerBase:
@@ -103,6 +108,51 @@ def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """
     around: list[int] = tokenizer("", verbose=False)["input_ids"]
     return around[:1] if around and around[0] == tokenizer.bos_token_id else []
+
+
+def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of a plain text that begins a sequence: the begin token where the tokenizer puts one, then the text.
+
+    There is one begin token where the text has it written out already, as one that a template rendered does.
+    """
+    leading, ids = leading_ids(tokenizer), encode_text(tokenizer, text)
+    return ids if leading and ids[: len(leading)] == leading else leading + ids
+
+
+def encode_once(tokenizer: PreTrainedTokenizerBase, text: str, *, rendered: bool = False) -> list[int]:
+    """Ids of ``text`` as its model was trained to read it, with what the tokenizer puts around a text.
+
+    Nothing is put around one that a chat template ``rendered``. There is never more than one begin token.
+    """
+    ids: list[int] = list(tokenizer.encode(text, add_special_tokens=not rendered))
+    return ids[1:] if begins(tokenizer, ids) and ids[1:2] == ids[:1] else ids
+
+
+def begins(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> int:
+    """How many of ``ids`` are the begin token that a cut from the left must keep: 1 or 0."""
+    return int(tokenizer.bos_token_id is not None and list(ids[:1]) == [tokenizer.bos_token_id])
+
+
+def rendered_opening(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:
+    """What shows that ``text`` was rendered beforehand: a special token, or the template's own words, at its start."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()  # of the user's tokenizer
+    marks = [*tokenizer.all_special_tokens, *(token.content for token in added if token.special)]
+    marks.append(_user_opening(tokenizer, str(tokenizer.chat_template)))
+    begun = text.lstrip()
+    return next((mark for mark in marks if len(mark) >= _SHORTEST_MARK and begun.startswith(mark)), None)
+
+
+@functools.lru_cache(maxsize=8)
+def _user_opening(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
+    """What the template writes before the text of a user; empty if there is no telling."""
+    if not tokenizer.chat_template:
+        return ""
+    try:
+        probe = [{"role": "user", "content": _PROBE}]
+        opening = str(tokenizer.apply_chat_template(probe, tokenize=False)).partition(_PROBE)[0]
+        return opening.removeprefix(str(tokenizer.bos_token or "")).strip()
+    except Exception:  # a template is foreign code: it raises what it likes
+        return ""
 
 
 def character_tokenizer(
