@@ -1,7 +1,7 @@
 """Modules made of the user's files, under names that any process can import.
 
-A name holds the file's path (``tandem.base.user_files.scorers_2f686f6d65…``), so a process that was started elsewhere, by
-``multiprocessing`` with ``spawn`` for example, finds the code of what it unpickles.
+A name holds the file's path (``tandem.base.user_files.scorers_2f686f6d65…``), so a process that was started elsewhere,
+by ``multiprocessing`` with ``spawn`` for example, finds the code of what it unpickles.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.base.errors import DataError
 from tandem.data.catalog import RowSkipped
+from tandem.data.chat import Endings
 from tandem.data.examples import Example, ExampleColumns, encode_example, fit_example
 from tandem.data.length import Overlong
 from tandem.data.rows import Row, RowError, RowsTable, is_indexable
@@ -75,11 +76,13 @@ def as_examples(
 
     A finite iterable is read to its end. ``tokenizer`` is needed for rows of text. Raises ``DataError`` with the row.
     """
-    examples = []
+    examples, endings = [], Endings()
     for row in as_rows(dataset, name=name, split=split).scan():
         if isinstance(row, RowError):
             raise row
         ids, mask = _encode(row, tokenizer)
+        if tokenizer is not None and "messages" in row.values and "input_ids" not in row.values:
+            endings.add(tokenizer, ids, mask)
         limit, where = len(ids) if max_length is None else max_length, f"{name}, row {row.number}"
         try:
             examples.append(fit_example(ids, mask, max_length=limit, on_overlong=on_overlong, where=where, uid=where))
@@ -87,6 +90,8 @@ def as_examples(
             continue
     if not examples:
         raise DataError(f"{name} gave no usable row")
+    if tokenizer is not None:
+        endings.warn(tokenizer)
     return examples
 
 

@@ -128,6 +128,30 @@ def encode_once(tokenizer: PreTrainedTokenizerBase, text: str, *, rendered: bool
     return ids[1:] if begins(tokenizer, ids) and ids[1:2] == ids[:1] else ids
 
 
+def end_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens that end an answer: the tokenizer's end token, and those of the generation config beside it."""
+    return _end_ids(tokenizer, tokenizer.eos_token_id)
+
+
+@functools.lru_cache(maxsize=8)
+def _end_ids(tokenizer: PreTrainedTokenizerBase, own: int | None) -> frozenset[int]:
+    name = tokenizer.name_or_path
+    file: Any = Path(name) / "generation_config.json"
+    if not Path(name).is_dir():
+        from transformers.utils.hub import cached_file
+
+        try:
+            file = cached_file(name, file.name, local_files_only=True) if name else None
+        except OSError:  # it has none
+            file = None
+    try:
+        configured = json.loads(Path(file).read_text("utf-8")).get("eos_token_id") if file is not None else None
+    except (OSError, ValueError, AttributeError):
+        configured = None
+    listed = configured if isinstance(configured, list) else [configured]
+    return frozenset(token for token in (own, *listed) if isinstance(token, int))
+
+
 def begins(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> int:
     """How many of ``ids`` are the begin token that a cut from the left must keep: 1 or 0."""
     return int(tokenizer.bos_token_id is not None and list(ids[:1]) == [tokenizer.bos_token_id])

@@ -25,6 +25,7 @@ from tandem.plan.checks.model import check_context, check_exact, read_checked
 from tandem.plan.checks.preference import check_preferences, preference_notes
 from tandem.plan.checks.reward import check_reward
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
+from tandem.plan.checks.template import notes_on_template
 from tandem.plan.checks.trainer import check_evaluation, check_length, check_schedule, check_trainer
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
 from tandem.plan.later import what_comes_later
@@ -217,5 +218,6 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
         yield from correction_notes(config, entries)
     yield from critic_notes(config)
     yield from reward_notes(config)
+    yield from notes_on_template(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import string
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path, PurePath
@@ -17,12 +16,14 @@ from tandem.data.examples import ExampleColumns
 from tandem.data.files import open_tables
 from tandem.data.rows import Row, RowError
 from tandem.data.tasks import TaskTable
+from tandem.data.template import REMEDY, Template, TemplateError
 from tandem.plan.mix import example_columns, mix_names
 
 Columns = Sequence[tuple[str, str]]
 """(config key, column that it names)."""
 
 SAMPLED_ROWS = 100
+_ALSO = {"data.answer_key": ", or null for none", "data.template": ", or {{{{{}}}}} where the braces are text"}
 COUNTED_BYTES = 1 << 26
 """Files up to this size are counted line by line for the arithmetic; parquet says its count at the end of the file."""
 
@@ -141,27 +142,19 @@ def _column_keys(data: DataConfig) -> list[tuple[str, str]]:
     return [*keys, *((f"data.{key}", name) for key, name in named.items() if name is not None)]
 
 
-def template_columns(template: str | None) -> list[str]:
-    """The columns that a template names; what is none or can't be parsed is reported by ``_check_template``."""
+def template_columns(template: str | None) -> tuple[str, ...]:
+    """The columns that a template names; none of one that ``_check_template`` reports."""
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template or "") if name is not None]
-        return [name for name in dict.fromkeys(names) if name.isidentifier()]
-    except ValueError:
-        return []
+        return () if template is None else Template(template).columns
+    except TemplateError:
+        return ()
 
 
 def _check_template(template: str) -> Iterator[Problem]:
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        yield Problem("data.template", template, str(error), "Write {column}, and double braces that are text")
-        return
-    if not names:
-        reason = "it names no column, so that all prompts would be equal"
-        yield Problem("data.template", template, reason, "Write {column} where a column's value belongs")
-    for name in names:
-        if not name.isidentifier():
-            yield Problem("data.template", template, f"{{{name}}} is no plain column name", "Write {column}")
+        Template(template)
+    except TemplateError as error:
+        yield Problem("data.template", template, error.reason, REMEDY)
 
 
 def _check_one_way(ways: dict[str, bool]) -> Iterator[Problem]:
@@ -198,7 +191,7 @@ def _check_columns(rows: Sequence[Row], columns: Columns) -> Iterator[Problem]:
     for key, column in columns:
         errors = [error for row in rows if (error := _lacks(row, column)) is not None]
         if len(errors) == len(rows):
-            remedy = "Write a column of the file" + (", or null for none" if key == "data.answer_key" else "")
+            remedy = "Write a column of the file" + _ALSO.get(key, "").format(column)
             if rows[0].values.keys() >= {"chosen", "rejected"}:
                 remedy += "; to learn from its preferences use tandem train with algorithm.policy_loss.type: dpo"
             yield Problem(key, column, f"{rows[0].table}: {str(errors[0]).partition(': ')[2]}", remedy)
