@@ -55,6 +55,10 @@ class PolicyLossConfig(TypedNode):
     type: str = "ppo_clip"
 
 
+class StageConfig(TypedNode):
+    """``{type: NAME, ...parameters}`` of a stage that a plug-in registers."""
+
+
 class DistillationConfig(TypedNode):
     """Learning from a teacher: ``{type: NAME, ...parameters}`` of the objective, and its weight."""
 
@@ -90,6 +94,8 @@ class AlgorithmConfig(Node):
     """Weights and rejections for samples of another policy than the one at the start of a step."""
     old_logprobs: Literal["auto", "recompute", "rollout"] = "auto"
     """Where the proximal log-probs come from; ``auto`` skips the pass where the ratio is 1 by construction."""
+    stages: list[str | StageConfig] = []
+    """Stages of plug-ins that a step has beside its own: names, or {type: NAME, ...parameters}."""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     overlong: Literal["train", "mask"] = "train"
     """Whether answers cut at max_response_length enter statistics and loss."""
@@ -213,6 +219,10 @@ class EvaluationConfig(Node):
     """Only the first so many prompts."""
 
 
+AUTO, LATEST = "auto", "latest"
+"""What ``trainer.resume`` may be beside a folder."""
+
+
 class TrainerConfig(Node):
     """The run."""
 
@@ -233,13 +243,19 @@ class TrainerConfig(Node):
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept."""
     resume: MaybeFile = None
-    """``auto``: the newest whole checkpoint of output_dir, or start; or a checkpoint folder."""
+    """``latest``: the newest checkpoint of output_dir; ``auto``: that, or begin anew where there is none; or a
+    checkpoint folder."""
     logger: Names = ["console"]
     """Trackers beside metrics.jsonl."""
     rollouts_per_step: NonNegativeInt = 4
     """Samples written to rollouts.jsonl each step."""
     trace: bool = False
     """Write a Chrome trace of the steps."""
+
+    def model_post_init(self, context: Any, /) -> None:
+        """One pass where nothing bounds the run, for whoever counts them: a loop over epochs is a user's own."""
+        if self.total_epochs is None and self.total_steps is None:
+            self.__dict__["total_epochs"] = 1
 
 
 class Config(Node):

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import yaml
 
+from tandem.base.run_folder import REPORT_FILE
 from tandem.observe.chart import Series, colour, format_number, line_chart, stacked_chart
 from tandem.observe.metrics import METRICS_FILE, ROLLOUTS_FILE, Row, read_rows, to_json
 from tandem.observe.page import PAGE
 from tandem.observe.progress import SHARES, format_seconds
 
-REPORT_FILE = "report.html"
 EDGE_STEPS = 10
 """Steps at each end whose mean reward is compared in the head of the page."""
 SAMPLES_SHOWN = 8

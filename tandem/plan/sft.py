@@ -93,7 +93,7 @@ def _updates(config: SftConfig, rows: int | None) -> int | None:
 def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Problem]:
     data, model = config.data, config.model
     yield from check_sft_data(config)
-    yield from check_trainer(config.trainer)
+    yield from check_trainer(config.trainer, config)
     yield from check_adapters("model", model, facts)
     yield from check_exported(config.trainer, model)
     if model.new is not None and model.trains_adapters:
@@ -132,12 +132,24 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
 
 def refuse_ignored(config: SftConfig) -> None:
     """Raise ``ConfigError`` for settings that a trainer of one's own would ignore in silence."""
+    data, trainer = config.data, config.trainer
+    budget = data.max_token_len_per_gpu
     given = {
-        "trainer.resume": config.trainer.resume,
-        "trainer.save_interval": config.trainer.save_interval,
-        "evaluation.interval": config.evaluation.interval,
+        "trainer.resume": (trainer.resume, "runs from start to end"),
+        "trainer.save_interval": (trainer.save_interval, "runs from start to end"),
+        "trainer.export": (trainer.export == "adapter" and trainer.export, "leaves a model with its adapters merged"),
+        "evaluation.interval": (config.evaluation.interval, "runs from start to end"),
+        "data.source": (data.source, "has its rows from the data source that fit() is given"),
+        "data.mix": (data.mix, "has its rows from the data source that fit() is given"),
+        "data.max_token_len_per_gpu": (
+            budget != type(data).model_fields["max_token_len_per_gpu"].default and budget,
+            "pads a whole batch, in one piece",
+        ),
     }
-    reason, remedy = "a trainer of your own runs from start to end", "Leave it out, or use `tandem sft`"
-    problems = [Problem(key, value, reason, remedy) for key, value in given.items() if value]
+    problems = [
+        Problem(key, value, f"a trainer of your own {reason}", "Leave it out, or use `tandem sft`")
+        for key, (value, reason) in given.items()
+        if value
+    ]
     if problems:
         raise ConfigError(problems)

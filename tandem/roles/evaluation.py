@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from math import comb
 from typing import Any
 
+from tandem.base.errors import RewardError
 from tandem.data.prompts import Prompt
+from tandem.reward.outcome import Scores
 from tandem.roles.reward import RewardManager
+from tandem.roles.rollout.filling import first_failure
 from tandem.roles.rollout.generation import as_batch, request
 from tandem.rollout.protocol import RolloutEngine, Sampling
 
@@ -57,6 +60,7 @@ class Evaluator:
         self._tokenizer = tokenizer
         self._k = tuple(k)
         self._seed = seed
+        self._scores: list[Scores] = []
 
     def answers(self) -> list[list[Answer]]:
         """n answers to each prompt, in the order of the prompts."""
@@ -71,13 +75,20 @@ class Evaluator:
             texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in batch.ragged("responses")]
             lengths = batch.ragged("responses").lengths.tolist()
             scored[number] = texts, lengths, self._rewards.submit(batch, label)
-        groups = []
+        groups, self._scores = [], []
         for number, prompt in enumerate(self._prompts):
             texts, lengths, handle = scored[number]
             scores, _ = self._rewards.collect(handle)
+            self._scores.append(scores)
             rows = zip(texts, scores.rewards, lengths, strict=True)
             groups.append([Answer(prompt, *row) for row in rows])
         return groups
+
+    def require_scored(self) -> None:
+        """Raise ``RewardError`` where not one of the last answers could be scored: a mean of nothing is no result."""
+        joined = Scores.joined(self._scores)
+        if not any(joined.valid):
+            raise RewardError(f"not one of the {len(joined)} answers could be scored{first_failure([joined])}")
 
     def metrics(self, groups: Sequence[Sequence[Answer]]) -> dict[str, float]:
         """``eval/reward`` (mean over all samples, also named mean@n), ``eval/pass@k``, and one mean per data source.

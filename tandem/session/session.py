@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from tandem.base.run_folder import CHECKPOINTS, CRITIC_FOLDER
 from tandem.columns.proto import DataProto
 from tandem.data.prompts import PromptSource
 from tandem.dataflow.store import DataPlane
@@ -25,10 +26,10 @@ from tandem.roles.critic import CRITIC
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.loss import Loss, without_samples
 from tandem.roles.reward import RewardManager
-from tandem.roles.stages import BatchStage
 from tandem.session.exports import Exporter
-from tandem.session.stepping import CHECKPOINTS, Stepping
+from tandem.session.stepping import Stepping
 from tandem.speed.measured import RESUMED, setting_of, step_limit, step_summary
+from tandem.stages.stage import BatchStage
 
 
 class Tally(Protocol):
@@ -86,7 +87,7 @@ class Session(Stepping):
 
     def group_columns(self) -> list[str]:
         """The columns that a group has once it is generated and scored."""
-        filled = [stage for stage in self.plan.stages if stage.per == "group"]
+        filled = [stage for stage in self.plan.stages if stage.phase == "group"]
         return list(dict.fromkeys([*self.plan.source_columns, *(name for stage in filled for name in stage.gives)]))
 
     def take(self, partition: int) -> DataProto:
@@ -136,7 +137,7 @@ class Session(Stepping):
             **{f"dropped/{name}": float(count) for name, count in self.rollout.counts.items()},
             **self.told.metrics,
             **({} if self.composite.critic is None else self.composite.critic.metrics),
-            **mismatch_report(batch, self.config.algorithm.correction),
+            **({} if self.plan.old_logprobs == "rollout" else mismatch_report(batch, self.config.algorithm.correction)),
         }
         self.rollout.counts.clear()
         return metrics
@@ -200,7 +201,9 @@ class Session(Stepping):
         critic = self.composite.critic
         if critic is not None:
             weights = dict(critic.export())
-            save_pretrained_atomic(critic.model, self.composite.tokenizer, self.output_dir / CRITIC, weights=weights)
+            save_pretrained_atomic(
+                critic.model, self.composite.tokenizer, self.output_dir / CRITIC_FOLDER, weights=weights
+            )
         accounts = self.plane.status().accounts
         accounts.check()
         self.progress.samples = str(accounts)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.base.errors import ConfigError, DataError, Problem
+from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER
 from tandem.columns.proto import DataProto
 from tandem.config.schema import NewModelConfig, SftConfig, SftModelConfig
 from tandem.data.base_source import BaseDataSource, as_rows
@@ -23,16 +24,16 @@ from tandem.models.loading import as_causal_lm, new_model
 from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import character_tokenizer, encode_plain
 from tandem.observe.run_log import RunLog
-from tandem.observe.trackers import RunInfo
 from tandem.roles.accuracy import greedy_accuracy
 from tandem.roles.examples import as_samples
 from tandem.roles.rollout.generation import end_tokens
 from tandem.rollout.hf import HfEngine
 from tandem.runtime.build.composite import load_trainable, model_tokenizer, run_device
 from tandem.runtime.build.sources import example_source, held_out_examples, rows_of, user_source
-from tandem.session.exports import FINAL_FOLDER, Exporter
-from tandem.session.stepping import CHECKPOINTS
+from tandem.session.exports import Exporter
+from tandem.session.resume import check_inputs, find_checkpoint, run_info
 from tandem.train import checkpoint
+from tandem.train.checkpoint import Checkpoint
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import SftObjective
 
@@ -168,6 +169,8 @@ class SftSession:
 def build_sft_session(config: SftConfig) -> SftSession:
     """Read the data, then make or load the model. Raises ``DataError`` and ``ConfigError`` as they are found."""
     prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
+    check_inputs(config)
+    resumed = find_checkpoint(config.trainer)
     new = config.model.new
     tokenizer = model_tokenizer(config.model) if new is None else _new_tokenizer(new)
     own = None if config.data.source is None else user_source(config.data.source)
@@ -187,22 +190,14 @@ def build_sft_session(config: SftConfig) -> SftSession:
         gradient_checkpointing=config.model.gradient_checkpointing,
         device=run_device(config.runtime),
     )
-    first, reached = _resume(config, engine, source, steps)
-    output_dir = Path(config.trainer.output_dir)
-    checkpoint.set_aside(output_dir / CHECKPOINTS, first)
-    info = RunInfo(output_dir, steps, first if first else None, config.model_dump(mode="json"))
+    first, reached = (0, None) if resumed is None else _resume(resumed, engine, source, steps)
+    info = run_info(config.trainer, config, steps, resumed)
     log = RunLog(info, config.trainer.logger, trace=config.trainer.trace)
     return SftSession(config, model, tokenizer, engine, source, examples, questions, log, first, steps, reached)
 
 
-def _resume(config: SftConfig, engine: FsdpEngine, source: Stream[Example], last: int) -> tuple[int, float | None]:
-    """Continue from the checkpoint that ``trainer.resume`` names; the steps done, and the accuracy that ended them."""
-    resume, root = config.trainer.resume, Path(config.trainer.output_dir) / CHECKPOINTS
-    if resume is None:
-        return 0, None
-    saved = checkpoint.latest(root) if resume == "auto" else checkpoint.open_checkpoint(Path(resume))
-    if saved is None:
-        return 0, None
+def _resume(saved: Checkpoint, engine: FsdpEngine, source: Stream[Example], last: int) -> tuple[int, float | None]:
+    """Continue from the checkpoint; the steps done, and the accuracy that ended them."""
     if saved.step > last:
         reason = f"the checkpoint is of step {saved.step}, the run ends at step {last}"
         raise ConfigError([Problem("trainer.resume", str(saved.path), reason, "Raise trainer.total_steps")])

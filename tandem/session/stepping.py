@@ -9,15 +9,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tandem.base.run_folder import FINAL_FOLDER
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
 from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
 from tandem.plan.plan import Plan
 from tandem.roles.actor import Actor
-from tandem.session.exports import FINAL_FOLDER, Exporter
-
-CHECKPOINTS = "checkpoints"
+from tandem.session.exports import Exporter
 
 
 @dataclass
@@ -87,10 +86,7 @@ class Stepping(ABC):
         return self.log.timed(stages[0])
 
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
-        """Refresh the reference if it is due, count the step as done."""
-        interval = self.config.actor_rollout_ref.ref.update_interval
-        if interval is not None and "ref" in self.plan.tags and (step + 1) % interval == 0:
-            self.actor.refresh_reference()
+        """Count the step as done."""
         self.progress.step = step + 1
         self.progress.trained = batch, update
 

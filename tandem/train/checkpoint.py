@@ -114,23 +114,6 @@ def save(
     return Checkpoint(target, step)
 
 
-def set_aside(root: Path, after: int) -> None:
-    """Move the checkpoints of steps beyond ``after`` to a folder beside ``root``, named ``ROOT.1``, ``ROOT.2`` ...
-
-    They are of an earlier run: one that begins in the same folder, or goes on from an earlier step, would take them for
-    its own newest.
-    """
-    later = [path for step, path in saved.checkpoints_in(root) if step > after]
-    if not later:
-        return
-    number = 1
-    while (target := root.with_name(f"{root.name}.{number}")).exists():
-        number += 1
-    target.mkdir()
-    for path in later:
-        path.rename(target / path.name)
-
-
 def latest(root: Path) -> Checkpoint | None:
     """The newest checkpoint under ``root``; None if there is none. Raises ``DataError`` if it is damaged."""
     found = saved.newest(root)

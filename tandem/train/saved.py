@@ -6,18 +6,17 @@ manifest says, is damaged. No other is taken in its place unasked: it would be a
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 from tandem.base.errors import DataError
 from tandem.base.manifest import MANIFEST, DamagedError, verify
+from tandem.base.run_folder import step_of
 from tandem.columns import plain_json
 
 STATE = "state.json"
 TENSORS = "tensors"
 FORMAT = "tandem-checkpoint/2"
-_NAME = re.compile(r"step_(\d+)")
 _PICKLES = "tandem-checkpoint/1"
 
 
@@ -27,10 +26,10 @@ def checkpoints_in(root: Path) -> list[tuple[int, Path]]:
     Raises ``DataError`` where ``root`` can't be read.
     """
     try:
-        found = [(path, _NAME.fullmatch(path.name)) for path in root.iterdir()] if root.exists() else []
+        found = [(step_of(path), path) for path in root.iterdir()] if root.exists() else []
     except OSError as error:
         raise DataError(f"{root}: can't be read ({error.strerror or error}); what is in it is not known") from error
-    return sorted((int(match[1]), path) for path, match in found if match is not None)
+    return sorted((step, path) for step, path in found if step is not None)
 
 
 def newest(root: Path) -> tuple[int, Path] | None:

@@ -232,3 +232,38 @@ def test_an_error_of_the_run_is_its_exit_code_and_message(task: Path, tmp_path: 
     assert "not one of the 128 samples of step 1 has a reward" in result.output
     assert "no such answer" in (tmp_path / "run" / "report.html").read_text()
     assert torch.get_num_threads() == 1
+
+
+def test_eval_where_nothing_can_be_scored_is_no_success(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "scorer.py").write_text("def failing(response, ground_truth):\n    raise KeyError('solution')\n")
+    result = run("eval", trained, "reward_manager.type=failing", f"reward_manager.file={tmp_path / 'scorer.py'}")
+    assert result.exit_code == 1
+    assert "not one of the 6 answers could be scored" in result.output and "KeyError: 'solution'" in result.output
+
+
+def test_a_run_does_not_write_where_it_reads(task: Path, tuned: Path, trained: Path, tmp_path: Path) -> None:
+    """Neither its start model nor anything that a run of that folder would move or replace."""
+    shutil.copytree(trained, tmp_path / "run")
+    before = sorted((tmp_path / "run").rglob("*"))
+    model = tmp_path / "run" / "final"
+    for output, words in (
+        (tmp_path / "run", ("--model", model)),
+        (model, ("--model", model)),
+        (tmp_path / "run", ("--model", tmp_path / "run" / "checkpoints" / "step_00000003" / "model")),
+        (tmp_path / "run", (f"data.val_files=[{tmp_path / 'run' / 'rollouts.jsonl'}]", "data.answer_key=ground_truth")),
+    ):
+        result = run("train", task, *words, "trainer.total_steps=1", "--output-dir", output)
+        assert result.exit_code == 2 and "trainer.output_dir" in result.output, result.output
+        assert "the run reads" in result.output
+    assert sorted((tmp_path / "run").rglob("*")) == before
+
+
+def test_a_damaged_model_is_not_trained(task: Path, trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "final", tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 16
+    weights.write_bytes(content)
+    result = run("train", task, "--model", tmp_path / "model", "--output-dir", tmp_path / "run")
+    assert result.exit_code == 2 and f"{weights}: is damaged" in result.output
+    assert not (tmp_path / "run" / "config.yaml").exists()

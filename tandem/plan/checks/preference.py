@@ -31,6 +31,7 @@ NO_SUCH_TERM = (
     "old_logprobs",
     "overlong",
     "distillation",
+    "stages",
 )
 """Keys of ``algorithm`` that change a policy loss and have no place in a comparison."""
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from tandem.base.errors import ConfigError, Problem
-from tandem.columns.proto import DataProto
+from tandem.base.errors import ConfigError, ContractError, Problem
 from tandem.config.execution import RuntimeConfig
 from tandem.config.model import ActorRolloutRef as Section
-from tandem.config.model import ModelConfig
+from tandem.config.model import CriticConfig, ModelConfig
 from tandem.config.schema import Config
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import with_adapters
@@ -20,60 +19,68 @@ from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, load_model
 from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
+from tandem.plan.checks.own_loop import check_own_loop, unread_in_own_loop
 from tandem.plan.critic import untrained_steps
-from tandem.plan.plan import PREFERENCE, Plan, compile_plan
+from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.stages import columns_known
 from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.advantages import AdvantageStage
 from tandem.roles.batching import Batching
-from tandem.roles.correction import corrected
 from tandem.roles.critic import Critic
 from tandem.roles.loss import policy_objective
 from tandem.roles.rollout.generation import end_tokens, training_sampling
 from tandem.roles.serving import Scorer
-from tandem.roles.stages import BatchStage
-from tandem.roles.teachers import TeacherStage
 from tandem.roles.train_group import TrainGroup
 from tandem.rollout.protocol import RolloutEngine
 from tandem.rollout.registry import find_engine
+from tandem.runtime.build.stages import batch_stages, forward_models
 from tandem.runtime.build.teachers import check_tokenizers, load_teachers, teacher_stage
+from tandem.stages.facts import REF
 from tandem.train.engine import FsdpEngine
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedTokenizerBase
 
-NOT_FOR_A_LOOP = ("data", "trainer", "reward_manager", "evaluation")
-"""Sections that a user's own loop may leave out: problems there are not its problems."""
+S = TypeVar("S", Section, CriticConfig)
 
 
-def build_actor_rollout_ref(section: Section) -> ActorRolloutRef:
+def build_actor_rollout_ref(section: Section | Config) -> ActorRolloutRef:
     """Actor, rollout and reference for a training loop of your own, from ``config.actor_rollout_ref``.
 
     The other sections of the config that it came from (algorithm, seed, response length) hold too; a section made by
-    hand takes their defaults. Raises ``ConfigError`` with every problem of the sections that matter here.
+    hand takes their defaults. Warns of settings that such a loop does not read. Raises ``ConfigError`` with every
+    problem of the sections that matter here.
     """
-    config = section.root if section.root is not None else Config(actor_rollout_ref=section)
+    config = config_around(section, Section, lambda made: Config(actor_rollout_ref=made), "config.actor_rollout_ref")
     plan = compile_plan(config)
-    found = (*plan.problems, *plan.later)
-    problems = [problem for problem in found if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
-    if plan.loop == PREFERENCE:
-        reason = "it learns from given answers, and this builds a loop that generates them"
-        remedy = "Use `tandem train`, or a loss such as ppo_clip"
-        problems.append(Problem("algorithm.policy_loss.type", config.algorithm.policy_loss.type, reason, remedy))
-    if plan.runtime == "ray":
-        reason = "a loop of your own has the actor and its engine in its own process"
-        problems.append(Problem("runtime.name", "ray", reason, "Give each role one device, and write local or auto"))
+    problems = list(check_own_loop(config, plan))
     if problems:
         raise ConfigError(problems)
+    if unread := unread_in_own_loop(config):
+        told = ", ".join(f"{key} = {value!r}" for key, value in unread.items())
+        warnings.warn(f"a loop of your own does not read {told}: what they ask for is yours to do", stacklevel=2)
     updates = plan.batch.optimizer_steps_in_all
-    return build_composite(config, plan, model_tokenizer(section.model), 1 if updates is None else updates)
+    tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    return build_composite(config, plan, tokenizer, 1 if updates is None else updates)
+
+
+def config_around(section: S | Config, kind: type[S], around: Callable[[S], Config], wanted: str) -> Config:
+    """The config that ``section`` is, or stands in, or that is put ``around`` one made by hand.
+
+    Raises ``ContractError`` for anything else.
+    """
+    if isinstance(section, Config):
+        return section
+    if not isinstance(section, kind):
+        raise ContractError(f"give {wanted} of a config from load_config(FILE), not {type(section).__name__}")
+    return around(section) if section.root is None else section.root
 
 
 def model_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of the model, or the one named in its place."""
-    return load_tokenizer(model.tokenizer)
+    return load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
 
 
 def run_device(runtime: RuntimeConfig) -> torch.device:
@@ -134,9 +141,10 @@ def assemble_composite(
 ) -> ActorRolloutRef:
     """The composite node over ``actor`` and ``engine``, wherever they are; ``model`` says what the actor trains."""
     section, trainer = config.actor_rollout_ref, config.trainer
-    advantages, taught = AdvantageStage.of(config.algorithm), None
+    advantages, taught = AdvantageStage.of(config.algorithm, added=plan.step.token_rewards_given), None
     if plan.teachers:
         taught = teacher_stage(config, plan, load_teachers(config, plan, actor.ranks, scorer), model)
+    models = () if scorer is None else forward_models(config, plan, scorer)
     return ActorRolloutRef(
         model=model,
         actor=actor,
@@ -149,9 +157,13 @@ def assemble_composite(
         ),
         tokenizer=tokenizer,
         advantages=advantages,
-        stages=batch_stages(config, plan, actor, advantages, critic, taught),
+        stages=batch_stages(
+            config, plan, actor, advantages, critic=critic, taught=taught, models=models, tokenizer=tokenizer
+        ),
         objective=policy_objective(config),
         critic=critic,
+        overlong=config.algorithm.overlong,
+        models=models,
         seed=trainer.seed,
     )
 
@@ -166,7 +178,13 @@ def actor_of(config: Config, plan: Plan, ranks: TrainGroup) -> Actor:
     """The actor over ``ranks``, wherever they are, with the tags of ``plan``."""
     epochs, untrained = config.actor_rollout_ref.actor.ppo_epochs, untrained_steps(config)
     batching = Batching(plan.batch.mini_batch_prompts, epochs, config.trainer.seed, untrained)
-    return Actor(ranks, batching, keep_reference="ref" in plan.tags, reference_is_base="ref" in plan.base_tags)
+    return Actor(
+        ranks,
+        batching,
+        keep_reference=REF in plan.tags,
+        reference_is_base=REF in plan.base_tags,
+        refresh_every=config.actor_rollout_ref.ref.update_interval if REF in plan.tags else None,
+    )
 
 
 def build_train_engine(
@@ -186,48 +204,3 @@ def build_train_engine(
         mesh=mesh,
         device=run_device(config.runtime),
     )
-
-
-def batch_stages(
-    config: Config,
-    plan: Plan,
-    actor: Actor,
-    advantages: AdvantageStage,
-    critic: Critic | None = None,
-    taught: TeacherStage | None = None,
-) -> tuple[BatchStage, ...]:
-    """What the plan puts between the rewards and the train call, ready to run."""
-    squares = any("sum_pi_squared" in stage.gives for stage in plan.stages)
-    runs: dict[str, Callable[[DataProto], DataProto]] = {
-        "ref": actor.ref_logprobs,
-        "old": partial(actor.old_logprobs, squares=squares) if plan.old_logprobs == "recompute" else rollout_as_old,
-        "advantages": advantages,
-        "correction": partial(corrected, config=config.algorithm.correction),
-    }
-    if taught is not None:
-        runs["teacher"] = taught
-    if critic is not None:
-        group = {placement.role: placement.group for placement in plan.placements}
-        shared = group["critic"] == group["actor"]
-        runs |= {"values": critic.values, "train_critic": _turn(actor, critic) if shared else critic.train}
-    planned = [stage for stage in plan.stages if stage.name in runs]
-    return tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name], stage.per) for stage in planned)
-
-
-def _turn(actor: Actor, critic: Critic) -> Callable[[DataProto], DataProto]:
-    """Training the critic on the actor's devices, whose memory for training is its own meanwhile."""
-
-    def train(batch: DataProto) -> DataProto:
-        actor.sleep()
-        critic.wake()
-        trained = critic.train(batch)
-        critic.sleep()
-        actor.wake()
-        return trained
-
-    return train
-
-
-def rollout_as_old(batch: DataProto) -> DataProto:
-    """The engine's log-probs stand for the proximal ones: no forward is spent on them."""
-    return batch.union(DataProto({"old_logprobs": batch.ragged("rollout_logprobs")}))
