@@ -223,7 +223,7 @@ class Session(Stepping):
         return steps | {name: text for name, text in told.items() if text}
 
 
-def _records(batch: DataProto, count: int, version: int) -> list[RolloutRecord]:
+def _records(batch: DataProto, count: int, step: int) -> list[RolloutRecord]:
     """The first samples of the first groups: one of each."""
     if not count:
         return []
@@ -234,7 +234,8 @@ def _records(batch: DataProto, count: int, version: int) -> list[RolloutRecord]:
             response=item.tokenizer.decode(item.batch["responses"]),
             reward=float(item.batch["rewards"]),
             ground_truth=item.non_tensor_batch["ground_truth"],
-            version=version,
+            version=min(item.batch["token_versions"].tolist(), default=step),
+            version_max=max(item.batch["token_versions"].tolist(), default=step),
         )
         for item in (batch[row] for row in firsts)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from tandem.rollout.hf import HfEngine
 from tandem.runtime.build.composite import load_trainable, model_tokenizer, run_device
 from tandem.runtime.build.sources import example_source, held_out_examples, rows_of, user_source
 from tandem.session.exports import Exporter
+from tandem.session.idle import IdleSteps
 from tandem.session.resume import check_inputs, find_checkpoint, run_info
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
@@ -62,6 +63,7 @@ class SftSession:
     first: int
     last: int
     reached: float | None = None
+    idle: IdleSteps = field(default_factory=IdleSteps)
 
     def steps(self) -> Iterator[int]:
         """The steps that are left, from 1."""
@@ -92,6 +94,7 @@ class SftSession:
             "loss/sft": float(total.loss) / denominator,
             "grad/norm": result.grad_norm,
             "optim/lr": result.lr,
+            "optim/applied": float(result.applied),
             "optim/skipped_steps": float(result.skipped),
             "updates": float(result.updates),
             **{f"data/{name}": float(count) for name, count in self._drawn().items()},
@@ -121,6 +124,8 @@ class SftSession:
                 keep=self.config.trainer.keep_checkpoints,
                 parts=self.exporter.write_parts(root),
             )
+        why, most = f"its gradient norm is {update['grad/norm']:g}", self.config.trainer.max_idle_steps
+        self.idle.note(step, update["optim/applied"] > 0, why, most)
         return reached
 
     def evaluate(self) -> dict[str, float]:

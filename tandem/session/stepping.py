@@ -14,9 +14,11 @@ from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
 from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
+from tandem.plan.critic import untrained_steps
 from tandem.plan.plan import Plan
 from tandem.roles.actor import Actor
 from tandem.session.exports import Exporter
+from tandem.session.idle import IdleSteps, why_idle
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Progress:
     beside: dict[str, float] = field(default_factory=dict)
     trained: tuple[DataProto, dict[str, float]] | None = None
     samples: str = ""
+    idle: IdleSteps = field(default_factory=IdleSteps)
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,13 @@ class Stepping(ABC):
         self.log.log(done, metrics, self._samples(batch, step))
         if trainer.save_interval and (done % trainer.save_interval == 0 or last):
             self.save(done)
+        if step >= untrained_steps(self.config):
+            why = why_idle(
+                metrics,
+                len(batch.dense("group_ids").unique()),
+                masks_overlong=self.config.algorithm.overlong == "mask",
+            )
+            self.progress.idle.note(done, update.get("optim/applied", 0.0) > 0, why, trainer.max_idle_steps)
 
     @abstractmethod
     def _metrics(self, batch: DataProto, step: int) -> dict[str, float]:

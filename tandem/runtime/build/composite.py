@@ -54,7 +54,7 @@ def build_actor_rollout_ref(section: Section | Config) -> ActorRolloutRef:
     problem of the sections that matter here.
     """
     config = config_around(section, Section, lambda made: Config(actor_rollout_ref=made), "config.actor_rollout_ref")
-    plan = compile_plan(config)
+    plan = compile_plan(config, own_loop=True)
     problems = list(check_own_loop(config, plan))
     if problems:
         raise ConfigError(problems)

@@ -41,7 +41,7 @@ def build_critic(section: CriticConfig | Config) -> Critic:
     if not config.critic.enable:
         reason = "there is no critic to build"
         raise ConfigError([Problem("critic.enable", False, reason, "Write true, or build none")])
-    plan = compile_plan(config)
+    plan = compile_plan(config, own_loop=True)
     problems = [problem for problem in plan.problems if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
     if problems:
         raise ConfigError(problems)
