@@ -14,6 +14,7 @@ from tandem.plan.checks.adapters import check_adapters, check_exported
 from tandem.plan.checks.data import check_sft_data, count_rows
 from tandem.plan.checks.folder import check_files_of, check_sft_template
 from tandem.plan.checks.model import read_checked
+from tandem.plan.checks.template import notes_on_conversations
 from tandem.plan.checks.trainer import check_schedule, check_trainer
 from tandem.plan.mix import MixShare, mix_names
 from tandem.plan.model import ModelFacts
@@ -65,8 +66,9 @@ def compile_sft_plan(config: SftConfig) -> SftPlan:
         found.append(Problem("data.train_batch_size", config.data.train_batch_size, reason, f"Write at most {rows}"))
     elif rows != 0:
         found += check_schedule("optim", config.optim, updates)
-    ignored, notes = unread(config, READS, SftSetting(config), wrong={problem.key for problem in found})
-    return SftPlan(rows, mix, config.data.train_batch_size, updates, tuple(notes), (*found, *ignored))
+    ignored, unused = unread(config, READS, SftSetting(config), wrong={problem.key for problem in found})
+    notes = (*unused, *notes_on_conversations(config))
+    return SftPlan(rows, mix, config.data.train_batch_size, updates, notes, (*found, *ignored))
 
 
 def _shares(config: SftConfig) -> tuple[MixShare, ...]:
