@@ -18,12 +18,13 @@ from tandem.control.colocate import train_colocate
 from tandem.control.fully_async import train_fully_async
 from tandem.control.hybrid import train_hybrid, train_hybrid_pipelined
 from tandem.control.preferences import train_preferences
-from tandem.control.sft import fine_tune, require_updates
-from tandem.data.catalog import RowCounts
+from tandem.control.sft import fine_tune
+from tandem.data.mixture import Stream, rows_told
 from tandem.observe.metrics import CONFIG_FILE
 from tandem.observe.summary import summarize
 from tandem.plan.plan import PREFERENCE, Plan
 from tandem.session.build import build_session
+from tandem.session.idle import require_updates
 from tandem.session.preferences import build_preference_session
 from tandem.session.sft import build_sft_session
 
@@ -47,8 +48,8 @@ def run_train(config: Config, plan: Plan) -> int:
 def _train(config: Config, plan: Plan) -> int:
     session = build_preference_session(config, plan) if plan.loop == PREFERENCE else build_session(config, plan)
     _keep_config(config, Path(config.trainer.output_dir))
-    _tell_counts(session.source.counts)
     run, progress = session.run, session.run.progress
+    _tell_data(session.source, config.data.train_batch_size, progress.last)
     if progress.step:
         print(f"resumed after step {progress.step}; {progress.last - progress.step} steps left")
     with run.running():
@@ -70,7 +71,7 @@ def run_sft(config: SftConfig) -> int:
 def _tune(config: SftConfig) -> int:
     session = build_sft_session(config)
     progress = session.run.progress
-    _tell_counts(session.source.counts)
+    _tell_data(session.source, config.data.train_batch_size, progress.last)
     _keep_config(config, Path(config.trainer.output_dir))
     if session.nothing_left is not None:
         print(f"nothing is left to do: {session.nothing_left}")
@@ -83,10 +84,10 @@ def _tune(config: SftConfig) -> int:
     return 0
 
 
-def _tell_counts(counts: RowCounts) -> None:
+def _tell_data(source: Stream[Any], batch_size: int, steps: int) -> None:
     """What became of the rows, where not all are used as they are."""
-    if counts.dropped or counts.cut:
-        print(f"data: {counts}")
+    if rows := rows_told(source, batch_size, steps):
+        print(f"data: {rows}")
 
 
 def _keep_config(config: BaseModel, output_dir: Path) -> None:

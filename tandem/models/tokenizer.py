@@ -6,6 +6,7 @@ ids travel.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,15 +28,22 @@ else:
 PLAIN_CLASSES = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
 
 
-def load_tokenizer(path: str | Path, *, chat_template: str | None = None) -> PreTrainedTokenizerBase:
+_PROBE = "a probe"
+_SHORTEST_MARK = 3  # characters; a shorter special token may be an ordinary character of a small alphabet
+
+
+def load_tokenizer(
+    path: str | Path, *, chat_template: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder or of a hub id, ready to encode and decode exactly.
 
     A tokenizer without a pad token pads with its end token; no token is ever added. ``chat_template`` replaces the
-    folder's own. Raises ``TandemError`` if there is no such folder, none in it, or neither a pad nor an end token.
+    folder's own. ``trust_remote_code`` says whether code that it ships is run; nobody is asked. Raises ``TandemError``
+    if there is no such folder, none in it, or neither a pad nor an end token.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
-        tokenizer = _from_folder(folder)
+        tokenizer = _from_folder(folder, trust_remote_code)
     elif folder.exists():
         raise TandemError(f"tokenizer {path}: is a file. Name the folder that holds tokenizer.json")
     elif _looks_local(str(path)):
@@ -44,7 +52,7 @@ def load_tokenizer(path: str | Path, *, chat_template: str | None = None) -> Pre
             "or a hub id like 'Qwen/Qwen3-0.6B'"
         )
     else:
-        tokenizer = _from_hub(str(path))
+        tokenizer = _from_hub(str(path), trust_remote_code)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     tokenizer.clean_up_tokenization_spaces = False
@@ -105,6 +113,75 @@ def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return around[:1] if around and around[0] == tokenizer.bos_token_id else []
 
 
+def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of a plain text that begins a sequence: the begin token where the tokenizer puts one, then the text.
+
+    There is one begin token where the text has it written out already, as one that a template rendered does.
+    """
+    leading, ids = leading_ids(tokenizer), encode_text(tokenizer, text)
+    return ids if leading and ids[: len(leading)] == leading else leading + ids
+
+
+def encode_once(tokenizer: PreTrainedTokenizerBase, text: str, *, rendered: bool = False) -> list[int]:
+    """Ids of ``text`` as its model was trained to read it, with what the tokenizer puts around a text.
+
+    Nothing is put around one that a chat template ``rendered``. There is never more than one begin token.
+    """
+    ids: list[int] = list(tokenizer.encode(text, add_special_tokens=not rendered))
+    return ids[1:] if begins(tokenizer, ids) and ids[1:2] == ids[:1] else ids
+
+
+def end_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens that end an answer: the tokenizer's end token, and those of the generation config beside it."""
+    return _end_ids(tokenizer, tokenizer.eos_token_id)
+
+
+@functools.lru_cache(maxsize=8)
+def _end_ids(tokenizer: PreTrainedTokenizerBase, own: int | None) -> frozenset[int]:
+    name = tokenizer.name_or_path
+    file: Any = Path(name) / "generation_config.json"
+    if not Path(name).is_dir():
+        from transformers.utils.hub import cached_file
+
+        try:
+            file = cached_file(name, file.name, local_files_only=True) if name else None
+        except OSError:  # it has none
+            file = None
+    try:
+        configured = json.loads(Path(file).read_text("utf-8")).get("eos_token_id") if file is not None else None
+    except (OSError, ValueError, AttributeError):
+        configured = None
+    listed = configured if isinstance(configured, list) else [configured]
+    return frozenset(token for token in (own, *listed) if isinstance(token, int))
+
+
+def begins(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> int:
+    """How many of ``ids`` are the begin token that a cut from the left must keep: 1 or 0."""
+    return int(tokenizer.bos_token_id is not None and list(ids[:1]) == [tokenizer.bos_token_id])
+
+
+def rendered_opening(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:
+    """What shows that ``text`` was rendered beforehand: a special token, or the template's own words, at its start."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()  # of the user's tokenizer
+    marks = [*tokenizer.all_special_tokens, *(token.content for token in added if token.special)]
+    marks.append(_user_opening(tokenizer, str(tokenizer.chat_template)))
+    begun = text.lstrip()
+    return next((mark for mark in marks if len(mark) >= _SHORTEST_MARK and begun.startswith(mark)), None)
+
+
+@functools.lru_cache(maxsize=8)
+def _user_opening(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
+    """What the template writes before the text of a user; empty if there is no telling."""
+    if not tokenizer.chat_template:
+        return ""
+    try:
+        probe = [{"role": "user", "content": _PROBE}]
+        opening = str(tokenizer.apply_chat_template(probe, tokenize=False)).partition(_PROBE)[0]
+        return opening.removeprefix(str(tokenizer.bos_token or "")).strip()
+    except Exception:  # a template is foreign code: it raises what it likes
+        return ""
+
+
 def character_tokenizer(
     alphabet: Iterable[str], *, eos: str = "<eos>", pad: str | None = "<pad>", unk: str = "<unk>"
 ) -> PreTrainedTokenizerFast:
@@ -139,13 +216,15 @@ def _looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path).parent.is_dir()
 
 
-def _from_folder(folder: Path) -> Any:
+def _from_folder(folder: Path, trust_remote_code: bool) -> Any:
     config, exact = folder / "tokenizer_config.json", folder / "tokenizer.json"
     try:
         declared = json.loads(config.read_text("utf-8")) if config.exists() else {}
         if exact.exists() and declared.get("tokenizer_class") in PLAIN_CLASSES:
             return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         held = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
         raise TandemError(
@@ -154,9 +233,9 @@ def _from_folder(folder: Path) -> Any:
         ) from error
 
 
-def _from_hub(name: str) -> Any:
+def _from_hub(name: str, trust_remote_code: bool) -> Any:
     try:
-        return transformers.AutoTokenizer.from_pretrained(name)
+        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise TandemError(
             f"tokenizer {name!r}: no such folder, and the hub gave none ({str(error).splitlines()[0]}). "

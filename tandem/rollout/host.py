@@ -30,6 +30,7 @@ from tandem.models.shared_weights import Place, map_weights
 from tandem.rollout.protocol import EngineStats, RolloutEngine
 from tandem.rollout.registry import find_engine
 from tandem.rollout.request_stream import RequestStream
+from tandem.rollout.sound import sound_outputs
 from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Channel, Line, Message, unpack_sampling
 
@@ -51,11 +52,20 @@ def main(fd: int, parent: int) -> None:
 
 def host(spec: EngineSpec, line: Line, serving: type[Host]) -> None:
     """Build the engine and serve it; an error that is raised on purpose travels to the owner."""
+    started = threading.Event()
+
+    def beat() -> None:
+        while not started.wait(_BEAT_S):
+            line.send("beat", steps=None)
+
+    threading.Thread(target=or_die, args=(beat,), daemon=True).start()
     try:
         engine = build_engine(spec)
     except TandemError as error:
         line.send("broken", error=type(error).__name__, text=str(error))
         return
+    finally:
+        started.set()
     serving(engine, spec, line).serve()
 
 
@@ -116,7 +126,7 @@ class Host:
         sampling = unpack_sampling(message.fields["sampling"])
         call = RequestStream(number, self._channel, max(1, self._window // sampling.samples))
         try:
-            outputs = self._engine.generate(call.requests(), sampling)
+            outputs = sound_outputs(self._engine, call.requests(), sampling)
         except TandemError as error:
             self._refuse(number, error)
             return

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from tandem.dataflow.partition import Order
 from tandem.dataflow.store import DataPlane
 from tandem.observe.run_log import RunLog
+from tandem.plan.critic import untrained_steps
 from tandem.roles.advantages import AdvantageReport
-from tandem.session.learning import Criticism, Estimates, Learning, Speed
+from tandem.session.learning import Criticism, Estimates, Learning, Speed, why_idle_batch
 from tandem.session.parts import Parts
 from tandem.session.progress import StepPart
 from tandem.session.run import Run
@@ -20,7 +22,6 @@ from tandem.session.stage_table import StageTable
 from tandem.session.waits import Waits
 from tandem.session.weights import PushedWeights, SharedWeights
 from tandem.speed.measured import setting_of
-from tandem.stages.facts import REF
 from tandem.stages.stage import BatchStage
 
 K = TypeVar("K")
@@ -108,7 +109,7 @@ def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], di
     config, composite, progress = parts.config, parts.composite, parts.progress
     advantages, critic = composite.advantages, composite.critic
     told = own.told if own.told is not None else lambda step: advantages.told()
-    refresh = config.actor_rollout_ref.ref.update_interval if REF in parts.plan.tags else None
+    correction = None if parts.plan.old_logprobs == "rollout" else config.algorithm.correction
     speed = Speed(setting_of(config), progress, parts.output_dir)
     return Run(
         config.trainer,
@@ -121,8 +122,8 @@ def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], di
             speed,
             *own.parts,
             samples,
-            Learning(composite.actor, progress, refresh),
-            Estimates(told, config.algorithm.correction),
+            Learning(composite.actor, progress),
+            Estimates(told, correction),
             *(() if critic is None else (Criticism(critic, composite.tokenizer),)),
         ),
         interval=config.evaluation.interval,
@@ -130,5 +131,8 @@ def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], di
         look=look,
         limits=speed.limits,
         counting=own.counting,
+        why_idle=partial(why_idle_batch, masks_overlong=config.algorithm.overlong == "mask"),
+        untrained=untrained_steps(config),
+        awake=composite.actor.wake,
         closing=parts.closing,
     )

@@ -14,6 +14,7 @@ from tandem.roles.actor import Actor
 from tandem.roles.advantages import AdvantageReport
 from tandem.roles.correction import mismatch_report
 from tandem.roles.critic import CRITIC, Critic
+from tandem.session.idle import why_idle
 from tandem.session.progress import Progress, StepPart
 from tandem.speed.measured import RESUMED, step_limit, step_summary
 from tandem.speed.step_bound import Setting
@@ -22,15 +23,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+def why_idle_batch(metrics: Mapping[str, float], batch: DataProto, *, masks_overlong: bool) -> str:
+    """See ``why_idle``."""
+    return why_idle(metrics, len(batch.dense("group_ids").unique()), masks_overlong=masks_overlong)
+
+
 class Learning(StepPart):
-    """The actor. ``refresh`` is how often its reference becomes what it is; None: never, or it has none."""
+    """The actor."""
 
-    def __init__(self, actor: Actor, progress: Progress, refresh: int | None) -> None:
-        self._actor, self._progress, self._refresh = actor, progress, refresh
-
-    def end_step(self, step: int) -> None:
-        if self._refresh is not None and (step + 1) % self._refresh == 0:
-            self._actor.refresh_reference()
+    def __init__(self, actor: Actor, progress: Progress) -> None:
+        self._actor, self._progress = actor, progress
 
     def metrics(self, batch: DataProto, step: int) -> dict[str, float]:
         tokens = float(batch.ragged("responses").lengths.sum())
@@ -61,13 +63,17 @@ class Criticism(StepPart):
 
 
 class Estimates(StepPart):
-    """What the advantages stage has to say of a partition (``told``), and how far its samples were off-policy."""
+    """What the advantages stage has to say of a partition (``told``), and how far its samples were off-policy.
 
-    def __init__(self, told: Callable[[int], AdvantageReport], correction: RolloutCorrectionConfig) -> None:
+    ``correction`` is None where old log-probs are those of the rollout: nothing differs.
+    """
+
+    def __init__(self, told: Callable[[int], AdvantageReport], correction: RolloutCorrectionConfig | None) -> None:
         self._told, self._correction = told, correction
 
     def metrics(self, batch: DataProto, step: int) -> dict[str, float]:
-        return self._told(step).metrics | mismatch_report(batch, self._correction)
+        mismatch = {} if self._correction is None else mismatch_report(batch, self._correction)
+        return self._told(step).metrics | mismatch
 
     def facts(self, step: int) -> dict[str, Any]:
         """The state of the KL's controller after the partition before ``step``."""

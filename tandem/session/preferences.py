@@ -20,12 +20,11 @@ from tandem.runtime.build.composite import build_actor, load_trainable, model_to
 from tandem.runtime.build.sources import held_out_preferences, preference_source, prompt_tables
 from tandem.session.build import continue_from
 from tandem.session.exports import Exporter
-from tandem.session.learning import Learning
+from tandem.session.learning import Learning, why_idle_batch
 from tandem.session.progress import Progress, StepPart
 from tandem.session.resume import check_inputs, find_checkpoint, run_info
 from tandem.session.run import Run
 from tandem.session.stage_table import StageTable
-from tandem.stages.facts import REF
 from tandem.stages.stage import BatchStage, Roles
 from tandem.stages.table import bind
 from tandem.train.preference import PreferenceObjective
@@ -99,7 +98,8 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
         with log.timed("evaluation"):
             return evaluator.metrics()
 
-    refresh = config.actor_rollout_ref.ref.update_interval if REF in plan.tags else None
+    if resumed is not None:
+        resumed.restore_random_state()  # last: what was built here has drawn
     run = Run(
         config.trainer,
         log,
@@ -107,10 +107,12 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
         info.output_dir,
         Exporter(config.actor_rollout_ref.model, config.trainer, model, tokenizer, actor.export),
         actor.save,
-        parts=(Learning(actor, progress, refresh), Given(source, size)),
+        parts=(Learning(actor, progress), Given(source, size)),
         interval=config.evaluation.interval,
         at_start=config.evaluation.at_start,
         look=look,
+        why_idle=partial(why_idle_batch, masks_overlong=config.algorithm.overlong == "mask"),
+        awake=actor.wake,
     )
     return PreferenceSession(plan, run, source, size, StageTable(stages, run.executing), actor, objective, evaluator)
 

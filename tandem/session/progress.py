@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.observe.metrics import RolloutRecord
+from tandem.session.idle import IdleSteps
 
 
 @dataclass
@@ -17,7 +18,9 @@ class Progress:
 
     ``began`` is the first that this run does, or what was done when it was resumed. ``seconds``, ``executed`` (stages)
     and ``trained`` (batch, metrics of the update) are of the step before. ``over``: the run ends before ``last``.
-    ``samples`` tells at the end of a run where all of them went.
+    ``samples`` tells at the end of a run where all of them went. ``facts`` are what a run that goes on from here must
+    know, as of the end of the last step; ``recorded``: that step is in the log; ``started``: when it began. ``idle``
+    counts the steps that trained nothing.
     """
 
     step: int
@@ -28,6 +31,10 @@ class Progress:
     trained: tuple[Any, dict[str, float]] | None = None
     over: bool = False
     samples: str = ""
+    facts: dict[str, Any] | None = None
+    started: float = 0.0
+    recorded: bool = True
+    idle: IdleSteps = field(default_factory=IdleSteps)
 
 
 class StepPart:

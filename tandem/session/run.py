@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -9,11 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from tandem.base.interrupts import INTERRUPTS, held, hold, note_saved, release
 from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER
 from tandem.config.schema import TrainerConfig
 from tandem.observe.run_log import RunLog
 from tandem.session.progress import Progress, StepPart
 from tandem.stages.stage import Stage
+from tandem.stages.table import train, train_critic
+
+logger = logging.getLogger(__name__)
+
+_CHANGING = (train.name, train_critic.name)
+"""Stages that change weights."""
 
 
 class Exports(Protocol):
@@ -42,7 +50,9 @@ class Run:
     ``parts`` are asked in their order. ``look`` gives the metrics of the held-out rows (none where there are no such
     rows), before the first step with ``at_start``, after every ``interval`` steps (0: never) and after the last;
     ``enough`` says whether they end the run. ``limits`` adds what follows from the times of a step. ``counting`` is the
-    context of a step while the loop works on it. ``closing`` ends what was started for the run.
+    context of a step while the loop works on it. ``why_idle`` tells of a step, from its metrics and batch, why it
+    trained nothing; the first ``untrained`` steps may. ``awake`` lets the model be saved, whoever's turn it is.
+    ``closing`` ends what was started for the run.
     """
 
     trainer: TrainerConfig
@@ -58,6 +68,11 @@ class Run:
     enough: Callable[[Mapping[str, float]], bool] = lambda evaluated: False
     limits: Callable[[Mapping[str, float]], dict[str, float]] = lambda times: {}
     counting: Callable[[], AbstractContextManager[None]] = nullcontext
+    why_idle: Callable[[Mapping[str, float], Any], str] = lambda metrics, batch: (
+        f"its gradient norm is {metrics['grad/norm']:g}"
+    )
+    untrained: int = 0
+    awake: Callable[[], None] = lambda: None
     closing: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -72,10 +87,10 @@ class Run:
         while progress.step < progress.last and not progress.over:
             step = progress.step
             progress.executed = []
-            started = time.monotonic()
+            progress.started = time.monotonic()
             with self.log.timed("step"), self.counting():
                 yield step
-            progress.seconds = time.monotonic() - started
+            progress.seconds = time.monotonic() - progress.started
             self._record(step)
 
     def stage(self, *stages: Stage) -> AbstractContextManager[None]:
@@ -83,7 +98,12 @@ class Run:
         return self.executing(*(stage.name for stage in stages))
 
     def executing(self, *names: str) -> AbstractContextManager[None]:
-        """``stage``, by name."""
+        """``stage``, by name.
+
+        From where weights change to the end of the step a signal waits: they are neither of this step nor of the next.
+        """
+        if names[0] in _CHANGING:
+            hold()
         self.progress.executed.extend(names)
         return self.log.timed(names[0])
 
@@ -96,6 +116,8 @@ class Run:
             part.end_step(step)
         self.progress.step = step + 1
         self.progress.trained = batch, update
+        self.progress.recorded, self.progress.facts = False, self._facts()
+        release()
 
     def evaluate_at_start(self) -> None:
         """Look at the held-out rows before the first step, where that is asked for."""
@@ -106,13 +128,19 @@ class Run:
         """Write a checkpoint to resume from, with what the run exports inside; nothing where it keeps none."""
         if self.checkpoint is None:
             return
-        with self.log.timed("save"):
+        with held(), self.log.timed("save"):
             root = self.output_dir / CHECKPOINTS
-            parts, facts = self.exporter.write_parts(root), dict[str, Any](step=step)
+            parts = self.exporter.write_parts(root)
             for part in self.parts:
                 parts |= part.save(root, step)
-                facts |= part.facts(step)
+            facts = self._facts() if self.progress.facts is None else self.progress.facts
             self.checkpoint(root, step, facts=facts, keep=self.trainer.keep_checkpoints, parts=parts)
+            note_saved(f"{step} steps are saved in {root}")
+
+    def _facts(self) -> dict[str, Any]:
+        """What a resumed run must know beside the model that is trained."""
+        step = self.progress.step
+        return {"step": step} | {name: fact for part in self.parts for name, fact in part.facts(step).items()}
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -125,6 +153,10 @@ class Run:
                         around.enter_context(part.running())
                     yield
                 self._finish()
+            except INTERRUPTS:
+                with held():
+                    self._leave_checkpoint()
+                raise
             finally:
                 told = self.summary()
                 self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step, **told)
@@ -142,21 +174,55 @@ class Run:
         for part in self.parts:
             part.finish(self.output_dir)
 
+    def _leave_checkpoint(self) -> None:
+        """At an interrupt: the steps that are done, so that a run goes on from there."""
+        done = self.progress.step
+        if self.progress.facts is None or not self.trainer.save_on_interrupt:
+            return
+        try:
+            if not self.progress.recorded:
+                self.progress.seconds = time.monotonic() - self.progress.started
+                self._log(done - 1, {}, {})
+            if not (self.output_dir / CHECKPOINTS / f"step_{done:08d}").exists():
+                self.awake()
+                self.save(done)
+        except Exception as error:  # the interrupt is what is told; an older checkpoint is as it was
+            logger.warning("no checkpoint could be written at the interrupt: %s", error)
+
     def _record(self, step: int) -> None:
-        """Evaluate the finished step where due and log it, then save where due."""
-        assert self.progress.trained is not None
-        (batch, update), done, save = self.progress.trained, step + 1, self.trainer.save_interval
-        last = done == self.progress.last
+        """Evaluate the finished step where due and log it, then save where due.
+
+        Raises ``TandemError`` where too many steps in a row trained nothing.
+        """
+        progress, done, save = self.progress, step + 1, self.trainer.save_interval
+        last = done == progress.last
         times = self.log.drain()
         for part in self.parts:
             times |= part.times(step)
         times |= self.limits(times)
         evaluated = self.look() if self.interval and (done % self.interval == 0 or last) else {}
-        self.progress.over = self.enough(evaluated)
+        with held():
+            metrics = self._log(step, evaluated, times)
+            progress.over = self.enough(evaluated)
+            if progress.over:
+                progress.facts = self._facts()  # what ended the run is one of them
+        if save and (done % save == 0 or last or progress.over):
+            self.save(done)
+        assert progress.trained is not None
+        batch, update = progress.trained
+        if step >= self.untrained:
+            applied, most = update.get("optim/applied", 0.0) > 0, self.trainer.max_idle_steps
+            progress.idle.note(done, applied, self.why_idle(metrics, batch), most)
+
+    def _log(self, step: int, evaluated: Mapping[str, float], times: Mapping[str, float]) -> dict[str, float]:
+        """The line of the finished step, and its samples."""
+        assert self.progress.trained is not None
+        batch, update = self.progress.trained
         metrics: dict[str, float] = {}
         for part in self.parts:
             metrics |= part.metrics(batch, step)
+        metrics |= {**update, **evaluated, **times}
         records = [record for part in self.parts for record in part.records(batch, step)]
-        self.log.log(done, metrics | update | evaluated | times, records)
-        if save and (done % save == 0 or last or self.progress.over):
-            self.save(done)
+        self.progress.recorded = True
+        self.log.log(step + 1, metrics, records)
+        return metrics

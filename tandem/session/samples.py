@@ -116,7 +116,8 @@ class Samples(StepPart):
                 response=item.tokenizer.decode(item.batch["responses"]),
                 reward=float(item.batch["rewards"]),
                 ground_truth=item.non_tensor_batch["ground_truth"],
-                version=step,
+                version=min(item.batch["token_versions"].tolist(), default=step),
+                version_max=max(item.batch["token_versions"].tolist(), default=step),
             )
             for item in (batch[row] for row in firsts)
         ]

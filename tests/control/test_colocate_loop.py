@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tandem.session.run.progress import Progress
 
 from tandem.base.errors import RewardError
 from tandem.columns.proto import DataProto
@@ -23,7 +24,6 @@ from tandem.roles.batching import Batching
 from tandem.roles.train_group import TrainGroup
 from tandem.session.assemble import OfMode, assemble
 from tandem.session.parts import Parts
-from tandem.session.progress import Progress
 from tandem.session.rollout import SharedRollout, Turns
 from tandem.session.session import InTurns, Session
 from tandem.session.weights import SharedWeights
@@ -64,7 +64,7 @@ class Loop:
         self.events: list[str] = []
         self.made.engine.calls = self.trainer.calls = self.events
         ranks = TrainGroup.in_process(self.trainer, deadline_s=10)  # type: ignore[arg-type]
-        actor = Actor(ranks, Batching(4, 1, 0), keep_reference=True)
+        actor = Actor(ranks, Batching(4, 1, 0), keep_reference=True, refresh_every=2)
         advantages = AdvantageStage.of(config.algorithm)
         runs: dict[str, Callable[[DataProto], DataProto]] = {"ref": actor.ref_logprobs, "advantages": advantages}
         planned = [stage for stage in self.plan.stages if stage.name in runs]
