@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tandem.session.run.progress import Progress
 
 from tandem.base.errors import RewardError
 from tandem.columns.proto import DataProto
@@ -24,6 +23,7 @@ from tandem.roles.batching import Batching
 from tandem.roles.train_group import TrainGroup
 from tandem.session.assemble import OfMode, assemble
 from tandem.session.parts import Parts
+from tandem.session.progress import Progress
 from tandem.session.rollout import SharedRollout, Turns
 from tandem.session.session import InTurns, Session
 from tandem.session.weights import SharedWeights
