@@ -125,6 +125,8 @@ class RolloutConfig(Node):
     """Token budget of a prefill."""
     tensor_model_parallel_size: PositiveInt = 1
     """Devices per engine."""
+    start_s: PositiveFloat = 600.0
+    """Longest start of an engine: imports, loading, compiling, in seconds."""
     on_weight_update: Literal["wait", "abort", "keep"] = "wait"
     """What a running generation does when weights arrive."""
     partial: Literal["resume", "discard"] = "resume"

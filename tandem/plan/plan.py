@@ -27,6 +27,7 @@ from tandem.plan.checks.preference import check_preferences
 from tandem.plan.checks.reward import check_reward
 from tandem.plan.checks.stages import check_stages
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
+from tandem.plan.checks.template import notes_on_template
 from tandem.plan.checks.trainer import check_evaluation, check_length, check_schedule, check_trainer
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
 from tandem.plan.later import what_comes_later
@@ -246,5 +247,6 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
         yield from correction_notes(config, entries)
         yield from notes_on_ends(config)
     yield from reward_notes(config)
+    yield from notes_on_template(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

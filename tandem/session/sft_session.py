@@ -24,7 +24,7 @@ from tandem.data.tools import read_tools
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, new_model
 from tandem.models.numerics import prepare_process
-from tandem.models.tokenizer import character_tokenizer, encode_text, leading_ids
+from tandem.models.tokenizer import character_tokenizer, encode_plain
 from tandem.observe.run_log import RunLog
 from tandem.roles.accuracy import greedy_accuracy
 from tandem.roles.examples import as_samples
@@ -297,7 +297,7 @@ def _pair(row: Row, config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Pa
         if data.chat:
             tools = read_tools(row, data.tools_key)
             return encode_chat_prompt(tokenizer, [{"role": "user", "content": prompt}], tools=tools)[1], response
-        return leading_ids(tokenizer) + encode_text(tokenizer, prompt), response
+        return encode_plain(tokenizer, prompt), response
     except DataError as error:
         raise row.bad("not encodable", str(error)) from error
 

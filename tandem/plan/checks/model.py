@@ -48,15 +48,15 @@ def _adapter_as_model(key: str, path: str, folder: Path) -> Problem:
 def check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
     """Whether the longest prompt with the longest response fits the model's context."""
     longest = longest_sequence(config)
-    if facts is None or facts.context is None or facts.context >= longest:
+    if facts is None or facts.context is None or facts.context.tokens >= longest:
         return
     data = config.data
     reason = (
-        f"with max_prompt_length {data.max_prompt_length} a sequence can have {longest} tokens, and the model's "
-        f"context is {facts.context}"
+        f"with max_prompt_length {data.max_prompt_length} a sequence can have {longest} tokens, and {facts.context.why}"
     )
-    room = facts.context - data.max_prompt_length
-    remedy = f"Write at most {room}" if room > 0 else f"Lower data.max_prompt_length below {facts.context} first"
+    limit = facts.context.tokens
+    room = limit - data.max_prompt_length
+    remedy = f"Write at most {room}" if room > 0 else f"Lower data.max_prompt_length below {limit} first"
     yield Problem("data.max_response_length", data.max_response_length, reason, remedy)
 
 
