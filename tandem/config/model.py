@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr
 
@@ -144,6 +144,8 @@ class RefConfig(Node):
 
     update_interval: PositiveInt | None = None
     """Refresh the reference with the actor's weights every so many steps; default: never."""
+    fsdp_config: dict[str, Any] = {}
+    """Of other programs, and not used: the reference is sharded as the actor is."""
 
 
 class TeacherConfig(Node):
