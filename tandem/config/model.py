@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from tandem.config.node import File, MaybeFile, Node, Whole
-
-if TYPE_CHECKING:
-    from tandem.config.schema import Config
+from tandem.config.node import File, MaybeFile, Node, Section
 
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -103,6 +100,9 @@ class RolloutConfig(Node):
 
     name: str = "hf"
     """Rollout engine."""
+    python: MaybeFile = None
+    """Interpreter of the engine's process, where the engine is installed in an environment of its own; default: the
+    one that runs Tandem."""
     n: PositiveInt = 8
     """Samples per prompt."""
     do_sample: bool = True
@@ -153,7 +153,7 @@ class TeacherConfig(Node):
     """Data source -> folder or hub id of its teacher."""
 
 
-class ActorRolloutRef(Node):
+class ActorRolloutRef(Section):
     """The composite node: one model as actor, rollout and reference."""
 
     hybrid_engine: bool | None = None
@@ -163,16 +163,9 @@ class ActorRolloutRef(Node):
     rollout: RolloutConfig = RolloutConfig()
     ref: RefConfig = RefConfig()
     teacher: TeacherConfig = TeacherConfig()
-    _whole: Whole = PrivateAttr(default_factory=Whole)
-
-    @property
-    def root(self) -> Config | None:
-        """The whole config that this section belongs to; None for a section made by hand."""
-        root: Config | None = self._whole.config
-        return root
 
 
-class CriticConfig(Node):
+class CriticConfig(Section):
     """The value model: a critic for estimators that need ``values``, such as gae."""
 
     enable: bool = False
@@ -190,10 +183,3 @@ class CriticConfig(Node):
     """How per-token losses become one number."""
     ppo_max_token_len_per_gpu: PositiveInt | None = None
     """Token budget of a micro-batch on one device; default: the actor's."""
-    _whole: Whole = PrivateAttr(default_factory=Whole)
-
-    @property
-    def root(self) -> Config | None:
-        """The whole config that this section belongs to; None for a section made by hand."""
-        root: Config | None = self._whole.config
-        return root

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PrivateAttr
 
 
 class Node(BaseModel):
@@ -54,6 +54,18 @@ class Whole:
 
     def __hash__(self) -> int:
         return 0
+
+
+class Section(Node):
+    """A node that is also handed out alone, to code that builds what it describes."""
+
+    _whole: Whole = PrivateAttr(default_factory=Whole)
+
+    @property
+    def root(self) -> Node | None:
+        """The whole config that this section belongs to; None for a section made by hand."""
+        root: Node | None = self._whole.config
+        return root
 
 
 def _as_list(value: Any) -> Any:

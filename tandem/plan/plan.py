@@ -20,12 +20,14 @@ from tandem.plan.checks.algorithm import check_algorithm
 from tandem.plan.checks.correction import correction_notes
 from tandem.plan.checks.critic import check_critic, critic_notes, read_critic
 from tandem.plan.checks.data import check_data, count_rows
+from tandem.plan.checks.engine import check_engine, engine_notes
 from tandem.plan.checks.execution import check_execution
 from tandem.plan.checks.model import check_context, check_exact, read_checked
 from tandem.plan.checks.preference import check_preferences, preference_notes
 from tandem.plan.checks.reward import check_reward
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
 from tandem.plan.checks.trainer import check_evaluation, check_length, check_schedule, check_trainer
+from tandem.plan.engine import shares_weights
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
 from tandem.plan.later import what_comes_later
 from tandem.plan.memory import MemoryPlan, plan_memory
@@ -132,13 +134,14 @@ def compile_plan(config: Config) -> Plan:
     batch = plan_batch(config, train_ranks(config), rows)
     stages = plan_stages(config, entries)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
-    shares = _shares_weights(config, runtime)
+    shares = shares_weights(config, runtime)
     problems = [
         *plugin_problems,
         *unknown_names(config),
         *model_problems,
         *critic_problems,
         *_contradictions(config, entries, placed, facts),
+        *([] if learns_preferences(config) else check_engine(config, entries, runtime)),
         *check_pushed(config, shares),
         *check_critic(config, batch, critic_facts),
         *check_length(config, batch, rows),
@@ -167,7 +170,7 @@ def compile_plan(config: Config) -> Plan:
             critic=critic_facts,
         ),
         later=what_comes_later(config, runtime),
-        notes=tuple(_notes(config, entries, facts)),
+        notes=tuple(_notes(config, entries, facts, runtime)),
         problems=tuple({(problem.key, problem.reason): problem for problem in problems}.values()),
     )
 
@@ -191,16 +194,9 @@ def _contradictions(
     yield from check_trainer(config.trainer)
 
 
-def _shares_weights(config: Config, runtime: str) -> bool:
-    """Whether the rollout engine generates with the actor's own parameters: in one process with it."""
-    one_process = config.execution.mode == "colocate" and runtime == "local"
-    return one_process and config.actor_rollout_ref.rollout.name == "hf"
-
-
-def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterator[str]:
-    rollout, kl, interval = config.actor_rollout_ref.rollout, config.algorithm.kl, config.evaluation.interval
-    if rollout.name == "hf" and rollout.tensor_model_parallel_size > 1:
-        yield "actor_rollout_ref.rollout.tensor_model_parallel_size has no effect with the engine hf"
+def _notes(config: Config, entries: Entries, facts: ModelFacts | None, runtime: str) -> Iterator[str]:
+    kl, interval = config.algorithm.kl, config.evaluation.interval
+    yield from engine_notes(config, runtime)
     if kl.where != "off" and kl.coef == 0:
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
     if uses_reference(config) and kl.where == "loss" and entries.kl is not None and entries.kl.traits.get("for_reward"):

@@ -69,7 +69,7 @@ def build_session(config: Config, plan: Plan) -> Session:
         if resumed is not None:
             _restore(composite, resumed)
         parts = Parts(config, plan, runtime, composite, source, held_out, rewards, progress, closing, resumed)
-        return CONNECTORS[plan.runtime, plan.mode](parts)
+        return connect_shared(parts) if plan.pushed == "nothing" else CONNECTORS[plan.mode](parts)
     except BaseException:
         closing.close()
         raise
@@ -77,15 +77,12 @@ def build_session(config: Config, plan: Plan) -> Session:
 
 RUNTIMES: dict[str, Callable[[Config, Plan], Runtime]] = {"local": LocalRuntime, "ray": RayRoles}
 
-CONNECTORS: dict[tuple[str, str], Callable[[Parts], Session]] = {
-    ("local", "colocate"): connect_shared,
-    ("local", "hybrid"): connect_streaming,
-    ("local", "fully_async"): connect_async,
-    ("ray", "colocate"): connect_time_sharing,
-    ("ray", "hybrid"): connect_streaming,
-    ("ray", "fully_async"): connect_async,
+CONNECTORS: dict[str, Callable[[Parts], Session]] = {
+    "colocate": connect_time_sharing,
+    "hybrid": connect_streaming,
+    "fully_async": connect_async,
 }
-"""(Runtime, mode) -> what connects its roles."""
+"""Mode -> what connects the roles where engines have weights of their own."""
 
 
 def find_checkpoint(config: Config) -> Checkpoint | None:

@@ -316,11 +316,22 @@ def test_planning_imports_no_torch(place: Path) -> None:
         "    sys.modules[name] = None\n"
         "from tandem.config.load import load_words\n"
         "from tandem.plan.plan import compile_plan\n"
-        "plan = compile_plan(load_words(sys.argv[1:]))\n"
-        "assert plan.problems == (), plan.problems\n"
+        "from tandem.plan.sft import compile_sft_plan\n"
+        "for words in sys.argv[1:]:\n"
+        "    config = load_words(words.split())\n"
+        "    plan = compile_plan(config) if hasattr(config, 'execution') else compile_sft_plan(config)\n"
+        "    assert plan.problems == (), (words, plan.problems)\n"
         "assert not [name for name in sys.modules if name.startswith('torch.')]\n"
     )
-    words = ["run.yaml", "algorithm.kl.in=reward", "--use-tis", "trainer.logger=[console, tensorboard]"]
+    sft = {"model": {"path": "model"}, "data": {"train_files": ["train.jsonl"], "response_key": "answer"}}
+    (place / "sft.yaml").write_text(json.dumps(sft))
+    words = [
+        "run.yaml algorithm.kl.in=reward --use-tis trainer.logger=[console,tensorboard]",
+        "run.yaml execution.mode=hybrid actor_rollout_ref.model.lora_rank=4",
+        "run.yaml execution.mode=fully_async critic.enable=true algorithm.adv_estimator=gae",
+        "run.yaml algorithm.distillation.type=reverse_kl actor_rollout_ref.teacher.path=model",
+        "sft.yaml",
+    ]
     run = subprocess.run(
         [sys.executable, "-c", code, *words],
         cwd=place,

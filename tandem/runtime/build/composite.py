@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from tandem.base.errors import ConfigError, Problem
 from tandem.columns.proto import DataProto
-from tandem.config.execution import RuntimeConfig
 from tandem.config.model import ActorRolloutRef as Section
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
@@ -35,7 +33,8 @@ from tandem.roles.stages import BatchStage
 from tandem.roles.teachers import TeacherStage
 from tandem.roles.train_group import TrainGroup
 from tandem.rollout.protocol import RolloutEngine
-from tandem.rollout.registry import find_engine
+from tandem.rollout.registry import capabilities_of, make_engine
+from tandem.runtime.build.engine_specs import engine_spec, run_device
 from tandem.runtime.build.teachers import check_tokenizers, load_teachers, teacher_stage
 from tandem.train.engine import FsdpEngine
 
@@ -53,7 +52,7 @@ def build_actor_rollout_ref(section: Section) -> ActorRolloutRef:
     The other sections of the config that it came from (algorithm, seed, response length) hold too; a section made by
     hand takes their defaults. Raises ``ConfigError`` with every problem of the sections that matter here.
     """
-    config = section.root if section.root is not None else Config(actor_rollout_ref=section)
+    config = section.root if isinstance(section.root, Config) else Config(actor_rollout_ref=section)
     plan = compile_plan(config)
     found = (*plan.problems, *plan.later)
     problems = [problem for problem in found if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
@@ -75,16 +74,6 @@ def model_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     return load_tokenizer(model.tokenizer)
 
 
-def run_device(runtime: RuntimeConfig) -> torch.device:
-    """Where this process computes: ``auto`` is the first CUDA device if there is one, else the CPU."""
-    if runtime.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if runtime.device == "cuda" and not torch.cuda.is_available():
-        reason = "this torch finds no CUDA device"
-        raise ConfigError([Problem("runtime.device", "cuda", reason, "Write auto or cpu, or install a CUDA build")])
-    return torch.device(runtime.device)
-
-
 def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> CausalLM:
     """The model as it is trained, with adapters where the config asks for them; ``seed`` is what they start from."""
     plain = load_model(model.path, trust_remote_code=model.trust_remote_code)
@@ -100,24 +89,31 @@ def build_composite(
     total_updates: int,
     critic: Critic | None = None,
     scorer: Callable[..., Scorer] | None = None,
+    engine: RolloutEngine | None = None,
 ) -> ActorRolloutRef:
     """The composite node of ``plan``; ``total_updates`` is where a falling learning rate ends.
 
     ``critic`` is built before, where one is deployed; without it its stages are left out. ``scorer`` (of ``Runtime``)
-    makes teachers on devices of their own; without it they are beside the actor.
+    makes teachers on devices of their own; without it they are beside the actor. ``engine`` has weights of its own;
+    without it one generates with the actor's parameters.
     """
     section, trainer = config.actor_rollout_ref, config.trainer
+    if engine is None:
+        require_shared_weights(section.rollout.name)
     check_tokenizers(config, plan, tokenizer)
     model = load_trainable(section.model, tokenizer, trainer.seed)
     actor = build_actor(config, plan, model, total_updates)
-    engine = find_engine(section.rollout.name).target(
-        model,
-        shares_weights=True,
-        exact=trainer.exact,
-        max_num_seqs=section.rollout.max_num_seqs,
-        max_num_batched_tokens=section.rollout.max_num_batched_tokens,
-    )
+    if engine is None:
+        engine = make_engine(replace(engine_spec(config), version=0), model, shares_weights=True)
     return assemble_composite(config, plan, tokenizer, model, actor, engine, critic, scorer)
+
+
+def require_shared_weights(engine: str) -> None:
+    """Raise ``ConfigError`` for an engine that can't generate with parameters that it shares."""
+    capabilities = capabilities_of(engine)
+    if capabilities is not None and "shared" not in capabilities.weights:
+        reason = "it generates with weights of its own only, and this generates with the parameters that are trained"
+        raise ConfigError([Problem("actor_rollout_ref.rollout.name", engine, reason, "Write hf")])
 
 
 def assemble_composite(

@@ -16,7 +16,8 @@ from tandem.plan.plan import compile_plan
 from tandem.roles.batching import Batching
 from tandem.roles.critic import Critic
 from tandem.roles.train_group import TrainGroup
-from tandem.runtime.build.composite import NOT_FOR_A_LOOP, model_tokenizer, run_device
+from tandem.runtime.build.composite import NOT_FOR_A_LOOP, model_tokenizer
+from tandem.runtime.build.engine_specs import run_device
 from tandem.train.value_engine import ValueEngine
 from tandem.train.value_objective import ValueObjective
 
@@ -38,7 +39,7 @@ def build_critic(section: CriticConfig) -> Critic:
     if not section.enable:
         reason = "there is no critic to build"
         raise ConfigError([Problem("critic.enable", False, reason, "Write true, or build none")])
-    config = section.root if section.root is not None else _config_of(section)
+    config = section.root if isinstance(section.root, Config) else _config_of(section)
     plan = compile_plan(config)
     problems = [problem for problem in plan.problems if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
     if problems:
