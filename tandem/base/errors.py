@@ -49,6 +49,10 @@ class DataError(TandemError):
     exit_code = 2
 
 
+class WriteError(TandemError):
+    """A file or folder can't be written; the message is one line with its name."""
+
+
 class ContractError(TandemError):
     """A part broke its contract (a missing column, a wrong shape or dtype): a defect of code, not of input."""
 

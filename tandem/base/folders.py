@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tandem.base.errors import WriteError
+
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ROOM_TEXTS = (*map(os.strerror, _NO_ROOM), "file write failed", "unexpected pos")  # the last two are PyTorch's
 
@@ -21,6 +23,16 @@ def means_no_room(error: BaseException) -> bool:
     if any(text in str(error) for text in _NO_ROOM_TEXTS):
         return True
     return error.__cause__ is not None and means_no_room(error.__cause__)
+
+
+def write_error(error: Exception, place: Path) -> WriteError:
+    """That a file can't be written, as one line: the one that ``error`` names, else ``place``, and why."""
+    name = error.filename if isinstance(error, OSError) and error.filename else place
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else said
+    if means_no_room(error):
+        return WriteError(f"{name}: no room is left to write to ({reason}: a full disk, a quota, a limit of sizes)")
+    return WriteError(f"{name}: can't be written ({reason})")
 
 
 @contextmanager
@@ -36,13 +48,13 @@ def whole_folder(target: Path) -> Iterator[Path]:
         yield scratch
         scratch.chmod(0o755)  # mkdtemp's folders are for their owner only
         flush_tree(scratch)
-        _replace(scratch, target)
+        replace_folder(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     flush(target.parent)
 
 
-def _replace(new: Path, target: Path) -> None:
+def replace_folder(new: Path, target: Path) -> None:
     """Rename ``new`` to ``target``; what was there steps aside first, since a rename replaces no folder with files."""
     if not target.exists():
         os.rename(new, target)

@@ -12,14 +12,14 @@ from pydantic import BaseModel
 from tandem.base.errors import Problem
 from tandem.base.registry import near
 from tandem.config.flags import MODE_FLAGS, SFT_FLAGS, TRAIN_FLAGS
-from tandem.config.schema import SftConfig
+from tandem.config.schema import LATEST, SftConfig
 from tandem.config.spellings import KL_PLACES, KL_SPELLINGS
 from tandem.config.tree import field_at, is_bool, is_free, paths_of
 
 ASSIGNMENT = re.compile(r"([+~]*)([A-Za-z_][\w\-]*(?:\.[\w\-]+)*)=(.*)", re.DOTALL)
 SWITCH_WORDS = ("true", "false")
 YAML_SUFFIXES = (".yaml", ".yml")
-BARE_VALUES = {"trainer.resume": "auto"}
+BARE_VALUES = {"trainer.resume": LATEST}
 """What a flag means that is written without a value."""
 
 

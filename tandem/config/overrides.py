@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from tandem.base.errors import Problem
 from tandem.config.arguments import Assignment
 from tandem.config.document import DocumentError, parse_yaml
-from tandem.config.node import TypedNode
+from tandem.config.node import AT_HOME, TypedNode
 from tandem.config.schema import Config
 from tandem.config.spellings import KL_SPELLINGS
 from tandem.config.suggest import unknown_key
@@ -68,8 +68,13 @@ def _read(text: str, name: str) -> Any:
 
 
 def _value(assignment: Assignment, root: type[BaseModel]) -> Any:
-    """The text read as YAML, except that a field of text takes any text: a folder named 2024 needs no quotes."""
+    """The text read as YAML, except that a field of text takes any text: a folder named 2024 needs no quotes.
+
+    A path that is empty, as a variable that isn't set leaves it, is no null: that would be the default without a word.
+    """
     known = field_at(root, assignment.path.split("."))
+    if known is not None and AT_HOME in known.info.metadata and not assignment.text.strip():
+        return ""
     free = known is not None and is_text(known.annotation)
     try:
         value = parse_yaml(assignment.text, assignment.path)

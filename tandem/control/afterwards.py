@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from tandem.base.errors import DataError
-from tandem.base.folders import whole_folder
+from tandem.base.run_folder import FINAL_FOLDER, KEY
 from tandem.config.load import load_config
 from tandem.config.schema import NO_REWARD, Config
 from tandem.control.entry import quiet
 from tandem.models.adapter_spec import CONFIG as ADAPTER_CONFIG
-from tandem.models.loading import check_weight_files, merge_adapter
 from tandem.observe.metrics import CONFIG_FILE
-from tandem.plan.plan import PREFERENCE, compile_plan
+from tandem.plan.checks.run_folder import RESUME
+from tandem.plan.plan import PREFERENCE, Plan, compile_plan
 from tandem.roles.reward import build_reward_manager
 from tandem.runtime.build.composite import build_composite, model_tokenizer
 from tandem.runtime.build.sources import held_out_prompts, prompt_tables
-from tandem.session.exports import ADAPTER_FOLDER, MODEL_FOLDER
+from tandem.session.exports import copy_model
 from tandem.session.parts import build_evaluator
 from tandem.session.preference_session import held_out_evaluator
-from tandem.session.stepping import FINAL_FOLDER
+from tandem.session.resume import check_inputs
 
 
 def run_eval(source: Path, words: Sequence[str]) -> int:
@@ -38,7 +37,8 @@ def run_eval(source: Path, words: Sequence[str]) -> int:
     plan = compile_plan(config)
     if plan.loop == PREFERENCE:
         return _eval_preferences(source, file, words)
-    plan.require_runnable()
+    _require_runnable(plan)
+    check_inputs(config)
     if config.reward_manager.type == NO_REWARD:
         raise DataError("nothing scores the answers: add reward_manager.type=exact, or another scorer")
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
@@ -49,9 +49,17 @@ def run_eval(source: Path, words: Sequence[str]) -> int:
     with closing(rewards):
         composite = build_composite(config, replace(plan, teachers=()), tokenizer, 1)  # no one learns here
         evaluator = build_evaluator(config, composite, prompts, rewards)
-        for name, value in evaluator.metrics(evaluator.answers()).items():
+        answers = evaluator.answers()
+        evaluator.require_scored()
+        for name, value in evaluator.metrics(answers).items():
             print(f"{name} {value:.4f}")
     return 0
+
+
+def _require_runnable(plan: Plan) -> None:
+    """Raise ``ConfigError`` with what speaks against the config but for where it would write: nothing is written."""
+    read_only = replace(plan, problems=tuple(p for p in plan.problems if p.key not in (KEY, RESUME)))
+    read_only.require_runnable()
 
 
 def _eval_preferences(source: Path, file: Path, words: Sequence[str]) -> int:
@@ -59,7 +67,8 @@ def _eval_preferences(source: Path, file: Path, words: Sequence[str]) -> int:
     config = load_config(file, ["trainer.resume=null", *words], kind=Config)
     trained = load_config(file, [*(_trained(source) if source.is_dir() else ()), *words], kind=Config)
     plan = compile_plan(config)
-    plan.require_runnable()
+    _require_runnable(plan)
+    check_inputs(trained)
     evaluator = held_out_evaluator(config, plan, trained.actor_rollout_ref.model)
     for name, value in evaluator.metrics().items():
         print(f"{name} {value:.4f}")
@@ -81,38 +90,8 @@ def _trained(run: Path) -> tuple[str, ...]:
 
 
 def run_export(saved: Path, out: Path, adapter: bool | None = None) -> int:
-    """Copy the model of a checkpoint, or of a finished run, to a folder of its own.
-
-    ``adapter``: as a PEFT adapter, or as a Hugging Face folder with adapters merged; None: a model if there is one.
-    """
-    model, adapters = _find(saved, MODEL_FOLDER, "config.json"), _find(saved, ADAPTER_FOLDER, ADAPTER_CONFIG)
-    if model is None and adapters is None:
-        raise DataError(f"{saved}: holds no model; name a checkpoint (checkpoints/step_…) or a run's folder")
-    if adapter and adapters is None:
-        raise DataError(
-            f"{saved}: holds no adapter; name a checkpoint of a LoRA run (checkpoints/step_…), or leave --adapter out"
-        )
-    if out.exists():
-        raise DataError(f"{out} exists: choose another name, or remove it")
-    source = adapters if adapter or model is None else model
-    assert source is not None  # one of the two
-    if out.resolve().is_relative_to(source.resolve()):
-        raise DataError(f"{out} lies inside the model that is to be copied: choose a folder elsewhere")
-    check_weight_files(source)
-    try:
-        if adapter is False and source is adapters:
-            quiet()
-            merge_adapter(source, out)
-        else:
-            with whole_folder(out) as scratch:
-                shutil.copytree(source, scratch, dirs_exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{out}: can't be written ({error.strerror or error}); choose another folder") from error
+    """Copy the model of a checkpoint, or of a finished run, to a folder of its own; see ``copy_model``."""
+    quiet()
+    copy_model(saved, out, adapter)
     print(out)
     return 0
-
-
-def _find(saved: Path, part: str, mark: str) -> Path | None:
-    """The folder in a checkpoint or a run, or itself, that has the file ``mark``."""
-    candidates = (saved / part, saved / FINAL_FOLDER, saved)
-    return next((folder for folder in candidates if (folder / mark).is_file()), None)

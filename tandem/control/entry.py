@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,17 @@ from pydantic import BaseModel
 from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import ContractError
+from tandem.base.run_folder import owned
 from tandem.config.schema import Config, SftConfig
 from tandem.control import colocate, fully_async, hybrid, preference
 from tandem.control.sft import require_updates, tune
 from tandem.data.catalog import RowCounts
-from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, read_rows
+from tandem.observe.metrics import CONFIG_FILE
+from tandem.observe.summary import summarize
 from tandem.plan.plan import PREFERENCE, Plan
 from tandem.session.build import build_session
 from tandem.session.preference_session import build_preference_session
 from tandem.session.sft_session import build_sft_session
-from tandem.session.stepping import FINAL_FOLDER
 
 LOOPS: dict[str, Callable[[Any], None]] = {
     "colocate": colocate.train,
@@ -29,20 +30,16 @@ LOOPS: dict[str, Callable[[Any], None]] = {
     "fully_async": fully_async.train,
     "preference": preference.train,
 }
-CURVES = (
-    ("reward", "reward/mean"),
-    ("held-out reward", "eval/reward"),
-    ("accuracy", "eval/accuracy"),
-    ("held-out loss", "eval/loss"),
-)
-"""What is told of a run at its end, where it has it: (label, metric)."""
-
-_WINDOW = 10
 
 
 def run_train(config: Config, plan: Plan) -> int:
     """Train, and tell what came of it."""
     quiet()
+    with owned(Path(config.trainer.output_dir)):
+        return _train(config, plan)
+
+
+def _train(config: Config, plan: Plan) -> int:
     session = build_preference_session(config, plan) if plan.loop == PREFERENCE else build_session(config, plan)
     _keep_config(config, Path(config.trainer.output_dir))
     _tell_counts(session.source.counts)
@@ -54,13 +51,18 @@ def run_train(config: Config, plan: Plan) -> int:
     if session.progress.step < session.progress.last:
         raise ContractError(f"the run ended after {session.progress.step} of {session.progress.last} steps")
     require_updates(session.actor.updates, session.progress.last)
-    _summarize(Path(config.trainer.output_dir), session.summary())
+    summarize(Path(config.trainer.output_dir), session.summary())
     return 0
 
 
 def run_sft(config: SftConfig) -> int:
     """Fine-tune, and tell what came of it."""
     quiet()
+    with owned(Path(config.trainer.output_dir)):
+        return _tune(config)
+
+
+def _tune(config: SftConfig) -> int:
     session = build_sft_session(config)
     _tell_counts(session.source.counts)
     _keep_config(config, Path(config.trainer.output_dir))
@@ -71,7 +73,7 @@ def run_sft(config: SftConfig) -> int:
     with session.running():
         tune(session)
     require_updates(session.engine.updates, session.last)
-    _summarize(Path(config.trainer.output_dir), {})
+    summarize(Path(config.trainer.output_dir), {})
     return 0
 
 
@@ -79,22 +81,6 @@ def _tell_counts(counts: RowCounts) -> None:
     """What became of the rows, where not all are used as they are."""
     if counts.dropped or counts.cut:
         print(f"data: {counts}")
-
-
-def _summarize(output_dir: Path, summary: Mapping[str, str]) -> None:
-    """The first and last steps of the curve, the run's own ``summary``, and where everything is."""
-    rows = read_rows(output_dir / METRICS_FILE)
-    for label, key in CURVES:
-        values = [float(str(row[key])) for row in rows if row.get(key) is not None]
-        if len(values) > 1:
-            window = min(_WINDOW, len(values) // 2) if key == "reward/mean" else 1
-            first, last = sum(values[:window]) / window, sum(values[-window:]) / window
-            span = f" (means of {window} steps)" if window > 1 else ""
-            print(f"{label}: {first:.3f} -> {last:.3f}{span}")
-    for label, told in summary.items():
-        print(f"{label}: {told}")
-    print(f"model: {output_dir / FINAL_FOLDER}")
-    print(f"report: {output_dir / 'report.html'}")
 
 
 def _keep_config(config: BaseModel, output_dir: Path) -> None:

@@ -10,6 +10,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.base.errors import ContractError, TandemError
+from tandem.base.run_folder import FINAL_FOLDER, owned
 from tandem.base.seeding import derive_seed
 from tandem.config.schema import SftConfig
 from tandem.data.base_source import BaseDataSource, as_examples
@@ -54,9 +55,9 @@ class BaseTrainer:
         examples = self._examples(data_source)
         steps = examples.total_steps(data.train_batch_size, trainer.total_steps)
         updater = Updater(self.model.parameters(), self.config.optim, steps)
-        final = Path(trainer.output_dir) / "final"
-        info = RunInfo(Path(trainer.output_dir), steps, None, self.config.model_dump(mode="json"))
-        with RunLog(info, trainer.logger) as log:
+        folder = Path(trainer.output_dir)
+        final, info = folder / FINAL_FOLDER, RunInfo(folder, steps, None, self.config.model_dump(mode="json"))
+        with owned(folder), RunLog(info, trainer.logger) as log:
             self.model.train()
             for step in range(1, steps + 1):
                 with log.timed("train"):

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
+from tandem.base.manifest import write_manifest
 from tandem.models.adapter_spec import CONFIG, WEIGHTS, AdapterSpec
 from tandem.models.lora import adapted_layers, get_lora_model, hold_base, is_adapter
 
@@ -58,6 +59,7 @@ def save_adapter(
         save_file({peft_name(name): tensor.contiguous().cpu() for name, tensor in weights.items()}, scratch / WEIGHTS)
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
+        write_manifest(scratch)
 
 
 def load_adapter(model: PreTrainedModel, folder: str) -> PeftModel:

@@ -23,6 +23,7 @@ from transformers import (
 
 from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
+from tandem.base.manifest import write_manifest
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import read_base, with_adapters
 from tandem.models.attention import IMPLEMENTATION
@@ -124,6 +125,7 @@ def save_pretrained_atomic(
         plain.save_pretrained(scratch, state_dict=state)
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
+        write_manifest(scratch)
 
 
 def merge_adapter(folder: Path, out: Path) -> None:

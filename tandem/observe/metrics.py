@@ -37,9 +37,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-CONFIG_FILE = "config.yaml"
-METRICS_FILE = "metrics.jsonl"
-ROLLOUTS_FILE = "rollouts.jsonl"
+from tandem.base.run_folder import CONFIG_FILE as CONFIG_FILE
+from tandem.base.run_folder import METRICS_FILE as METRICS_FILE
+from tandem.base.run_folder import ROLLOUTS_FILE as ROLLOUTS_FILE
 
 Row = dict[str, object]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tandem.base.errors import TandemError
+from tandem.base.run_folder import TRACE_FILE, begin
 from tandem.observe.metrics import RolloutLog, RolloutRecord
 from tandem.observe.report import write_report
-from tandem.observe.timeline import TRACE_FILE, Stopwatch, Trace
+from tandem.observe.timeline import Stopwatch, Trace
 from tandem.observe.trackers import RunInfo, Trackers
 
 logger = logging.getLogger(__name__)
@@ -26,16 +26,13 @@ class RunLog:
 
     Raises:
         UnknownNameError: a logger that isn't registered.
-        TandemError: the output folder can't be made.
+        ConfigError: the output folder holds files that no run wrote.
+        WriteError: the output folder can't be made.
     """
 
     def __init__(self, run: RunInfo, loggers: Sequence[str] = (), *, trace: bool = False) -> None:
-        try:
-            run.output_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TandemError(
-                f"trainer.output_dir = {str(run.output_dir)!r} can't be made ({error.strerror}): choose another folder"
-            ) from error
+        for moved in begin(run.output_dir, goes_on_after=run.resumed_step if run.goes_on else None, to=run.total_steps):
+            print(moved)
         self._run = run
         self._trackers = Trackers(loggers, run)
         self._rollouts = RolloutLog(run.output_dir, resumed_step=run.resumed_step)

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-TRACE_FILE = "trace.json"
-
 
 class Trace:
     """A Chrome trace (open it in ui.perfetto.dev): a row per process and, inside it, a lane per thread or named lane.

@@ -23,12 +23,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker may know of the run. ``resumed_step`` is the last step already done, None in a new run."""
+    """What a tracker may know of the run. ``resumed_step`` is the last step already done, None in a new run;
+    ``goes_on``: what is in ``output_dir`` is of this run.
+    """
 
     output_dir: Path
     total_steps: int | None = None
     resumed_step: int | None = None
     config: Mapping[str, object] = field(default_factory=dict)
+    goes_on: bool = False
 
 
 class Tracker(Protocol):

@@ -10,13 +10,16 @@ from typing import Any
 from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_TYPES, POLICY_LOSSES, PREFERENCE_LOSSES
 from tandem.algorithms.distillation import teacher_columns
 from tandem.base.errors import Problem, UnknownNameError
+from tandem.base.exact_mode import ask_for_exact_mode
 from tandem.base.registry import Entry, Registry, Signature, near
-from tandem.config.schema import Config
+from tandem.config.schema import Config, StageConfig
 from tandem.plan.teacher import learns_from_reward, uses_teacher
 from tandem.reward import resolve as _built_in  # noqa: F401  (registers the built-in scorers)
 from tandem.reward.static import describe
 from tandem.rollout.registry import LATER as ENGINES_LATER
 from tandem.rollout.registry import engines
+from tandem.stages.registry import STAGES
+from tandem.stages.stage import Stage
 
 STRATEGIES = ("fsdp2", "fsdp", "megatron")
 
@@ -25,7 +28,7 @@ STRATEGIES = ("fsdp2", "fsdp", "megatron")
 class Entries:
     """What the names in a config stand for; None where a name is unknown (a problem says so).
 
-    ``estimates``: advantages are estimated from rewards.
+    ``estimates``: advantages are estimated from rewards. ``stages`` are those of plug-ins that can be made.
     """
 
     advantage: Entry[Any] | None
@@ -36,6 +39,7 @@ class Entries:
     distillation: Entry[Any] | None
     estimates: bool
     reward: Signature | None
+    stages: tuple[Stage, ...] = ()
 
 
 def advantage_name(config: Config) -> str:
@@ -81,7 +85,22 @@ def look_up(config: Config) -> Entries:
         distillation=None if algorithm.distillation is None else _find(DISTILLATIONS, algorithm.distillation.type),
         estimates=learns_from_reward(config),
         reward=reward if isinstance(reward, Signature) else None,
+        stages=tuple(stage for stage in map(made_stage, named_stages(config)) if isinstance(stage, Stage)),
     )
+
+
+def named_stages(config: Config) -> tuple[StageConfig, ...]:
+    """The stages of plug-ins that the config names, in either way of writing them."""
+    return tuple(StageConfig(type=one) if isinstance(one, str) else one for one in config.algorithm.stages)
+
+
+def made_stage(named: StageConfig) -> Stage | Exception | None:
+    """The stage, or why its constructor refuses its parameters; None for an unknown name."""
+    entry = _find(STAGES, named.type)
+    try:
+        return None if entry is None else entry.target(**named.parameters)
+    except Exception as error:  # another's code: whatever it says is a problem of the plan
+        return error
 
 
 def _find(registry: Registry[Any], name: str) -> Entry[Any] | None:
@@ -123,6 +142,8 @@ def unknown(key: str, name: str, kind: str, known: list[str]) -> Problem:
 
 def import_plugins(config: Config) -> list[Problem]:
     """Import the plugins, so that what they register is known; a problem for each that can't be."""
+    if config.trainer.exact:
+        ask_for_exact_mode()  # a plug-in may compute at once, and that would fix another mode
     problems = []
     for index, name in enumerate(config.plugins):
         key = f"plugins[{index}]"

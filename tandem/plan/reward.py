@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
+from tandem.base.errors import DataError
 from tandem.base.registry import Signature
 from tandem.config.schema import Config
+from tandem.data.files import open_tables
+from tandem.data.rows import Row
+from tandem.plan.checks.data import SAMPLED_ROWS
 from tandem.plan.checks.reward import scorers_of
+from tandem.reward.scorers.programs import read_tests
 from tandem.reward.static import describe
 
 
@@ -33,3 +40,33 @@ def plan_scoring(config: Config) -> ScoringPlan:
             devices[str(scorer.parameters.get("device", signature.parameters["device"].default))] = None
     processes = 0 if config.runtime.threads else config.reward_manager.workers
     return ScoringPlan(tuple(dict.fromkeys(scorer.type for scorer in scorers)), processes, tuple(devices))
+
+
+def reward_notes(config: Config) -> Iterator[str]:
+    """What is worth knowing of the scorers."""
+    if any(scorer.type == "code" and scorer.file is None for scorer in scorers_of(config)) and _has_asserts(config):
+        yield (
+            f"the tests in data.answer_key {config.data.answer_key!r} are asserts, which run in the program's own "
+            "interpreter: one that patches Python, returns an object whose == always says yes, or reads the tests "
+            "through its caller's frames, passes them without being right. A model under training finds such ways. "
+            'Prefer {"inputs": [...], "outputs": [...], "fn_name": ...}: what is expected then stays outside'
+        )
+
+
+def _has_asserts(config: Config) -> bool:
+    """Whether one of the first rows is tested by code; False where the data can't be read, which others tell."""
+    key = config.data.answer_key
+    if key is None:
+        return False
+    for file in config.data.train_files:
+        try:
+            rows = [row for row in islice(open_tables([file])[0].scan(), SAMPLED_ROWS) if isinstance(row, Row)]
+        except (DataError, OSError):
+            continue
+        for row in rows:
+            try:
+                if any(test.kind == "assert" and "assert" in test.given for test in read_tests(row.find(key))):
+                    return True
+            except DataError:
+                continue
+    return False

@@ -91,7 +91,7 @@ def _updates(config: SftConfig, rows: int | None) -> int | None:
 def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Problem]:
     data, model = config.data, config.model
     yield from check_sft_data(config)
-    yield from check_trainer(config.trainer)
+    yield from check_trainer(config.trainer, config)
     yield from check_adapters("model", model, facts)
     yield from check_exported(config.trainer, model)
     if model.new is not None and model.trains_adapters:

@@ -14,7 +14,7 @@ from tandem.columns.proto import DataProto
 from tandem.models.value_model import ValueModel
 from tandem.roles.batching import Batching
 from tandem.roles.train_group import TrainGroup
-from tandem.train import checkpoint
+from tandem.train import saved
 from tandem.train.checkpoint import Checkpoint
 from tandem.train.objective import LossSum
 from tandem.train.protocol import StepResult
@@ -97,14 +97,14 @@ class Critic:
 
     def load(self, run: Checkpoint) -> None:
         """Go on from the critic's part of a checkpoint of a run. Raises ``DataError`` where it has none."""
-        saved = checkpoint.latest(run.path / CRITIC)
-        if saved is None:
+        found = saved.checkpoints_in(run.path / CRITIC)
+        if not found:
             raise DataError(
                 f"{run.path} holds no critic, and critic.enable is true: resume with the estimator of the saved run, "
                 "or start a new run from its model"
             )
-        self.ranks.load_checkpoint(saved.path)
-        own = saved.read()[CRITIC]
+        self.ranks.load_checkpoint(found[-1][1])
+        own = saved.read_state(found[-1][1])["facts"][CRITIC]
         self.steps, self.updates = own["steps"], own["updates"]
 
     def sleep(self) -> None:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from math import comb
 from typing import Any
 
+from tandem.base.errors import RewardError
 from tandem.data.prompts import Prompt
+from tandem.reward.outcome import Scores
 from tandem.roles.reward import RewardManager
+from tandem.roles.rollout.filling import first_failure
 from tandem.roles.rollout.generation import as_batch, request
 from tandem.rollout.protocol import RolloutEngine, Sampling
 
@@ -57,6 +60,7 @@ class Evaluator:
         self._tokenizer = tokenizer
         self._k = tuple(k)
         self._seed = seed
+        self._scores: list[Scores] = []
 
     def answers(self) -> list[list[Answer]]:
         """n answers to each prompt, in the order of the prompts."""
@@ -71,13 +75,20 @@ class Evaluator:
             texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in batch.ragged("responses")]
             lengths = batch.ragged("responses").lengths.tolist()
             scored[number] = texts, lengths, self._rewards.submit(batch, label)
-        groups = []
+        groups, self._scores = [], []
         for number, prompt in enumerate(self._prompts):
             texts, lengths, handle = scored[number]
             scores, _ = self._rewards.collect(handle)
+            self._scores.append(scores)
             rows = zip(texts, scores.rewards, lengths, strict=True)
             groups.append([Answer(prompt, *row) for row in rows])
         return groups
+
+    def require_scored(self) -> None:
+        """Raise ``RewardError`` where not one of the last answers could be scored: a mean of nothing is no result."""
+        joined = Scores.joined(self._scores)
+        if not any(joined.valid):
+            raise RewardError(f"not one of the {len(joined)} answers could be scored{first_failure([joined])}")
 
     def metrics(self, groups: Sequence[Sequence[Answer]]) -> dict[str, float]:
         """``eval/reward`` (mean over all samples, also named mean@n), ``eval/pass@k``, and one mean per data source.
@@ -99,6 +110,7 @@ class Evaluator:
         every = [reward for rewards in by_source.values() for reward in rewards]
         metrics["eval/reward"] = metrics[f"eval/mean@{self._sampling.n}"] = _mean(every)
         metrics["eval/failed"] = float(failed)
+        metrics["eval/scored_share"] = len(every) / (len(every) + failed) if every or failed else 0.0
         metrics["eval/length"] = _mean([float(answer.tokens) for group in groups for answer in group])
         metrics |= {f"eval/pass@{k}": _mean(found) for k, found in passes.items()}
         if len(by_source) > 1:

@@ -14,13 +14,9 @@ from tandem.models.causal_lm import CausalLM
 from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.lora import adapted_layers, base_weights
 from tandem.models.weights import copy_weights, own_weights
-from tandem.roles.stages import BatchStage
+from tandem.stages.stage import BatchStage
 from tandem.train.protocol import TrainEngine, Wanted, logprobs_and
 from tandem.weights.sync import LEFT_OUT, Weights
-
-
-def _nothing(partition: int) -> None:
-    """A role without weights needs no preparation."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class ServingRole:
     stages: tuple[BatchStage, ...]
     columns: tuple[str, ...]
     groups: int
-    begin: Callable[[int], None] = _nothing
+    begin: Callable[[int], None]
 
     @property
     def gives(self) -> tuple[str, ...]:

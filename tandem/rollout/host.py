@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tandem.base.errors import TandemError
+from tandem.models.numerics import prepare_process
 from tandem.models.shared_weights import Place, map_weights
 from tandem.rollout.protocol import EngineStats, RolloutEngine
 from tandem.rollout.registry import capabilities_of, find_engine, make_engine
@@ -61,8 +62,7 @@ def host(spec: EngineSpec, line: Line, serving: type[Host]) -> None:
 
 def build_engine(spec: EngineSpec) -> RolloutEngine:
     """The engine with weights of its own: on a copy of the model, or on its path where it loads that itself."""
-    if spec.threads is not None:
-        torch.set_num_threads(spec.threads)
+    prepare_process(threads=spec.threads, exact=spec.exact)
     for plugin in spec.plugins:
         importlib.import_module(plugin)
     find_engine(spec.engine)  # raises for one that isn't there

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.config.schema import Config
 from tandem.data.sampler import Sampler
+from tandem.models.numerics import prepare_process
 from tandem.plan.plan import Plan
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.reward import build_reward_manager
@@ -25,10 +23,10 @@ from tandem.session.connect_async import connect_async
 from tandem.session.connect_streaming import connect_streaming, connect_time_sharing
 from tandem.session.moved_reference import require_reference
 from tandem.session.parts import Parts
+from tandem.session.resume import check_inputs, find_checkpoint
 from tandem.session.session import Session
 from tandem.session.shared import connect_shared
-from tandem.session.stepping import CHECKPOINTS, Progress
-from tandem.train import checkpoint
+from tandem.session.stepping import Progress
 from tandem.train.checkpoint import Checkpoint
 
 
@@ -38,9 +36,9 @@ def build_session(config: Config, plan: Plan) -> Session:
     Raises ``ConfigError`` where the plan has problems or names what can't run yet, ``DataError`` for bad rows.
     """
     plan.require_runnable()
-    if config.runtime.torch_threads is not None:
-        torch.set_num_threads(config.runtime.torch_threads)
-    resumed = find_checkpoint(config)
+    prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
+    check_inputs(config)
+    resumed = find_checkpoint(config.trainer)
     if resumed is not None:
         require_reference(config, resumed)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
@@ -83,17 +81,6 @@ CONNECTORS: dict[str, Callable[[Parts], Session]] = {
     "fully_async": connect_async,
 }
 """Mode -> what connects the roles where engines have weights of their own."""
-
-
-def find_checkpoint(config: Config) -> Checkpoint | None:
-    """What ``trainer.resume`` names: the newest whole checkpoint for ``auto``, else that folder."""
-    resume = config.trainer.resume
-    if resume is None:
-        return None
-    root = Path(config.trainer.output_dir).resolve() / CHECKPOINTS
-    if resume == "auto":
-        return checkpoint.latest(root)
-    return checkpoint.open_checkpoint(Path(resume).resolve())
 
 
 def continue_from(progress: Progress, source: Sampler[Any], batch_size: int, saved: Checkpoint) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from tandem.base.errors import DataError
+from tandem.base.folders import whole_folder
+from tandem.base.manifest import MANIFEST, verify, write_manifest
+from tandem.base.run_folder import FINAL_FOLDER
 from tandem.config.model import ModelConfig
 from tandem.config.schema import TrainerConfig
+from tandem.models.adapter_spec import CONFIG as ADAPTER_CONFIG
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import save_adapter
 from tandem.models.causal_lm import CausalLM
-from tandem.models.loading import save_pretrained_atomic
+from tandem.models.loading import check_weight_files, merge_adapter, save_pretrained_atomic
 from tandem.train.protocol import Exported
 
 if TYPE_CHECKING:
@@ -66,3 +72,52 @@ class Exporter:
         assert spec is not None  # the plan sees to that
         weights = dict(self._export("adapter"))
         save_adapter(weights, spec, folder, base=self._config.path, tokenizer=self._tokenizer)
+
+
+def copy_model(saved: Path, out: Path, adapter: bool | None = None) -> None:
+    """Copy the model of a checkpoint, or of a finished run, to a folder of its own.
+
+    ``adapter``: as a PEFT adapter, or as a Hugging Face folder with adapters merged; None: a model if there is one.
+    """
+    model, adapters = (
+        _find(saved, MODEL_FOLDER, "config.json"),
+        _find(saved, ADAPTER_FOLDER, ADAPTER_CONFIG),
+    )
+    if model is None and adapters is None:
+        raise DataError(f"{saved}: holds no model; name a checkpoint (checkpoints/step_…) or a run's folder")
+    if adapter and adapters is None:
+        raise DataError(
+            f"{saved}: holds no adapter; name a checkpoint of a LoRA run (checkpoints/step_…), or leave --adapter out"
+        )
+    if out.exists():
+        raise DataError(f"{out} exists: choose another name, or remove it")
+    source = adapters if adapter or model is None else model
+    assert source is not None  # one of the two
+    if out.resolve().is_relative_to(source.resolve()):
+        raise DataError(f"{out} lies inside the model that is to be copied: choose a folder elsewhere")
+    _require_undamaged(source, saved)
+    try:
+        if adapter is False and source is adapters:
+            merge_adapter(source, out)
+        else:
+            with whole_folder(out) as scratch:
+                shutil.copytree(source, scratch, dirs_exist_ok=True)
+                if not (scratch / MANIFEST).exists():
+                    write_manifest(scratch)
+    except OSError as error:
+        raise DataError(f"{out}: can't be written ({error.strerror or error}); choose another folder") from error
+
+
+def _require_undamaged(source: Path, saved: Path) -> None:
+    """Raise ``DataError`` with the file that isn't as written; of a folder without checksums, what its sizes tell."""
+    check_weight_files(source)
+    if (source / MANIFEST).exists():
+        verify(source, own_changes=source == saved)
+    elif (saved / MANIFEST).exists():
+        verify(saved)
+
+
+def _find(saved: Path, part: str, mark: str) -> Path | None:
+    """The folder in a checkpoint or a run, or itself, that has the file ``mark``."""
+    candidates = (saved / part, saved / FINAL_FOLDER, saved)
+    return next((folder for folder in candidates if (folder / mark).is_file()), None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from tandem.config.schema import Config
@@ -14,7 +13,6 @@ from tandem.dataflow.gate import Gate
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.store import DataPlane
 from tandem.observe.run_log import RunLog
-from tandem.observe.trackers import RunInfo
 from tandem.plan.plan import Plan
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.evaluation import Evaluator
@@ -22,9 +20,10 @@ from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import Filling
 from tandem.roles.rollout.generation import evaluation_sampling
 from tandem.runtime.protocol import Runtime
+from tandem.session.resume import run_info
 from tandem.session.session import Session, Tally
-from tandem.session.stepping import CHECKPOINTS, Progress
-from tandem.train import checkpoint
+from tandem.session.stepping import Progress
+from tandem.stages.table import advantages
 from tandem.train.checkpoint import Checkpoint
 
 S = TypeVar("S", bound=Session)
@@ -71,23 +70,20 @@ class Parts:
     def filling(self) -> Filling:
         """How groups are drawn and which are kept."""
         algorithm = self.config.algorithm
-        compared = {name for stage in self.plan.stages if stage.name == "advantages" for name in stage.needs}
+        estimated = advantages.planned(self.plan.stages)
         return Filling(
             self.composite.sampling,
             self.config.trainer.seed,
             algorithm.filter_groups.enable,
             algorithm.overlong,
             self.config.execution.deadline_s,
-            "reward_components" if "reward_components" in compared else "rewards",
+            "reward_components" if estimated is not None and "reward_components" in estimated.needs else "rewards",
         )
 
     def session(self, kind: type[S], rollout: Tally, plane: DataPlane, max_staleness: int, **handles: Any) -> S:
         """The handles that every loop needs, and those of this ``kind`` of session."""
         config, progress = self.config, self.progress
-        output_dir = Path(config.trainer.output_dir).resolve()
-        checkpoint.set_aside(output_dir / CHECKPOINTS, progress.step)
-        resumed_step = progress.step if progress.step else None
-        info = RunInfo(output_dir, progress.last, resumed_step, config.model_dump(mode="json", by_alias=True))
+        info = run_info(config.trainer, config, progress.last, self.resumed)
         return kind(
             config=config,
             plan=self.plan,
@@ -100,7 +96,7 @@ class Parts:
             log=RunLog(info, config.trainer.logger, trace=config.trainer.trace),
             progress=progress,
             max_staleness=max_staleness,
-            output_dir=output_dir,
+            output_dir=info.output_dir,
             closing=self.closing,
             **handles,
         )

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tandem.base.errors import DataError
+from tandem.base.run_folder import CHECKPOINTS
 from tandem.columns.proto import DataProto
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.data.preferences import PreferenceSource
 from tandem.models.causal_lm import CausalLM
+from tandem.models.numerics import prepare_process
 from tandem.observe.run_log import RunLog
-from tandem.observe.trackers import RunInfo
 from tandem.plan.plan import Plan
 from tandem.roles.actor import Actor
 from tandem.roles.loss import Loss
 from tandem.roles.preferences import Against, PreferenceEvaluator, Scorer, as_groups, with_reference_point
-from tandem.roles.stages import BatchStage
 from tandem.runtime.build.composite import build_actor, load_trainable, model_tokenizer
 from tandem.runtime.build.sources import held_out_preferences, preference_source, prompt_tables
-from tandem.session.build import continue_from, find_checkpoint
+from tandem.session.build import continue_from
 from tandem.session.exports import Exporter
-from tandem.session.stepping import CHECKPOINTS, Progress, Stepping
-from tandem.train import checkpoint
+from tandem.session.resume import check_inputs, find_checkpoint, run_info
+from tandem.session.stepping import Progress, Stepping
+from tandem.stages.stage import BatchStage, Roles
+from tandem.stages.table import bind
 from tandem.train.preference import PreferenceObjective
 
 if TYPE_CHECKING:
@@ -94,9 +92,9 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
     Raises ``ConfigError`` where the plan has problems or names what can't run yet, ``DataError`` for bad rows.
     """
     plan.require_runnable()
-    if config.runtime.torch_threads is not None:
-        torch.set_num_threads(config.runtime.torch_threads)
-    resumed = find_checkpoint(config)
+    prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
+    check_inputs(config)
+    resumed = find_checkpoint(config.trainer)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     tables = prompt_tables(config)
     source = preference_source(config, tokenizer, tables)
@@ -116,10 +114,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
         actor.load(resumed)
     stages, loss = preference_stages(plan, actor), config.algorithm.policy_loss
     objective = PreferenceObjective(loss.type, loss.parameters)
-    output_dir = Path(config.trainer.output_dir)
-    checkpoint.set_aside(output_dir / CHECKPOINTS, progress.step)
-    document = config.model_dump(mode="json", by_alias=True)
-    info = RunInfo(output_dir, progress.last, progress.step if progress.step else None, document)
+    info = run_info(config.trainer, config, progress.last, resumed)
     return PreferenceSession(
         config=config,
         plan=plan,
@@ -132,7 +127,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
         source=source,
         log=RunLog(info, config.trainer.logger, trace=config.trainer.trace),
         progress=progress,
-        output_dir=output_dir,
+        output_dir=info.output_dir,
         closing=ExitStack(),
     )
 
@@ -142,6 +137,7 @@ def held_out_evaluator(config: Config, plan: Plan, trained: ModelConfig) -> Pref
 
     Raises ``DataError`` where the config names no held-out preferences.
     """
+    prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
     start = config.actor_rollout_ref.model
     tokenizer = model_tokenizer(start)
     held_out = held_out_preferences(config, tokenizer, prompt_tables(config))
@@ -158,9 +154,6 @@ def held_out_evaluator(config: Config, plan: Plan, trained: ModelConfig) -> Pref
 
 def preference_stages(plan: Plan, actor: Scorer) -> tuple[BatchStage, ...]:
     """What the plan puts before the train call, ready to run."""
-    runs: dict[str, Callable[[DataProto], DataProto]] = {
-        "ref": actor.ref_logprobs,
-        "reference_point": partial(with_reference_point, actor=actor),
-    }
-    planned = [stage for stage in plan.stages if stage.name in runs]
-    return tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name], stage.per) for stage in planned)
+    point = partial(with_reference_point, actor=actor)
+    roles = Roles(plan.step.config, plan.step, ref_logprobs=actor.ref_logprobs, reference_point=point)
+    return bind(plan.stages, plan.table, roles)

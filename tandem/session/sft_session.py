@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from tandem.base.errors import ConfigError, DataError, Problem
+from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER
 from tandem.columns.proto import DataProto
 from tandem.config.schema import NewModelConfig, SftConfig, SftModelConfig
 from tandem.data.base_source import BaseDataSource, as_rows
@@ -19,11 +18,12 @@ from tandem.data.examples import Example
 from tandem.data.files import open_tables
 from tandem.data.mixture import Mixture, Stream
 from tandem.data.rows import Row, Table
+from tandem.data.tools import read_tools
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, new_model
+from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import character_tokenizer, encode_text, leading_ids
 from tandem.observe.run_log import RunLog
-from tandem.observe.trackers import RunInfo
 from tandem.roles.accuracy import greedy_accuracy
 from tandem.roles.examples import as_samples
 from tandem.roles.rollout.generation import end_tokens
@@ -32,8 +32,9 @@ from tandem.runtime.build.composite import load_trainable, model_tokenizer
 from tandem.runtime.build.engine_specs import run_device
 from tandem.runtime.build.sources import example_source, held_out_examples, rows_of, user_source
 from tandem.session.exports import Exporter
-from tandem.session.stepping import CHECKPOINTS, FINAL_FOLDER
+from tandem.session.resume import check_inputs, find_checkpoint, run_info
 from tandem.train import checkpoint
+from tandem.train.checkpoint import Checkpoint
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import SftObjective
 
@@ -168,8 +169,9 @@ class SftSession:
 
 def build_sft_session(config: SftConfig) -> SftSession:
     """Read the data, then make or load the model. Raises ``DataError`` and ``ConfigError`` as they are found."""
-    if config.runtime.torch_threads is not None:
-        torch.set_num_threads(config.runtime.torch_threads)
+    prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
+    check_inputs(config)
+    resumed = find_checkpoint(config.trainer)
     new = config.model.new
     tokenizer = model_tokenizer(config.model) if new is None else _new_tokenizer(new)
     own = None if config.data.source is None else user_source(config.data.source)
@@ -189,22 +191,14 @@ def build_sft_session(config: SftConfig) -> SftSession:
         gradient_checkpointing=config.model.gradient_checkpointing,
         device=run_device(config.runtime),
     )
-    first, reached = _resume(config, engine, source, steps)
-    output_dir = Path(config.trainer.output_dir)
-    checkpoint.set_aside(output_dir / CHECKPOINTS, first)
-    info = RunInfo(output_dir, steps, first if first else None, config.model_dump(mode="json"))
+    first, reached = (0, None) if resumed is None else _resume(resumed, engine, source, steps)
+    info = run_info(config.trainer, config, steps, resumed)
     log = RunLog(info, config.trainer.logger, trace=config.trainer.trace)
     return SftSession(config, model, tokenizer, engine, source, examples, questions, log, first, steps, reached)
 
 
-def _resume(config: SftConfig, engine: FsdpEngine, source: Stream[Example], last: int) -> tuple[int, float | None]:
-    """Continue from the checkpoint that ``trainer.resume`` names; the steps done, and the accuracy that ended them."""
-    resume, root = config.trainer.resume, Path(config.trainer.output_dir) / CHECKPOINTS
-    if resume is None:
-        return 0, None
-    saved = checkpoint.latest(root) if resume == "auto" else checkpoint.open_checkpoint(Path(resume))
-    if saved is None:
-        return 0, None
+def _resume(saved: Checkpoint, engine: FsdpEngine, source: Stream[Example], last: int) -> tuple[int, float | None]:
+    """Continue from the checkpoint; the steps done, and the accuracy that ended them."""
     if saved.step > last:
         reason = f"the checkpoint is of step {saved.step}, the run ends at step {last}"
         raise ConfigError([Problem("trainer.resume", str(saved.path), reason, "Raise trainer.total_steps")])
@@ -260,7 +254,8 @@ def _pair(row: Row, config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Pa
         raise row.bad("not text", f"{data.prompt_key!r} and {data.response_key!r} must be text, the first not empty")
     try:
         if data.chat:
-            return encode_chat_prompt(tokenizer, [{"role": "user", "content": prompt}])[1], response
+            tools = read_tools(row, data.tools_key)
+            return encode_chat_prompt(tokenizer, [{"role": "user", "content": prompt}], tools=tools)[1], response
         return leading_ids(tokenizer) + encode_text(tokenizer, prompt), response
     except DataError as error:
         raise row.bad("not encodable", str(error)) from error
@@ -269,11 +264,12 @@ def _pair(row: Row, config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Pa
 def _held_out_tables(config: SftConfig, own: BaseDataSource | None) -> Sequence[Table]:
     """The held-out rows. Raises ``DataError`` where an evaluation is asked for and there are none."""
     data = config.data
-    tables: list[Table] = open_tables(data.val_files) if data.val_files else []
+    tables: list[Table] = open_tables(data.val_files, keep_nulls=data.keep_nulls) if data.val_files else []
     if data.source is not None and own is not None:
         rows = rows_of(own.get_val_dataset, data.source.type)
         name = f"{data.source.type}.get_val_dataset()"
-        tables += [as_rows(rows, name=name, split="validation")] if rows is not None else []
+        if rows is not None:
+            tables.append(as_rows(rows, name=name, split="validation", keep_nulls=data.keep_nulls))
     if not tables:
         raise DataError(
             "evaluation.interval is set, but there are no held-out rows: name data.val_files, or set it to 0"

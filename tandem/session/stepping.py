@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tandem.base.run_folder import FINAL_FOLDER
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
 from tandem.observe.metrics import RolloutRecord
@@ -16,9 +17,7 @@ from tandem.observe.run_log import RunLog
 from tandem.plan.plan import Plan
 from tandem.roles.actor import Actor
 from tandem.session.exports import Exporter
-
-FINAL_FOLDER = "final"
-CHECKPOINTS = "checkpoints"
+from tandem.stages.facts import REF
 
 
 @dataclass
@@ -90,7 +89,7 @@ class Stepping(ABC):
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
         """Refresh the reference if it is due, count the step as done."""
         interval = self.config.actor_rollout_ref.ref.update_interval
-        if interval is not None and "ref" in self.plan.tags and (step + 1) % interval == 0:
+        if interval is not None and REF in self.plan.tags and (step + 1) % interval == 0:
             self.actor.refresh_reference()
         self.progress.step = step + 1
         self.progress.trained = batch, update

@@ -1,52 +1,46 @@
 """Checkpoints: folders that are whole or not there, the newest whole one found, the last few kept.
 
-A checkpoint holds sharded tensors (written by all ranks through ``torch.distributed.checkpoint``, readable on another
-number of ranks) and one JSON file of everything else. That file is written last, and only then is the folder renamed to
-its final name: a folder without it was never finished.
+A checkpoint holds sharded tensors (written by all ranks, readable on another number of ranks), one JSON file of
+everything else, and a manifest with the checksum of every file. The manifest is written last, and only then is the
+folder renamed to its final name: one that lacks something was damaged later.
 """
 
 from __future__ import annotations
 
 import random
-import re
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
-from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
+from safetensors import SafetensorError
 
-from tandem.base.errors import DataError
-from tandem.base.folders import flush, flush_tree
+from tandem.base.errors import DataError, TandemError, WriteError
+from tandem.base.folders import flush, flush_tree, replace_folder, write_error
+from tandem.base.manifest import Digest, write_manifest
 from tandem.columns import plain_json
+from tandem.train import saved
+from tandem.train.saved import STATE, TENSORS
+from tandem.train.tensor_files import OtherContentError, read_tensors, write_tensors
 
-_STATE = "state.json"
-_TENSORS = "tensors"
-_FORMAT = "tandem-checkpoint/1"
-_OTHER_CONTENT = ("Missing key", "ize mismatch")
-"""What torch says where a whole checkpoint is of other tensors than those asked for."""
-_NAME = re.compile(r"step_(\d+)")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A finished checkpoint at ``path``, taken after training step ``step``."""
+    """A checkpoint at ``path``, taken after training step ``step``; every file of it was checked by who found it."""
 
     path: Path
     step: int
 
     def read(self) -> dict[str, Any]:
         """The JSON part, as given to ``save``."""
-        facts: dict[str, Any] = _read(self.path)["facts"]
+        facts: dict[str, Any] = saved.read_state(self.path)["facts"]
         return facts
 
     def load_tensors(self, tensors: dict[str, Any]) -> None:
@@ -56,21 +50,18 @@ class Checkpoint:
         the checkpoint lacks one of them, has it in another shape, or can't be read.
         """
         try:
-            with _single_process_is_meant():
-                load_sharded(tensors, checkpoint_id=self.path / _TENSORS, no_dist=not _distributed())
-        except CheckpointException as error:
-            reason = next(iter(error.failures.values()))[0]
-            said = (str(reason).splitlines() or [type(reason).__name__])[0]
-            if not any(sign in said for sign in _OTHER_CONTENT):
-                raise DataError(f"{self.path / _TENSORS} can't be read ({said}); take an older checkpoint") from error
+            read_tensors(self.path / TENSORS, tensors)
+        except OtherContentError as error:
             raise DataError(
-                f"{self.path} holds other weights than this config trains ({said}): resume with the model, the LoRA "
+                f"{self.path} holds other weights than this config trains ({error}): resume with the model, the LoRA "
                 "rank and the KL of the saved run, or start a new run from its model"
             ) from error
+        except DataError as error:
+            raise DataError(f"{error}; take an older checkpoint") from error
 
     def restore_random_state(self) -> None:
         """Set the global generators of torch, Python and numpy to where this checkpoint found them on rank 0."""
-        state = _read(self.path)["random"]
+        state = saved.read_state(self.path)["random"]
         torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))
         random.setstate(state["python"])
         name, keys, *rest = state["numpy"]
@@ -91,90 +82,53 @@ def save(
     ``tensors`` is a nested dict of (sharded) tensors, numbers and strings, ``facts`` anything that JSON holds. The
     folders ``parts`` are moved into the checkpoint, each under its name, before that is finished. Every
     rank calls this. The random state of rank 0 goes with it. A killed process leaves at most a hidden partial folder,
-    which the next ``save`` clears away.
+    which the next ``save`` clears away. Raises ``WriteError`` on all ranks where one can't write.
     """
     target, scratch = root / f"step_{step:08d}", root / f".step_{step:08d}.partial"
-    if _first_rank():
-        root.mkdir(parents=True, exist_ok=True)
-        for leftover in root.glob(".step_*.partial"):
-            shutil.rmtree(leftover)
-        scratch.mkdir()
-    _barrier()
-    with _single_process_is_meant():
-        save_sharded(tensors, checkpoint_id=scratch / _TENSORS, no_dist=not _distributed())
-    if _first_rank():
+
+    def begin() -> None:
+        (scratch / TENSORS).mkdir(parents=True)
+
+    def write() -> dict[str, Digest]:
+        files = write_tensors(scratch / TENSORS, tensors, *_rank_and_world())
+        for file in files:
+            flush(file)
+        return {f"{TENSORS}/{file.name}": Digest.of(file) for file in files}
+
+    def finish() -> None:
         for name, folder in parts.items():
             folder.rename(scratch / name)
+        document = {"format": saved.FORMAT, "step": step, "facts": dict(facts), "random": _random_state()}
+        (scratch / STATE).write_text(plain_json.dumps(document, "the checkpoint"))
+        write_manifest(scratch, {name: digest for part in written for name, digest in part.items()})
         flush_tree(scratch)
-        document = {"format": _FORMAT, "step": step, "facts": dict(facts), "random": _random_state()}
-        (scratch / _STATE).write_text(plain_json.dumps(document, "the checkpoint"))
-        flush(scratch / _STATE)
-        flush(scratch)
-        if target.exists():
-            shutil.rmtree(target)
-        scratch.rename(target)
+        replace_folder(scratch, target)
         flush(root)
-        for old in _finished(root)[:-keep]:
-            shutil.rmtree(old.path)
-    _barrier()
+        for _, old in saved.checkpoints_in(root)[:-keep]:
+            shutil.rmtree(old)
+
+    _on_first(lambda: _clear(root), root)
+    _on_first(begin, scratch)
+    written = _on_all(write, scratch)
+    _on_first(finish, scratch)
     return Checkpoint(target, step)
 
 
-def set_aside(root: Path, after: int) -> None:
-    """Move the checkpoints of steps beyond ``after`` to a folder beside ``root``, named ``ROOT.1``, ``ROOT.2`` ...
-
-    They are of an earlier run: one that begins in the same folder, or goes on from an earlier step, would take them for
-    its own newest.
-    """
-    later = [checkpoint.path for checkpoint in _finished(root) if checkpoint.step > after]
-    if not later:
-        return
-    number = 1
-    while (target := root.with_name(f"{root.name}.{number}")).exists():
-        number += 1
-    target.mkdir()
-    for path in later:
-        path.rename(target / path.name)
-
-
 def latest(root: Path) -> Checkpoint | None:
-    """The newest finished checkpoint under ``root``; None if there is none."""
-    finished = _finished(root)
-    return finished[-1] if finished else None
+    """The newest checkpoint under ``root``; None if there is none. Raises ``DataError`` if it is damaged."""
+    found = saved.newest(root)
+    return None if found is None else Checkpoint(found[1], found[0])
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The finished checkpoint in the folder ``path``; raises ``DataError`` if there is none."""
-    if not (path / _STATE).is_file():
-        inside = latest(path)
-        hint = f"write {inside.path}" if inside else "write the path of a folder step_… that holds a state.json"
+    """The finished checkpoint in the folder ``path``; raises ``DataError`` if there is none, or it is damaged."""
+    if not (path / STATE).exists():
+        inside = saved.checkpoints_in(path)
+        hint = f"write {inside[-1][1]}" if inside else f"write the path of a folder step_… that holds a {STATE}"
         raise DataError(f"{path} is not a finished checkpoint: {hint}")
-    step: int = _read(path)["step"]
+    saved.require_whole(path)
+    step: int = saved.read_state(path)["step"]
     return Checkpoint(path, step)
-
-
-def _finished(root: Path) -> list[Checkpoint]:
-    """All finished checkpoints, oldest first."""
-    found = []
-    for path in root.iterdir() if root.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if match and (path / _STATE).is_file():
-            try:
-                _read(path)
-            except DataError:
-                continue
-            found.append(Checkpoint(path, int(match[1])))
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        document = plain_json.loads((path / _STATE).read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path / _STATE}: not a whole checkpoint ({error}); take an older one") from error
-    if not isinstance(document, dict) or "format" not in document or document["format"] != _FORMAT:
-        raise DataError(f"{path / _STATE}: not of the format {_FORMAT}")
-    return document
 
 
 def _random_state() -> dict[str, Any]:
@@ -186,22 +140,48 @@ def _random_state() -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _single_process_is_meant() -> Iterator[None]:
-    """torch warns of a single process at every save and load."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*in a single process.*")
-        yield
+def _clear(root: Path) -> None:
+    """Make ``root``, without what a killed process left in it."""
+    root.mkdir(parents=True, exist_ok=True)
+    for leftover in root.glob(".step_*.partial"):
+        shutil.rmtree(leftover)
 
 
-def _distributed() -> bool:
-    return dist.is_initialized() and dist.get_world_size() > 1
+# --- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def _first_rank() -> bool:
-    return not _distributed() or dist.get_rank() == 0
+def _on_first(action: Callable[[], None], place: Path) -> None:
+    """Run ``action`` on the first rank; all return once it is over, or raise what it raised."""
+    _on_all(action if _rank_and_world()[0] == 0 else lambda: None, place)
 
 
-def _barrier() -> None:
-    if _distributed():
-        dist.barrier()
+def _on_all(action: Callable[[], T], place: Path) -> list[T]:
+    """Run ``action`` on every rank; the results of all. What one raises, all raise, so that none waits for it."""
+    result: T | None = None
+    error: Exception | None = None
+    try:
+        result = action()
+    except (OSError, SafetensorError) as caught:
+        error = write_error(caught, place)
+    except Exception as caught:
+        error = caught
+    if _rank_and_world()[1] > 1:
+        return _agreed(result, error)
+    if error is not None:
+        raise error
+    return [result]  # type: ignore[list-item]
+
+
+def _agreed(result: T | None, error: Exception | None) -> list[T]:
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, (result, None if error is None else f"{error}", isinstance(error, WriteError)))
+    if error is not None:
+        raise error
+    for _, text, is_write in told:
+        if text is not None:
+            raise (WriteError if is_write else TandemError)(text)
+    return [found for found, _, _ in told]
+
+
+def _rank_and_world() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

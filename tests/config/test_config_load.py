@@ -109,15 +109,15 @@ def test_a_mapping_with_all_lines_commented_out_has_its_defaults(tmp_path: Path)
     assert load_config(file, kind=Config) == load_words(["--model", "m"], Config)
 
 
-def test_resume_without_a_value_is_auto(tmp_path: Path) -> None:
-    assert train("--resume").trainer.resume == "auto"
-    assert train("--resume", "--use-tis").trainer.resume == "auto"
+def test_resume_without_a_value_is_the_latest_checkpoint(tmp_path: Path) -> None:
+    assert train("--resume").trainer.resume == "latest"
+    assert train("--resume", "--use-tis").trainer.resume == "latest"
     assert train("--resume", "runs/a/step-3").trainer.resume == "runs/a/step-3"
     followed = train("--resume", "trainer.seed=4")
-    assert (followed.trainer.resume, followed.trainer.seed) == ("auto", 4)
+    assert (followed.trainer.resume, followed.trainer.seed) == ("latest", 4)
     assert train("--resume", "runs/lr=3/step-3").trainer.resume == "runs/lr=3/step-3"
     file = written(tmp_path, "actor_rollout_ref: {model: {path: m}}")
-    assert load_words(["--resume", file], Config).trainer.resume == "auto"
+    assert load_words(["--resume", file], Config).trainer.resume == "latest"
 
 
 @pytest.mark.parametrize(("flags", "root"), [(TRAIN_FLAGS, Config), (SFT_FLAGS, SftConfig)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,23 @@ def test_export_copies_a_model_that_transformers_loads(trained: Path, tmp_path: 
     assert not (tmp_path / "model_3").exists()
 
 
+@pytest.mark.parametrize("part", ["final", "checkpoints/step_00000003"])
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_export_of_a_damaged_model_names_the_file(trained: Path, tmp_path: Path, part: str, file: str) -> None:
+    saved = tmp_path / "saved"
+    shutil.copytree(trained / part, saved)
+    (damaged,) = saved.rglob(file)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    result = run("export", saved, tmp_path / "out")
+    assert result.exit_code == 2 and f"{damaged}: is damaged" in result.output
+    (damaged.parent / "manifest.json").unlink()  # that of the checkpoint has it too
+    again = run("export", saved, tmp_path / "out")
+    assert (again.exit_code == 0) == (part == "final")
+    assert (tmp_path / "out" / "manifest.json").exists() == (part == "final")
+
+
 def test_sft_checkpoints_are_resumed_and_exported(tuned: Path, tmp_path: Path) -> None:
     output = tmp_path / "again"
     words = (tuned / "sft.yaml", "--output-dir", output, *QUIET, "trainer.save_interval=2")
@@ -214,3 +232,38 @@ def test_an_error_of_the_run_is_its_exit_code_and_message(task: Path, tmp_path: 
     assert "not one of the 128 samples of step 1 has a reward" in result.output
     assert "no such answer" in (tmp_path / "run" / "report.html").read_text()
     assert torch.get_num_threads() == 1
+
+
+def test_eval_where_nothing_can_be_scored_is_no_success(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "scorer.py").write_text("def failing(response, ground_truth):\n    raise KeyError('solution')\n")
+    result = run("eval", trained, "reward_manager.type=failing", f"reward_manager.file={tmp_path / 'scorer.py'}")
+    assert result.exit_code == 1
+    assert "not one of the 6 answers could be scored" in result.output and "KeyError: 'solution'" in result.output
+
+
+def test_a_run_does_not_write_where_it_reads(task: Path, tuned: Path, trained: Path, tmp_path: Path) -> None:
+    """Neither its start model nor anything that a run of that folder would move or replace."""
+    shutil.copytree(trained, tmp_path / "run")
+    before = sorted((tmp_path / "run").rglob("*"))
+    model = tmp_path / "run" / "final"
+    for output, words in (
+        (tmp_path / "run", ("--model", model)),
+        (model, ("--model", model)),
+        (tmp_path / "run", ("--model", tmp_path / "run" / "checkpoints" / "step_00000003" / "model")),
+        (tmp_path / "run", (f"data.val_files=[{tmp_path / 'run' / 'rollouts.jsonl'}]", "data.answer_key=ground_truth")),
+    ):
+        result = run("train", task, *words, "trainer.total_steps=1", "--output-dir", output)
+        assert result.exit_code == 2 and "trainer.output_dir" in result.output, result.output
+        assert "the run reads" in result.output
+    assert sorted((tmp_path / "run").rglob("*")) == before
+
+
+def test_a_damaged_model_is_not_trained(task: Path, trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "final", tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 16
+    weights.write_bytes(content)
+    result = run("train", task, "--model", tmp_path / "model", "--output-dir", tmp_path / "run")
+    assert result.exit_code == 2 and f"{weights}: is damaged" in result.output
+    assert not (tmp_path / "run" / "config.yaml").exists()

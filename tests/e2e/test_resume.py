@@ -153,25 +153,27 @@ def test_b37_after_a_resume_the_engine_generates_with_the_actor_and_not_the_refe
     assert max(whole.column("mismatch/abs")) < 1e-4
 
 
-@pytest.mark.parametrize("damage", ["state.json", "tensors", "half a state.json"])
-def test_b72_a_half_written_newest_checkpoint_is_passed_over(
-    words: tuple[str, ...], whole: Run, tmp_path: Path, damage: str
-) -> None:
+def test_b72_a_save_that_was_killed_is_passed_over(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
     shutil.copytree(whole.output, tmp_path, dirs_exist_ok=True)
     root = tmp_path / "checkpoints"
     shutil.rmtree(root / "step_00000004")
-    newest = root / "step_00000003"
-    if damage == "state.json":
-        (newest / "state.json").unlink()
-    elif damage == "tensors":  # killed while writing: the folder still has its hidden name
-        newest.rename(root / ".step_00000003.partial")
-    else:
-        content = (newest / "state.json").read_bytes()
-        (newest / "state.json").write_bytes(content[: len(content) // 2])
-    words = (*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto")
-    session = prepare(*words)
+    (root / "step_00000003").rename(root / ".step_00000003.partial")
+    session = prepare(*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto")
     assert session.progress.step == 2
     session.rewards.close()
+
+
+@pytest.mark.parametrize("file", ["state.json", "tensors/rank_00000_0000.safetensors", "model/config.json"])
+def test_damage_of_the_newest_checkpoint_ends_a_resume_and_changes_nothing(
+    words: tuple[str, ...], whole: Run, tmp_path: Path, file: str
+) -> None:
+    shutil.copytree(whole.output, tmp_path, dirs_exist_ok=True)
+    damaged = tmp_path / "checkpoints" / "step_00000004" / file
+    damaged.write_bytes(damaged.read_bytes()[:-3])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(DataError, match=f"{damaged}: is damaged.*trainer.resume=.*step_00000003"):
+        prepare(*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_named_checkpoint_may_start_another_folder(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
@@ -202,11 +204,43 @@ def test_checkpoints_of_an_earlier_run_are_not_taken_for_ones_own(
     words = (*words, f"trainer.output_dir={tmp_path}", "trainer.keep_checkpoints=1")
     killed_in("training", 3, *words)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000002"]
-    assert len(list((tmp_path / "checkpoints.1").iterdir())) == 4
-    assert_same(train(*words, "trainer.resume=auto"), whole)
-    back = train(*words, f"trainer.resume={tmp_path / 'checkpoints.1' / 'step_00000003'}")
-    assert_same(back, whole)
-    assert [path.name for path in (tmp_path / "checkpoints.2").iterdir()] == ["step_00000004"]
+    old = tmp_path.with_name(f"{tmp_path.name}.1")
+    assert len(list((old / "checkpoints").iterdir())) == 4 and (old / "final").is_dir()
+    assert_same(train(*words, "trainer.resume=latest"), whole)
+    back = train(*words, f"trainer.resume={old / 'checkpoints' / 'step_00000003'}")
+    assert [row["step"] for row in back.rows] == [4]
+    assert equal(back.weights, whole.weights)
+    assert (tmp_path.with_name(f"{tmp_path.name}.2") / "final").is_dir()
+
+
+def test_going_back_keeps_what_was_trained_from_there(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
+    shutil.copytree(whole.output, tmp_path, dirs_exist_ok=True)
+    words = (*words, f"trainer.output_dir={tmp_path}")
+    assert_same(train(*words, f"trainer.resume={tmp_path / 'checkpoints' / 'step_00000002'}"), whole)
+    assert [path.name for path in (tmp_path / "checkpoints.1").iterdir()] == ["step_00000003", "step_00000004"]
+    assert (tmp_path / "final.1" / "config.json").is_file() and len(read_rows(tmp_path / "metrics.1.jsonl")) == 4
+
+
+@pytest.mark.parametrize("kind", ["nothing", "steps without a checkpoint"])
+def test_a_resume_that_finds_nothing_says_what_is_there(
+    words: tuple[str, ...], whole: Run, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*words, f"trainer.output_dir={tmp_path / 'run'}")
+    if kind != "nothing":
+        shutil.copytree(whole.output, tmp_path / "run")
+        shutil.rmtree(tmp_path / "run" / "checkpoints")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match="there is no checkpoint in") as raised:
+        prepare(*words, "trainer.resume=latest")
+    told = "there are 4 steps in metrics.jsonl and a trained model in final/"
+    assert (told in str(raised.value)) == (kind != "nothing")
+    with pytest.raises(ConfigError, match="it names no checkpoint"):
+        prepare(*words, "trainer.resume=")
+    assert sorted(tmp_path.rglob("*")) == before
+    prepare(*words, "trainer.resume=auto").rewards.close()
+    said = capsys.readouterr().out
+    assert "so the run begins anew" in said
+    assert ("was moved to" in said) == (tmp_path / "run.1" / "final").is_dir() == (kind != "nothing")
 
 
 def test_what_does_not_fit_the_checkpoint_is_refused(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
@@ -219,7 +253,7 @@ def test_what_does_not_fit_the_checkpoint_is_refused(words: tuple[str, ...], who
         prepare(*words, out, saved, f"data.train_files=[{rows}]")
     with pytest.raises(DataError, match="holds other weights than this config trains"):
         prepare(*words, out, saved, "actor_rollout_ref.model.lora_rank=2")
-    with pytest.raises(DataError, match="is not a finished checkpoint"):
+    with pytest.raises(ConfigError, match="is not a finished checkpoint"):
         prepare(*words, out, f"trainer.resume={whole.output / 'final'}")
 
 

@@ -171,7 +171,9 @@ def test_a_run_log_writes_everything_also_when_the_loop_fails(tmp_path: Path) ->
             pass
         log.log(1, {"reward/mean": 0.5}, [RolloutRecord("a", "b", None, None, 0)])
         raise ZeroDivisionError("boom")
-    assert {p.name for p in tmp_path.iterdir()} == {"metrics.jsonl", "rollouts.jsonl", "trace.json", "report.html"}
+    assert {p.name for p in tmp_path.iterdir()} == {
+        *(".tandem", "metrics.jsonl", "rollouts.jsonl", "trace.json", "report.html")
+    }
     text = WellFormed((tmp_path / "report.html").read_text("utf-8")).text
     assert "ZeroDivisionError: boom" in text and "rollout 100%" in text
 
@@ -183,7 +185,7 @@ def test_an_output_folder_that_cannot_be_is_named_at_once(tmp_path: Path) -> Non
 
 
 def test_a_report_that_fails_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "report.html").mkdir()
     with RunLog(RunInfo(tmp_path)) as log:
+        (tmp_path / "report.html").mkdir()
         log.log(1, {})
     assert "report.html was not written" in caplog.text

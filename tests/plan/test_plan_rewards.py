@@ -11,7 +11,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from tandem.base.errors import Problem
+from tandem.plan.plan import Plan
 
+Plans = Callable[..., Plan]
 Problems = Callable[..., list[Problem]]
 
 JUDGE = "type: judge, base_url: 'http://localhost/v1', model: m"
@@ -39,6 +41,7 @@ REFUSALS = [
     ("{type: code, seconds: .inf, timeout_s: 60}", "seconds", "finite", "finite"),
     ("{type: code, memory_mb: -1, timeout_s: 60}", "memory_mb", "", "512"),
     ("{type: code, isolation: foo, timeout_s: 60}", "isolation", "not one of the choices", "full"),
+    ("{type: code, packages: [numpi], timeout_s: 60}", "packages", "no installed package 'numpi'", "Install numpi"),
     ("{type: code, isolation: Full, timeout_s: 60}", "isolation", "not one of the choices", "'full'"),
     ("{type: reward_model, path: some/model, batch_size: 0}", "batch_size", "", "8"),
     ("{type: weighted_sum, parts: [{type: exact, weight: 0}]}", "parts[0].weight", "all weights are 0", "1.0"),
@@ -79,6 +82,7 @@ def test_refused(place: Path, problems_of: Problems, reward: str, key: str, reas
         f"{{{JUDGE}, template: '{{response}}', grade: '(x)', api_key_env: HOME}}",
         "{type: length_penalty, target: 0, over: 1, penalty: 0}",
         "{type: code, isolation: limits, seconds: 1, timeout_s: 60}",
+        "{type: code, packages: [numpy], timeout_s: 60}",
         "{type: by_source, routes: [{source: 'tr*', type: exact}]}",
         "{type: weighted_sum, parts: [{type: exact, weight: 0}, {type: match_fraction, weight: -1}]}",
         "{type: reasoning_gym} data.extra_keys=[reasoning_gym]",
@@ -128,3 +132,22 @@ def test_a_reward_model_is_no_adapter(place: Path, problems_of: Problems) -> Non
     (place / "lora" / "adapter_config.json").write_text("{}")
     (problem,) = problems_of("reward_manager={type: reward_model, path: ./lora}")
     assert "adapter" in problem.reason
+
+
+@pytest.mark.parametrize(
+    ("truth", "told"),
+    [
+        ("assert add(1, 2) == 3", True),
+        (["assert add(1, 2) == 3"], True),
+        ({"inputs": ["1 2"], "outputs": ["3"]}, False),
+        ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}, False),
+        ("42", False),
+    ],
+)
+def test_tests_that_a_program_can_talk_to_are_warned_of(place: Path, plan_of: Plans, truth: object, told: bool) -> None:
+    (place / "train.jsonl").write_text((json.dumps({"prompt": "1+1=", "answer": truth}) + "\n") * 40)
+    notes = plan_of("reward_manager={type: code, timeout_s: 60}").notes
+    assert any("asserts" in note and "data.answer_key" in note for note in notes) is told
+    inner = "reward_manager={type: by_source, routes: [{source: '*', type: code}], timeout_s: 60}"
+    assert any("asserts" in note for note in plan_of(inner).notes) is told
+    assert not any("asserts" in note for note in plan_of("reward_manager={type: exact}").notes)

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.base.errors import DataError, RewardError
-from tandem.reward.scorers import sandbox as sandbox_module
+from tandem.reward.sandbox import run as sandbox_module
+from tandem.reward.sandbox.run import Ending, Isolation, Sandbox
+from tandem.reward.sandbox.walls import NO_WALLS
 from tandem.reward.scorers.programs import code, find_program, read_tests, same_output
-from tandem.reward.scorers.sandbox import Ending, Isolation, Sandbox
 from tests.reward.test_pool import alive, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="closed by the Linux kernel")
@@ -148,7 +149,7 @@ def test_children_of_a_trusted_program_end_with_it(tmp_path: Path) -> None:
 def test_a_program_does_not_outlive_its_scorer(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     program = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    owner = f"from tandem.reward.scorers.sandbox import Sandbox\nSandbox('limits', seconds=60.0).run({program!r}, '')"
+    owner = f"from tandem.reward.sandbox.run import Sandbox\nSandbox('limits', seconds=60.0).run({program!r}, '')"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen([sys.executable, "-c", owner], env=environment)
     try:
@@ -163,15 +164,16 @@ def test_a_machine_without_the_doors_is_told(monkeypatch: pytest.MonkeyPatch, tm
     source = sandbox_module._INSIDE.read_text()
     inside = tmp_path / "inside.py"
     monkeypatch.setattr(sandbox_module, "_INSIDE", inside)
+    monkeypatch.setattr(sandbox_module, "_walls", lambda isolation: NO_WALLS)
     inside.write_text(
         source.replace("_LANDLOCK_RESTRICT, _PATH_BENEATH = 444,", "_LANDLOCK_RESTRICT, _PATH_BENEATH = 99_999,")
     )
     with pytest.raises(RewardError, match=r"kernel gives no Landlock.* Write isolation: network"):
         Sandbox("full").check()
-    inside.write_text(source.replace("        _close_files(libc, order.readable)", "        pass"))
+    inside.write_text(source.replace("        _close_files(libc, doors)", "        pass"))
     with pytest.raises(RewardError, match=r"open.* was not refused"):
         Sandbox("full").check()
-    inside.write_text(source.replace("    _close_calls(libc)\n\n", "\n"))
+    inside.write_text(source.replace("    _close_calls(libc, doors.calls or [])\n\n", "\n"))
     with pytest.raises(RewardError, match=r"socket.* was not refused"):
         Sandbox("network").check()
 

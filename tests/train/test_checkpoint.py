@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
+import pickle
 import random
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -60,23 +63,103 @@ def test_an_empty_or_missing_folder_has_no_checkpoint(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path / "nowhere") is None
 
 
-def test_b72_half_written_folders_are_skipped(tmp_path: Path) -> None:
-    """Every way in which the newest folder may be incomplete falls back to the previous one."""
-    write(tmp_path, 1)
+def test_b72_what_a_killed_process_left_is_no_checkpoint(tmp_path: Path) -> None:
     whole = write(tmp_path, 2).path
-    breaks: list[Callable[[Path], None]] = [
-        lambda path: (path / "state.json").unlink(),
-        lambda path: (path / "state.json").write_text((path / "state.json").read_text()[:50]),
-        lambda path: (path / "state.json").write_text(""),
-        lambda path: [shutil.rmtree(path), path.mkdir()][0],
-    ]
-    for damage in breaks:
-        broken = tmp_path / "step_00000003"
-        shutil.copytree(whole, broken)
-        damage(broken)
-        assert (found := checkpoint.latest(tmp_path)) is not None
-        assert found.step == 2
-        shutil.rmtree(broken)
+    shutil.copytree(whole, tmp_path / ".step_00000003.partial")
+    assert (found := checkpoint.latest(tmp_path)) is not None
+    assert found.path == whole
+    write(tmp_path, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000002", "step_00000004"]
+
+
+LATER_DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "no state": ("state.json", lambda file: file.unlink()),
+    "half a state": ("state.json", lambda file: file.write_text(file.read_text()[:50])),
+    "an empty state": ("state.json", lambda file: file.write_text("")),
+    "3 bytes cut": ("state.json", lambda file: file.write_bytes(file.read_bytes()[:-3])),
+    "no manifest": ("manifest.json", lambda file: file.unlink()),
+    "half a manifest": ("manifest.json", lambda file: file.write_text(file.read_text()[:90])),
+    "no tensors": ("tensors/rank_00000.json", lambda file: shutil.rmtree(file.parent)),
+}
+
+
+@pytest.mark.parametrize("name", LATER_DAMAGE)
+def test_a_damaged_newest_checkpoint_is_named_and_no_other_is_taken_for_it(name: str, tmp_path: Path) -> None:
+    """A finished folder was whole: what lacks now got lost, and the step before would be another run."""
+    older, newer = write(tmp_path, 1).path, write(tmp_path, 2).path
+    file, damage = LATER_DAMAGE[name]
+    damage(newer / file)
+    with pytest.raises(DataError, match=re.escape(str(newer / file))) as raised:
+        checkpoint.latest(tmp_path)
+    assert f"trainer.resume={older} (that of step 2 is then set aside)" in str(raised.value)
+    (older / "state.json").unlink()
+    with pytest.raises(DataError, match="there is no older one that is whole"):
+        checkpoint.latest(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_one_flipped_bit_anywhere_is_found_and_its_file_named(seed: int, tmp_path: Path) -> None:
+    draw, part = random.Random(seed), tmp_path / "part"
+    (part / "deep").mkdir(parents=True)
+    (part / "deep" / "file").write_bytes(b"something")
+    tensors = {"actor": {"w": torch.randn(50, 3), "updates": 7}}
+    saved = checkpoint.save(tmp_path, 1, tensors=tensors, facts={"a": [1, 2]}, keep=1, parts={"model": part})
+    files = sorted(path for path in saved.path.rglob("*") if path.is_file())
+    assert len(files) == 5
+    file = files[seed % len(files)]
+    content = bytearray(file.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    file.write_bytes(content)
+    for find in (lambda: checkpoint.open_checkpoint(saved.path), lambda: checkpoint.latest(tmp_path)):
+        with pytest.raises(DataError, match=re.escape(f"{file}: is damaged")):
+            find()
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = write(tmp_path, 1)
+    broken, read = saved.path / "state.json", Path.open
+
+    def failing(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", failing)
+    with pytest.raises(DataError, match=rf"{re.escape(str(broken))}: can't be read \(Input/output error\)"):
+        checkpoint.latest(tmp_path)
+
+
+def test_no_pickle_is_read(tmp_path: Path) -> None:
+    """Whatever lies in the folder: what is executed in a pickle leaves a trace here."""
+    saved, trace = write(tmp_path, 1), tmp_path / "executed"
+    evil = pickle.dumps(Evil(str(trace)))
+    for name in (".metadata", "__0_0.distcp", "rank_00000.pkl"):
+        (saved.path / "tensors" / name).write_bytes(evil)
+    found = checkpoint.open_checkpoint(saved.path)
+    found.load_tensors({"actor": {"w": torch.zeros(3), "updates": 0}})
+    for file in (saved.path / "tensors").iterdir():
+        file.write_bytes(evil)
+    with pytest.raises(DataError):
+        checkpoint.Checkpoint(saved.path, 1).load_tensors({"actor": {"w": torch.zeros(3), "updates": 0}})
+    assert not trace.exists()
+    pickle.loads(evil)
+    assert trace.exists()
+
+
+class Evil:
+    def __init__(self, trace: str) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.trace,)
+
+
+def test_a_checkpoint_with_a_pickle_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "step_00000003"
+    (folder / "tensors").mkdir(parents=True)
+    (folder / "state.json").write_text(json.dumps({"format": "tandem-checkpoint/1", "step": 3}))
+    with pytest.raises(DataError, match=r"never read. Start a new run from its model: .*path=.*step_00000003/model"):
+        checkpoint.open_checkpoint(folder)
 
 
 def _save_and_die(root: str, syscall: int) -> None:
@@ -137,13 +220,16 @@ def test_a_checkpoint_is_opened_by_its_path(tmp_path: Path) -> None:
         checkpoint.open_checkpoint(tmp_path / "nowhere")
 
 
+DATA, LIST = "rank_00000_0000.safetensors", "rank_00000.json"
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    "cut data": lambda folder: (folder / "__0_0.distcp").write_bytes((folder / "__0_0.distcp").read_bytes()[:900]),
-    "zeroed data": lambda folder: (folder / "__0_0.distcp").write_bytes(bytes(4000)),
-    "empty data": lambda folder: (folder / "__0_0.distcp").write_bytes(b""),
-    "no data": lambda folder: (folder / "__0_0.distcp").unlink(),
-    "cut list": lambda folder: (folder / ".metadata").write_bytes(b"\x80"),
-    "no list": lambda folder: (folder / ".metadata").unlink(),
+    "cut data": lambda folder: (folder / DATA).write_bytes((folder / DATA).read_bytes()[:90]),
+    "zeroed data": lambda folder: (folder / DATA).write_bytes(bytes(4000)),
+    "empty data": lambda folder: (folder / DATA).write_bytes(b""),
+    "no data": lambda folder: (folder / DATA).unlink(),
+    "cut list": lambda folder: (folder / LIST).write_bytes(b"{"),
+    "another list": lambda folder: (folder / LIST).write_bytes(b"[]"),
+    "no list": lambda folder: (folder / LIST).unlink(),
+    "one list too many": lambda folder: shutil.copy(folder / LIST, folder / "rank_00001.json"),
 }
 
 
@@ -151,11 +237,15 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 def test_damaged_tensors_are_not_taken_for_another_config(damage: Callable[[Path], object], tmp_path: Path) -> None:
     saved = checkpoint.save(tmp_path, 1, tensors={"actor": {"w": torch.ones(40)}}, facts={}, keep=1)
     damage(saved.path / "tensors")
-    with pytest.raises(DataError, match=r"tensors can't be read .*; take an older checkpoint"):
+    with pytest.raises(DataError, match=r"tensors.* can't be read .*; take an older checkpoint"):
         saved.load_tensors({"actor": {"w": torch.zeros(40)}})
 
 
-@pytest.mark.parametrize("wanted", [{"v": torch.zeros(40)}, {"w": torch.zeros(41)}], ids=["name", "shape"])
+@pytest.mark.parametrize(
+    "wanted",
+    [{"v": torch.zeros(40)}, {"w": torch.zeros(41)}, {"w": torch.zeros(40, dtype=torch.bfloat16)}],
+    ids=["name", "shape", "dtype"],
+)
 def test_tensors_of_another_config_are_not_taken_for_damage(wanted: dict[str, torch.Tensor], tmp_path: Path) -> None:
     saved = checkpoint.save(tmp_path, 1, tensors={"actor": {"w": torch.ones(40)}}, facts={}, keep=1)
     with pytest.raises(DataError, match="holds other weights than this config trains"):

@@ -11,7 +11,8 @@ from tandem.plan.engine import engine_capabilities, engine_width
 from tandem.plan.entries import estimator_columns
 from tandem.plan.placement import REFERENCE_NAMES, Placement, choose_runtime, deployed_roles
 from tandem.plan.preference import samples_per_prompt
-from tandem.plan.teacher import TEACHER, uses_teacher
+from tandem.plan.teacher import uses_teacher
+from tandem.stages.facts import TEACHER
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from tandem.base.errors import Problem
 from tandem.config.model import OptimConfig
-from tandem.config.schema import Config, TrainerConfig
+from tandem.config.schema import Config, SftConfig, TrainerConfig
 from tandem.observe.trackers import TRACKERS
 from tandem.plan.batch import BatchPlan
+from tandem.plan.checks.run_folder import check_output, check_resume
 from tandem.plan.entries import unknown
 
 MOST_SAMPLES = 10_000_000
 """A step is held in memory: more than this is a slip of the pen."""
 
 
-def check_trainer(trainer: TrainerConfig) -> Iterator[Problem]:
-    """Loggers, resume, and the folder to write to."""
+def check_trainer(trainer: TrainerConfig, document: Config | SftConfig) -> Iterator[Problem]:
+    """Loggers, resume, and the folder to write to; ``document`` is the config that says so."""
     for index, name in enumerate(trainer.logger):
         key = f"trainer.logger[{index}]"
         if name not in TRACKERS:
@@ -30,8 +29,8 @@ def check_trainer(trainer: TrainerConfig) -> Iterator[Problem]:
             extra = TRACKERS[name].traits.get("extra")
             remedy = f"Install it with pip install 'tandem-rl[{extra}]', or take {name} out of the list"
             yield Problem(key, name, f"the package {package} is not installed", remedy)
-    yield from _check_resume(trainer)
-    yield from _check_output(trainer)
+    yield from check_resume(trainer)
+    yield from check_output(trainer, document)
 
 
 def check_schedule(key: str, optim: OptimConfig, updates: int | None) -> Iterator[Problem]:
@@ -76,39 +75,3 @@ def check_length(config: Config, batch: BatchPlan, rows: int | None) -> Iterator
         key, value = "data.train_batch_size", config.data.train_batch_size
         reason = f"with {config.actor_rollout_ref.rollout.n} samples each a step has {batch.samples} samples"
         yield Problem(key, value, reason, f"Write a number that gives at most {MOST_SAMPLES} samples")
-
-
-def _check_resume(trainer: TrainerConfig) -> Iterator[Problem]:
-    if trainer.resume is None or trainer.resume == "auto":
-        return
-    folder = Path(trainer.resume).expanduser()
-    if not folder.is_dir():
-        reason = "there is no such checkpoint folder"
-        remedy = "Write an existing one, or auto for the newest in trainer.output_dir"
-        yield Problem("trainer.resume", trainer.resume, reason, remedy)
-    elif not any(folder.iterdir()):
-        yield Problem("trainer.resume", trainer.resume, "the folder is empty", "Write a folder that holds a checkpoint")
-
-
-def _check_output(trainer: TrainerConfig) -> Iterator[Problem]:
-    if not trainer.output_dir:
-        yield Problem(
-            "trainer.output_dir", "", "a run needs a folder to write to", "Write a folder, such as runs/first"
-        )
-        return
-    place = Path(trainer.output_dir).expanduser()
-    try:
-        while not place.exists() and place != place.parent:
-            place = place.parent
-    except OSError as error:
-        yield Problem(
-            "trainer.output_dir",
-            trainer.output_dir,
-            f"no folder can have this name: {error.strerror}",
-            "Write another one",
-        )
-        return
-    if not place.is_dir():
-        yield Problem("trainer.output_dir", trainer.output_dir, f"{place} is a file", "Write a folder")
-    elif not os.access(place, os.W_OK):
-        yield Problem("trainer.output_dir", trainer.output_dir, f"{place} can't be written to", "Write another folder")

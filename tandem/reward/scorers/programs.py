@@ -6,13 +6,14 @@ import functools
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from tandem.base.errors import DataError
 from tandem.reward.ranges import Count, Positive
-from tandem.reward.registry import register_reward
-from tandem.reward.scorers.sandbox import Ending, Isolation, Sandbox
+from tandem.reward.registry import Objection, register_reward
+from tandem.reward.sandbox.run import Ending, Isolation, Sandbox
+from tandem.reward.sandbox.walls import find_package
 
 _MARK = re.compile(r"[ \t]*([\w+#.-]*)")
 _FENCE = re.compile(r"([ \t]*)```([\w+#.-]?)")
@@ -32,7 +33,14 @@ class Test(NamedTuple):
     function: str = ""
 
 
-@register_reward("code")
+def check_code(parameters: Mapping[str, Any]) -> Iterator[Objection]:
+    """Packages that are there."""
+    for name in parameters["packages"] or ():
+        if not find_package(name):
+            yield Objection("packages", f"there is no installed package {name!r}", f"Install {name}, or leave it out")
+
+
+@register_reward("code", check=check_code)
 def code(
     response: str,
     ground_truth: object,
@@ -44,6 +52,7 @@ def code(
     output_kb: Count = 1024,
     fenced: bool = True,
     isolation: Isolation = "full",
+    packages: Sequence[str] | None = None,
 ) -> dict[str, float]:
     """1 if the answer's program passes all tests of the ground truth, else 0; the metric ``passed`` is their fraction.
 
@@ -51,7 +60,7 @@ def code(
     whole answer is, where it has no block. Tests are ``{"inputs": [...], "outputs": [...]}`` for standard input and
     output, the same with ``fn_name`` for calls of a function, or code with asserts: a text, or a list of texts. Each
     runs in a process of its own with ``seconds`` of time and ``memory_mb`` of memory; those that haven't begun
-    ``total_s`` after the first fail. What ``isolation`` protects from is said in ``tandem.reward.scorers.sandbox``.
+    ``total_s`` after the first fail. What ``isolation`` protects from is said in ``tandem.reward.sandbox.run``.
     """
     tests = read_tests(ground_truth)
     program = find_program(response)
@@ -59,7 +68,7 @@ def code(
         program = response
     if program is None:
         return {"score": 0.0, "passed": 0.0}
-    sandbox = _checked_sandbox(isolation, seconds, memory_mb, output_kb)
+    sandbox = _checked_sandbox(isolation, seconds, memory_mb, output_kb, tuple(packages or ()))
     end, passed = time.monotonic() + total_s, 0
     for test in tests:
         left = end - time.monotonic()
@@ -72,8 +81,10 @@ def code(
 
 
 @functools.lru_cache(maxsize=8)
-def _checked_sandbox(isolation: Isolation, seconds: float, memory_mb: int, output_kb: int) -> Sandbox:
-    sandbox = Sandbox(isolation, seconds, memory_mb, output_kb)
+def _checked_sandbox(
+    isolation: Isolation, seconds: float, memory_mb: int, output_kb: int, packages: tuple[str, ...]
+) -> Sandbox:
+    sandbox = Sandbox(isolation, seconds, memory_mb, output_kb, packages)
     sandbox.check()
     return sandbox
 

@@ -1,0 +1,133 @@
+"""The folder that a run writes to, and what it finds there: read, never changed."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from tandem.base.errors import DataError, Problem
+from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER, KEY, METRICS_FILE, in_the_way, is_of_a_run, user_files
+from tandem.config.schema import AUTO, LATEST, TrainerConfig
+from tandem.observe.metrics import read_rows
+from tandem.train.saved import STATE, checkpoints_in
+
+RESUME = "trainer.resume"
+_PATHS = re.compile(r"(\.|_)(path|file|files|folder|dir)(\[\d+\])?$|\.by_source\.[^.]*$")
+"""Keys of what is read, those of plug-ins' parameters too."""
+
+
+def check_output(trainer: TrainerConfig, document: BaseModel) -> Iterator[Problem]:
+    """Whether ``trainer.output_dir`` can be written, holds nothing of the user's, and is not what the run reads."""
+    if not trainer.output_dir:
+        yield Problem(KEY, "", "a run needs a folder to write to", "Write a folder, such as runs/first")
+        return
+    folder = place = Path(trainer.output_dir).expanduser()
+    try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        strange = in_the_way(folder) if folder.is_dir() and not _goes_on_in(folder, trainer) else []
+    except OSError as error:
+        reason = f"no folder can have this name: {error.strerror}"
+        yield Problem(KEY, trainer.output_dir, reason, "Write another one")
+        return
+    if not place.is_dir():
+        yield Problem(KEY, trainer.output_dir, f"{place} is a file", "Write a folder")
+    elif not os.access(place, os.W_OK):
+        yield Problem(KEY, trainer.output_dir, f"{place} can't be written to", "Write another folder")
+    elif strange:
+        yield user_files(folder, strange)
+    else:
+        yield from _check_read(trainer, document)
+
+
+def _check_read(trainer: TrainerConfig, document: BaseModel) -> Iterator[Problem]:
+    """Models, data and code that the config names are read: they must not be where the run writes."""
+    folder = Path(trainer.output_dir).expanduser().resolve()
+    for key, path in paths_read(document):
+        place, inside = path.resolve(), path.resolve().is_relative_to(folder)
+        name = place.relative_to(folder).parts[0] if inside and place != folder else ""
+        if is_of_a_run(name):
+            what = f"the run reads {path} ({key}), which a run in this folder would move or replace"
+        elif folder == place or (place.is_file() and place.parent == folder):
+            what = f"the run reads from it ({key}: {path})"
+        else:
+            continue
+        remedy = "Write a folder of its own for the run"
+        yield Problem(KEY, trainer.output_dir, what, f"{remedy}, such as {folder / 'run' if not name else 'runs/next'}")
+        return
+
+
+def paths_read(document: BaseModel) -> Iterator[tuple[str, Path]]:
+    """(key, path) of what a config names to be read, where it is on this disk: models, adapters, data, code."""
+
+    def walk(value: Any, key: str) -> Iterator[tuple[str, Path]]:
+        if isinstance(value, Mapping):
+            for name, item in value.items():
+                yield from walk(item, f"{key}.{name}" if key else str(name))
+        elif isinstance(value, list | tuple):
+            for number, item in enumerate(value):
+                yield from walk(item, f"{key}[{number}]")
+        elif isinstance(value, str) and value and key != KEY and _PATHS.search(key):
+            path = Path(value).expanduser()
+            with suppress(OSError, ValueError):  # no name of a file
+                if path.exists():
+                    yield key, path
+
+    yield from walk(document.model_dump(by_alias=True), "")
+
+
+def _goes_on_in(folder: Path, trainer: TrainerConfig) -> bool:
+    """Whether the run goes on with what is in ``folder``."""
+    if trainer.resume is None:
+        return False
+    if trainer.resume in (AUTO, LATEST):
+        return any(folder.glob(f"{CHECKPOINTS}/step_*"))
+    return Path(trainer.resume).expanduser().resolve().is_relative_to(folder.resolve())
+
+
+def check_resume(trainer: TrainerConfig) -> Iterator[Problem]:
+    """Whether there is something to go on from."""
+    if trainer.resume is None:
+        return
+    if not trainer.resume.strip():
+        reason = "it names no checkpoint"
+        yield Problem(RESUME, trainer.resume, reason, f"Write {LATEST}, {AUTO} or a folder; null begins a run anew")
+        return
+    if trainer.resume in (AUTO, LATEST):
+        try:
+            found = checkpoints_in(Path(trainer.output_dir).expanduser() / CHECKPOINTS)
+        except DataError as error:
+            yield Problem(RESUME, trainer.resume, str(error), "Mend that, or leave trainer.resume out to begin anew")
+            return
+        if not found and trainer.resume == LATEST:
+            yield nothing_to_resume(trainer)
+        return
+    folder = Path(trainer.resume).expanduser()
+    if not folder.is_dir():
+        remedy = f"Write an existing one, or {LATEST} or {AUTO} for the newest in {KEY}"
+        yield Problem(RESUME, trainer.resume, "there is no such checkpoint folder", remedy)
+    elif not any(folder.iterdir()):
+        yield Problem(RESUME, trainer.resume, "the folder is empty", "Write a folder that holds a checkpoint")
+    elif not (folder / STATE).exists():
+        inside = checkpoints_in(folder)
+        remedy = f"Write {inside[-1][1]}" if inside else f"Write the path of a folder step_… that holds a {STATE}"
+        yield Problem(RESUME, trainer.resume, "it is not a finished checkpoint", remedy)
+
+
+def nothing_to_resume(trainer: TrainerConfig) -> Problem:
+    """That there is no checkpoint, and what else was found."""
+    folder = Path(trainer.output_dir).expanduser()
+    rows = read_rows(folder / METRICS_FILE)
+    there = [f"{len(rows)} steps in {METRICS_FILE}"] if rows else []
+    there += [f"a trained model in {FINAL_FOLDER}/"] if (folder / FINAL_FOLDER).is_dir() else []
+    found = f"; there are {' and '.join(there)}" if there else ""
+    reason = f"there is no checkpoint in {folder / CHECKPOINTS}{found}"
+    aside = ", and what is there is moved aside" if there else ""
+    remedy = f"Name another {KEY}, or leave it out (or write {AUTO}) to begin anew{aside}"
+    return Problem(RESUME, trainer.resume, reason, remedy)

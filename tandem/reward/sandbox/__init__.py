@@ -1,0 +1,1 @@
+"""Programs of unknown origin: run where they can reach nothing."""

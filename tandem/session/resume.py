@@ -1,0 +1,49 @@
+"""Where a run begins: anew, or from a checkpoint; and what it says of its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from tandem.base.errors import ConfigError
+from tandem.base.manifest import MANIFEST, verify
+from tandem.base.run_folder import CHECKPOINTS
+from tandem.config.schema import AUTO, LATEST, TrainerConfig
+from tandem.observe.trackers import RunInfo
+from tandem.plan.checks.run_folder import nothing_to_resume, paths_read
+from tandem.train import checkpoint
+from tandem.train.checkpoint import Checkpoint
+
+
+def find_checkpoint(trainer: TrainerConfig) -> Checkpoint | None:
+    """What ``trainer.resume`` names, every file of it checked; None for a run that begins anew.
+
+    Raises ``ConfigError`` where ``latest`` finds nothing, ``DataError`` where what is named or newest is damaged.
+    """
+    root = Path(trainer.output_dir).resolve() / CHECKPOINTS
+    if trainer.resume is None:
+        return None
+    if trainer.resume not in (AUTO, LATEST):
+        return checkpoint.open_checkpoint(Path(trainer.resume).resolve())
+    found = checkpoint.latest(root)
+    if found is None and trainer.resume == LATEST:
+        raise ConfigError([nothing_to_resume(trainer)])
+    if found is None:
+        print(f"trainer.resume: auto: there is no checkpoint in {root}, so the run begins anew")
+    return found
+
+
+def run_info(trainer: TrainerConfig, config: BaseModel, steps: int, resumed: Checkpoint | None) -> RunInfo:
+    """What the log is told of a run of ``steps`` that goes on from ``resumed``."""
+    folder, document = Path(trainer.output_dir).resolve(), config.model_dump(mode="json", by_alias=True)
+    if resumed is None:
+        return RunInfo(folder, steps, None, document)
+    return RunInfo(folder, steps, resumed.step, document, goes_on=resumed.path.is_relative_to(folder))
+
+
+def check_inputs(config: BaseModel) -> None:
+    """Raise ``DataError`` where a file of a model that Tandem wrote, and that is read, isn't as it was written."""
+    for _, path in paths_read(config):
+        if (path / MANIFEST).is_file():
+            verify(path, own_changes=True)
