@@ -100,9 +100,14 @@ class DataProto:
     @overload
     def __getitem__(self, index: int) -> DataProtoItem: ...
     @overload
+    def __getitem__(self, index: str) -> Column | list[Any]: ...
+    @overload
     def __getitem__(self, index: Selection) -> DataProto: ...
-    def __getitem__(self, index: int | Selection) -> DataProtoItem | DataProto:
-        """An int gives one item; a slice, list, index tensor (K,) or bool mask (B,) gives a batch of those rows."""
+    def __getitem__(self, index: int | str | Selection) -> DataProtoItem | DataProto | Column | list[Any]:
+        """An int gives one item; a slice, list, index tensor (K,) or bool mask (B,) a batch of those rows; a name that
+        column, tensor or other."""
+        if isinstance(index, str):
+            return self.non_tensor_batch[index] if index in self.non_tensor_batch else self.batch[index]
         one = single_row(index)
         if one is None:
             return self._take(resolve_rows(index, len(self)))

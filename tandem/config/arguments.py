@@ -19,7 +19,8 @@ from tandem.config.tree import field_at, is_bool, is_free, paths_of
 ASSIGNMENT = re.compile(r"([+~]*)([A-Za-z_][\w\-]*(?:\.[\w\-]+)*)=(.*)", re.DOTALL)
 SWITCH_WORDS = ("true", "false")
 YAML_SUFFIXES = (".yaml", ".yml")
-BARE_VALUES = {"trainer.resume": LATEST}
+RESUME = "trainer.resume"
+BARE_VALUES = {RESUME: LATEST}
 """What a flag means that is written without a value."""
 
 
@@ -48,6 +49,20 @@ def read_arguments(words: Sequence[str], root: type[BaseModel]) -> Arguments:
     while reader.words:
         reader.read_one()
     return reader.found
+
+
+def without_resume(words: Sequence[str]) -> list[str]:
+    """The words of a command line but for those that say what the run goes on from."""
+    kept: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, _ = word.removeprefix("--").partition("=")
+        if name not in (RESUME, "resume") or not (equals or word.startswith("--")):
+            kept.append(word)
+        elif not equals and left and not left[0].startswith("--") and ASSIGNMENT.fullmatch(left[0]) is None:
+            left.pop(0)
+    return kept
 
 
 class _Reader:

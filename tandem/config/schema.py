@@ -15,7 +15,7 @@ from tandem.config.model import (
     ModelConfig,
     OptimConfig,
 )
-from tandem.config.node import File, Files, MaybeFile, Names, Node, TypedNode, Whole
+from tandem.config.node import Count, File, Files, MaybeFile, Names, Node, Seconds, TypedNode, Whole
 
 
 class KlConfig(Node):
@@ -118,11 +118,11 @@ class RewardConfig(TypedNode):
     type: str = "exact"
     file: MaybeFile = None
     """A .py file that defines the scorer named by ``type``."""
-    workers: PositiveInt = 1
+    workers: Count = 1
     """Scoring processes."""
-    timeout_s: PositiveFloat = 30.0
+    timeout_s: Seconds = 30.0
     """Deadline of one scoring, in seconds."""
-    start_s: PositiveFloat = 120.0
+    start_s: Seconds = 120.0
     """Deadline of a scoring process to get ready (imports, a reward model), in seconds."""
     on_error: Literal["mask", "refill", "stop"] = "mask"
     """A failed scoring: leave the sample out, draw the group anew, or end the run."""
@@ -238,10 +238,14 @@ class TrainerConfig(Node):
     """Everything the run writes."""
     save_interval: NonNegativeInt = 0
     """Steps between checkpoints and exports; 0: only at the end."""
+    save_on_interrupt: bool = True
+    """Write a checkpoint of the steps that are done where Ctrl-C or SIGTERM ends the run."""
     export: Literal["merged", "adapter"] = "merged"
     """What a LoRA run leaves: the model with its adapters merged, or a PEFT adapter folder."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept."""
+    max_idle_steps: PositiveInt = 10
+    """Most steps in a row that may train nothing; one more ends the run with the reason."""
     resume: MaybeFile = None
     """``latest``: the newest checkpoint of output_dir; ``auto``: that, or begin anew where there is none; or a
     checkpoint folder."""
@@ -251,6 +255,11 @@ class TrainerConfig(Node):
     """Samples written to rollouts.jsonl each step."""
     trace: bool = False
     """Write a Chrome trace of the steps."""
+
+    def model_post_init(self, context: Any, /) -> None:
+        """One pass where nothing bounds the run, for whoever counts them: a loop over epochs is a user's own."""
+        if self.total_epochs is None and self.total_steps is None:
+            self.__dict__["total_epochs"] = 1
 
 
 class Config(Node):
@@ -285,12 +294,12 @@ class Config(Node):
 class NewModelConfig(Node):
     """A fresh Llama with a character tokenizer, for tasks that a laptop learns."""
 
-    alphabet: str
-    """One token a character."""
-    hidden_size: PositiveInt = 128
-    num_layers: PositiveInt = 4
-    num_heads: PositiveInt = 4
-    max_position_embeddings: PositiveInt = 256
+    alphabet: Annotated[str, Field(min_length=1)]
+    """One token a character; the first one ends an answer."""
+    hidden_size: Annotated[int, Field(ge=8, le=2**16)] = 128
+    num_layers: Count = 4
+    num_heads: Count = 4
+    max_position_embeddings: Annotated[int, Field(gt=0, le=2**24)] = 256
     chat_template: str | None = None
     """Jinja template of conversations, for rows of messages."""
 

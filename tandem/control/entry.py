@@ -15,12 +15,13 @@ from tandem.base.errors import ContractError
 from tandem.base.run_folder import owned
 from tandem.config.schema import Config, SftConfig
 from tandem.control import colocate, fully_async, hybrid, preference
-from tandem.control.sft import require_updates, tune
-from tandem.data.catalog import RowCounts
+from tandem.control.sft import tune
+from tandem.data.mixture import Stream, rows_told
 from tandem.observe.metrics import CONFIG_FILE
 from tandem.observe.summary import summarize
 from tandem.plan.plan import PREFERENCE, Plan
 from tandem.session.build import build_session
+from tandem.session.idle import require_updates
 from tandem.session.preference_session import build_preference_session
 from tandem.session.sft_session import build_sft_session
 
@@ -42,7 +43,7 @@ def run_train(config: Config, plan: Plan) -> int:
 def _train(config: Config, plan: Plan) -> int:
     session = build_preference_session(config, plan) if plan.loop == PREFERENCE else build_session(config, plan)
     _keep_config(config, Path(config.trainer.output_dir))
-    _tell_counts(session.source.counts)
+    _tell_data(session.source, config.data.train_batch_size, session.progress.last)
     left = session.progress.last - session.progress.step
     if session.progress.step:
         print(f"resumed after step {session.progress.step}; {left} steps left")
@@ -64,7 +65,7 @@ def run_sft(config: SftConfig) -> int:
 
 def _tune(config: SftConfig) -> int:
     session = build_sft_session(config)
-    _tell_counts(session.source.counts)
+    _tell_data(session.source, config.data.train_batch_size, session.last)
     _keep_config(config, Path(config.trainer.output_dir))
     if session.nothing_left is not None:
         print(f"nothing is left to do: {session.nothing_left}")
@@ -77,10 +78,10 @@ def _tune(config: SftConfig) -> int:
     return 0
 
 
-def _tell_counts(counts: RowCounts) -> None:
+def _tell_data(source: Stream[Any], batch_size: int, steps: int) -> None:
     """What became of the rows, where not all are used as they are."""
-    if counts.dropped or counts.cut:
-        print(f"data: {counts}")
+    if rows := rows_told(source, batch_size, steps):
+        print(f"data: {rows}")
 
 
 def _keep_config(config: BaseModel, output_dir: Path) -> None:

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tandem.base.errors import DataError
-from tandem.data.catalog import RowSkipped
+from tandem.data.catalog import Catalog, OnBadRow, RowSkipped
 from tandem.data.examples import Example, ExampleColumns, encode_example, fit_example
 from tandem.data.length import Overlong
-from tandem.data.rows import Row, RowError, RowsTable, is_indexable
+from tandem.data.rows import Row, RowsTable, is_indexable
 from tandem.models.tokenizer import encode_text, leading_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_PLAIN = ExampleColumns()
 
 NOT_TRAINED = -100  # the label that losses ignore, by the convention of torch and transformers
 
@@ -68,40 +71,43 @@ def as_examples(
     tokenizer: PreTrainedTokenizerBase | None = None,
     max_length: int | None = None,
     on_overlong: Overlong = Overlong.ERROR,
+    on_bad_row: OnBadRow = OnBadRow.ERROR,
+    columns: ExampleColumns = _PLAIN,
     name: str = "get_train_dataset()",
     split: str = "train",
-) -> list[Example]:
+) -> Catalog[Example]:
     """Every row of ``dataset`` as an ``Example``, in order; rows over ``max_length`` as ``on_overlong`` says.
 
-    A finite iterable is read to its end. ``tokenizer`` is needed for rows of text. Raises ``DataError`` with the row.
+    A finite iterable is read to its end. ``tokenizer`` and ``columns`` are for rows of text. Rows of which no token
+    would be learned are left out and counted. Raises ``DataError`` with the row.
     """
-    examples = []
-    for row in as_rows(dataset, name=name, split=split).scan():
-        if isinstance(row, RowError):
-            raise row
-        ids, mask = _encode(row, tokenizer)
+
+    def encode(table: int, row: Row) -> Example:
+        ids, mask = _encode(row, tokenizer, columns)
         limit, where = len(ids) if max_length is None else max_length, f"{name}, row {row.number}"
-        try:
-            examples.append(fit_example(ids, mask, max_length=limit, on_overlong=on_overlong, where=where, uid=where))
-        except RowSkipped:
-            continue
-    if not examples:
-        raise DataError(f"{name} gave no usable row")
-    return examples
+        example = fit_example(ids, mask, max_length=limit, on_overlong=on_overlong, where=where, uid=where)
+        if not any(example.loss_mask[1:]):
+            raise RowSkipped("nothing to learn")
+        return example
+
+    return Catalog([as_rows(dataset, name=name, split=split)], encode, on_bad_row=on_bad_row)
 
 
-def _encode(row: Row, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Sequence[int], Sequence[int]]:
+def _encode(
+    row: Row, tokenizer: PreTrainedTokenizerBase | None, columns: ExampleColumns
+) -> tuple[Sequence[int], Sequence[int]]:
     if "input_ids" in row.values:
         return _tokenised(row)
     if tokenizer is None:
         raise row.bad(
             "not tokenised", f"no column 'input_ids' among {', '.join(map(str, row.values))}, and no tokenizer"
         )
-    if "messages" in row.values:
-        tools = "tools" if "tools" in row.values else None
-        return encode_example(tokenizer, ExampleColumns(messages_key="messages", tools_key=tools), row)
-    if "prompt" in row.values and "response" in row.values:
-        return encode_example(tokenizer, ExampleColumns(), row)
+    messages_key = "messages" if columns.messages_key is None else columns.messages_key
+    if messages_key in row.values:
+        tools = "tools" if columns.tools_key is None and "tools" in row.values else columns.tools_key
+        return encode_example(tokenizer, replace(columns, messages_key=messages_key, tools_key=tools), row)
+    if columns.prompt_key in row.values and columns.response_key in row.values:
+        return encode_example(tokenizer, replace(columns, messages_key=None), row)
     text = row["text"]
     if not isinstance(text, str):
         raise row.bad("not text", f"column 'text' is {text!r}, not text")

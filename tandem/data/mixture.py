@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from tandem.base.errors import DataError
-from tandem.data.catalog import RowCounts
-from tandem.data.sampler import Sampler, whole_batches
+from tandem.data.catalog import Catalog, RowCounts
+from tandem.data.sampler import Sampler, left_over, whole_batches
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -32,6 +32,9 @@ class Stream(Protocol[T_co]):
     def total_steps(self, batch_size: int, steps: int | None = None) -> int:
         """Whole batches that a run from the start can make. Raises ``DataError`` when there is not even one."""
 
+    def left_over(self, batch_size: int, steps: int) -> int:
+        """Draws at the end of a run of ``steps`` that make no whole batch."""
+
     def state_dict(self) -> Mapping[str, Any]:
         """The place in the stream, as JSON data."""
 
@@ -43,6 +46,20 @@ class Counted(Sampler[T]):
     """Draws that know what became of their rows."""
 
     counts: RowCounts
+
+    @classmethod
+    def of(cls, rows: Catalog[Any], *, seed: int, shuffle: bool = True, epochs: int | None = None) -> Self:
+        """Draws from ``rows``."""
+        made = cls(rows, seed=seed, shuffle=shuffle, epochs=epochs, fingerprint=rows.fingerprint)
+        made.counts = rows.counts
+        return made
+
+
+def rows_told(source: Stream[Any], batch_size: int, steps: int) -> str:
+    """What became of the rows, and what is left over at the end of a run of ``steps``; empty where all are used."""
+    counts, left = source.counts, source.left_over(batch_size, steps)
+    lines = [str(counts)] if counts.dropped or counts.cut or left else []
+    return "; ".join([*lines, *([f"{left} left over at the end, less than a batch of {batch_size}"] if left else [])])
 
 
 @dataclass(frozen=True)
@@ -96,6 +113,10 @@ class Mixture(Generic[T]):
     def total_steps(self, batch_size: int, steps: int | None = None) -> int:
         """See ``Stream.total_steps``."""
         return whole_batches(len(self), self.epochs, batch_size, steps)
+
+    def left_over(self, batch_size: int, steps: int) -> int:
+        """See ``Stream.left_over``."""
+        return left_over(len(self), self.epochs, batch_size, steps)
 
     def state_dict(self) -> dict[str, Any]:
         """See ``Stream.state_dict``."""

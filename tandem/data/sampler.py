@@ -85,6 +85,10 @@ class Sampler(Generic[T]):
         """
         return whole_batches(len(self.items), self.epochs, batch_size, steps)
 
+    def left_over(self, batch_size: int, steps: int) -> int:
+        """See ``left_over``, of a run of ``steps``."""
+        return left_over(len(self.items), self.epochs, batch_size, steps)
+
     def refill(self, partition: int, ticket: int, attempt: int) -> T:
         """The item that replaces a dropped or failed one: depends on the arguments and the seed, moves nothing."""
         return self.items[derive_seed(self.seed, "refill", partition, ticket, attempt) % len(self.items)]
@@ -144,6 +148,12 @@ def whole_batches(items: int, epochs: int | None, batch_size: int, steps: int | 
             "lower the batch size, raise the epochs, or add rows"
         )
     return whole if steps is None else min(steps, whole)
+
+
+def left_over(items: int, epochs: int | None, batch_size: int, steps: int) -> int:
+    """Draws of the last epoch that make no whole batch, so that nobody sees them; 0 where ``steps`` end the run."""
+    left = 0 if epochs is None else epochs * items - steps * batch_size
+    return left if 0 < left < batch_size else 0
 
 
 def _permutation(seed: int, size: int) -> npt.NDArray[np.int64]:

@@ -89,7 +89,7 @@ def _existing(target: Path, dtype: Dtype) -> Path:
         raise TandemError(
             f"{target} exists but holds no model (no config.json): choose another destination or remove it"
         )
-    found = str(AutoConfig.from_pretrained(target).dtype).removeprefix("torch.")
+    found = str(AutoConfig.from_pretrained(target, trust_remote_code=False).dtype).removeprefix("torch.")
     if found != dtype:
         raise TandemError(
             f"{target} holds a {found} model, not {dtype}: choose another destination, or remove it to convert again"
@@ -122,10 +122,15 @@ def _convert(gguf_path: Path, folder: Path, dtype: Dtype, context_length: int) -
         gguf_file=gguf_path.name,
         dtype=getattr(torch, dtype),
         quantization_config=GgufConfig(dequantize=True),
+        trust_remote_code=False,
     )
     # Passed here, not set afterwards: only what the constructor was given is written by save_pretrained.
     tokenizer = AutoTokenizer.from_pretrained(
-        gguf_path.parent, gguf_file=gguf_path.name, padding_side="left", model_max_length=context_length
+        gguf_path.parent,
+        gguf_file=gguf_path.name,
+        padding_side="left",
+        model_max_length=context_length,
+        trust_remote_code=False,
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -27,15 +27,18 @@ else:
 PLAIN_CLASSES = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
 
 
-def load_tokenizer(path: str | Path, *, chat_template: str | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    path: str | Path, *, chat_template: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder or of a hub id, ready to encode and decode exactly.
 
     A tokenizer without a pad token pads with its end token; no token is ever added. ``chat_template`` replaces the
-    folder's own. Raises ``TandemError`` if there is no such folder, none in it, or neither a pad nor an end token.
+    folder's own. ``trust_remote_code`` says whether code that it ships is run; nobody is asked. Raises ``TandemError``
+    if there is no such folder, none in it, or neither a pad nor an end token.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
-        tokenizer = _from_folder(folder)
+        tokenizer = _from_folder(folder, trust_remote_code)
     elif folder.exists():
         raise TandemError(f"tokenizer {path}: is a file. Name the folder that holds tokenizer.json")
     elif _looks_local(str(path)):
@@ -44,7 +47,7 @@ def load_tokenizer(path: str | Path, *, chat_template: str | None = None) -> Pre
             "or a hub id like 'Qwen/Qwen3-0.6B'"
         )
     else:
-        tokenizer = _from_hub(str(path))
+        tokenizer = _from_hub(str(path), trust_remote_code)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     tokenizer.clean_up_tokenization_spaces = False
@@ -139,13 +142,15 @@ def _looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path).parent.is_dir()
 
 
-def _from_folder(folder: Path) -> Any:
+def _from_folder(folder: Path, trust_remote_code: bool) -> Any:
     config, exact = folder / "tokenizer_config.json", folder / "tokenizer.json"
     try:
         declared = json.loads(config.read_text("utf-8")) if config.exists() else {}
         if exact.exists() and declared.get("tokenizer_class") in PLAIN_CLASSES:
             return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         held = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
         raise TandemError(
@@ -154,9 +159,9 @@ def _from_folder(folder: Path) -> Any:
         ) from error
 
 
-def _from_hub(name: str) -> Any:
+def _from_hub(name: str, trust_remote_code: bool) -> Any:
     try:
-        return transformers.AutoTokenizer.from_pretrained(name)
+        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise TandemError(
             f"tokenizer {name!r}: no such folder, and the hub gave none ({str(error).splitlines()[0]}). "

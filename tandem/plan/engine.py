@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tandem.config.schema import Config
 from tandem.rollout.capabilities import EngineCapabilities
-from tandem.rollout.registry import capabilities_of
+from tandem.rollout.registry import capabilities_of, engines, wanted_settings
 
 UNKNOWN = EngineCapabilities(
     weights=("shared", "own"),
@@ -34,3 +34,12 @@ def engine_width(config: Config) -> int:
     """Devices of one engine."""
     width = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     return width if engine_capabilities(config).tensor_parallel else 1
+
+
+def engine_asks_for(config: Config, setting: str) -> bool:
+    """Whether the engine's factory reads a setting; taken to be so where that isn't known."""
+    name = config.actor_rollout_ref.rollout.name
+    if name not in engines:
+        return True
+    wanted = wanted_settings(engines[name].target)
+    return wanted.any or setting in wanted.names

@@ -69,6 +69,25 @@ def _describe_file(type_: str, path: Path) -> Signature | str:
     return f"{path} defines no {names}: {hint}"
 
 
+def describe_class(name: str, file: Path, *, root: str) -> Signature | str:
+    """The parameters of the class ``name`` that ``file`` defines, or in words why there are none to be told.
+
+    ``root``: a base class from elsewhere whose constructor takes nothing.
+    """
+    try:
+        bound = dict(_bindings(ast.parse(file.read_bytes()).body))
+    except OSError as error:
+        return f"can't be read: {error.strerror or error}"
+    except (SyntaxError, ValueError) as error:
+        return f"not Python: {error}"
+    node = bound.get(name)
+    if not isinstance(node, ast.ClassDef):
+        classes = [name for name, found in bound.items() if isinstance(found, ast.ClassDef)]
+        return near(name, classes) if classes else "it defines no class"
+    plain = [ast.unparse(base).rpartition(".")[2] for base in node.bases] == [root] and "__init__" not in _methods(node)
+    return Signature((), (), {}, accepts_any=False) if plain else _constructor(node, bound)
+
+
 def _bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
     """Top-level names of a module and the statements that bind them, those inside ``if``, ``try``, ``with`` too."""
     for node in body:

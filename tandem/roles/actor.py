@@ -39,13 +39,22 @@ class Actor:
     or any number of ``step_slice`` (an optimizer step each) and one ``end_slices``.
 
     The reference is a copy of the weights at the start, or, with ``reference_is_base``, the model without its adapters.
+    It becomes the actor as it is after each ``refresh_every`` steps. ``moved`` is the first version with the weights of
+    this moment: steps without an update count as versions too.
     """
 
     def __init__(
-        self, ranks: TrainGroup, batching: Batching, *, keep_reference: bool, reference_is_base: bool = False
+        self,
+        ranks: TrainGroup,
+        batching: Batching,
+        *,
+        keep_reference: bool,
+        reference_is_base: bool = False,
+        refresh_every: int | None = None,
     ) -> None:
         self.ranks = ranks
-        self.steps = self.updates = 0
+        self.steps = self.updates = self.moved = 0
+        self._refresh_every = refresh_every
         self._batching = batching
         self._tally = _StepTally()
         self._pending: LossSum | None = None
@@ -78,8 +87,10 @@ class Actor:
         """Train on the loss's batch: ``epochs`` passes in mini-batches of whole groups; its critic first, if any.
 
         A mini-batch in which nothing is to be learned, or whose gradient is not finite, is skipped and counted. Returns
-        metrics: means over the trained tokens of all passes.
+        metrics: means over the trained tokens of all passes. Raises ``ContractError`` for a loss whose old log-probs
+        were to be those of a first pass that is over.
         """
+        self._require_loss(loss)
         self._require_no_gradient("start a train call")
         values = {} if loss.critic is None else loss.critic.step(loss.batch)
         for rows in self._batching.mini_batches(loss.batch, self.steps):
@@ -144,6 +155,7 @@ class Actor:
         self.ranks.load_checkpoint(saved.path)
         own = saved.read()["actor"]
         self.steps, self.updates = own["steps"], own["updates"]
+        self.moved = self.steps
 
     def sleep(self) -> None:
         """Give up the memory that only training needs."""
@@ -159,6 +171,17 @@ class Actor:
     def _with_logprobs(self, batch: DataProto, column: str, tag: str, squares: bool = False) -> DataProto:
         found = self.ranks.forward(batch, logprobs_and(squares), tag)
         return batch.union(DataProto({column: found.pop("logprobs"), **found}))
+
+    def _require_loss(self, loss: object) -> None:
+        if not isinstance(loss, Loss):
+            raise ContractError(f"actor.step takes the Loss that compute_grpo_loss gives, got {type(loss).__name__}")
+        if loss.version is not None and loss.version < self.moved:
+            raise ContractError(
+                f"this loss was computed for the weights of version {loss.version}, which were trained since: its old "
+                "log-probs were to be those of the first pass, and none are kept. For several passes or mini-batches "
+                "write actor_rollout_ref.actor.ppo_epochs and ppo_mini_batch_size, and call actor.step once; or write "
+                "algorithm.old_logprobs: recompute, and call it as often as you like"
+            )
 
     def _require_no_gradient(self, purpose: str) -> None:
         if self._pending is not None:
@@ -178,8 +201,10 @@ class Actor:
     def _end_step(self) -> dict[str, float]:
         tally, self._tally = self._tally, _StepTally()
         self.steps += 1
-        if tally.results:
-            self.updates = tally.results[-1].updates
+        if tally.results and tally.results[-1].updates > self.updates:
+            self.updates, self.moved = tally.results[-1].updates, self.steps
+        if self._refresh_every is not None and self.steps % self._refresh_every == 0:
+            self.refresh_reference()
         imbalance = self.ranks.take_imbalance()
         balance = {} if imbalance is None else {"balance/max_over_mean": imbalance}
         return {"optim/empty_mini_batches": float(tally.empty), **balance, **_summary(tally)}

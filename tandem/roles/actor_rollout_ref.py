@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -18,8 +18,9 @@ from tandem.roles.loss import Loss, with_rewards
 from tandem.roles.rollout.generation import as_batch, as_prompts, request
 from tandem.roles.serving import ForwardModel
 from tandem.rollout.protocol import RolloutEngine, Sampling
+from tandem.rollout.sound import sound_outputs
 from tandem.stages.stage import BatchStage
-from tandem.train.objective import Objective
+from tandem.train.objective import Objective, PolicyObjective
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,9 +31,9 @@ class ActorRolloutRef:
     """Actor, rollout engine and reference over one set of weights, for a training loop of your own.
 
     ``stages`` are the forwards and the advantages that the plan derived from the config; ``objective`` is what
-    ``actor.step`` minimises. ``critic`` is there where ``stages`` train one, ``models`` where roles
-    score with weights of their own. ``calls`` counts rollouts, so that no two
-    of them repeat their random streams.
+    ``actor.step`` minimises. ``critic`` is there where ``stages`` train one, ``models`` where roles score with weights
+    of their own. ``overlong`` says what becomes of answers cut at their longest. ``calls`` counts rollouts, so that no
+    two of them repeat their random streams.
     """
 
     model: CausalLM
@@ -44,6 +45,7 @@ class ActorRolloutRef:
     stages: tuple[BatchStage, ...]
     objective: Objective
     critic: Critic | None = None
+    overlong: Literal["train", "mask"] = "train"
     models: tuple[ForwardModel, ...] = ()
     seed: int = 0
     calls: int = 0
@@ -54,11 +56,16 @@ class ActorRolloutRef:
         """n samples of each prompt under the actor's weights of this moment, in the order of the prompts.
 
         ``prompts``: text, chat messages, token ids, or what a prompt source draws. ``temperature`` and ``top_p``
-        replace the configured ones; samples of another temperature than the configured one are off-policy.
+        replace the configured ones; samples of another temperature than the configured one are off-policy. At
+        temperature 0 answers are greedy, and the n of a prompt are equal.
         """
+        if temperature is not None and not temperature >= 0:
+            raise ContractError(f"rollout temperature = {temperature!r}: write above 0, or 0 for greedy answers")
+        greedy = temperature == 0
         sampling = replace(
             self.sampling,
-            temperature=self.sampling.temperature if temperature is None else temperature,
+            temperature=self.sampling.temperature if temperature is None or greedy else temperature,
+            greedy=greedy,
             top_p=self.sampling.top_p if top_p is None else top_p,
             baseline=False,
         )
@@ -66,7 +73,7 @@ class ActorRolloutRef:
         self.engine.load(None, self.actor.steps)
         origin = (self.seed, "rollout", self.calls)
         requests = (request(i, prompt, sampling.n, *origin, i) for i, prompt in enumerate(asked))
-        outputs = {int(output.request.key): output for output in self.engine.generate(requests, sampling)}
+        outputs = {int(output.request.key): output for output in sound_outputs(self.engine, requests, sampling)}
         self.calls += 1
         groups = [as_batch(prompt, outputs[i], i, self.tokenizer) for i, prompt in enumerate(asked)]
         return DataProto.concat(groups)
@@ -82,17 +89,49 @@ def compute_grpo_loss(
 
     ``rewards`` (B,) float; a sample whose reward is not finite counts in no statistic and no loss. Runs the forwards
     that the config needs (reference, old policy, values) and the advantages; nothing else is computed before ``step``,
-    which trains the ``critic`` too. Raises ``ContractError`` where the estimator needs values and there is no critic,
-    unless the batch brings a column ``values``.
+    which trains the ``critic`` too. A column ``old_logprobs`` or ``values`` that the batch brings is taken as it is.
+    Raises ``ContractError`` where the estimator needs values and there is neither a critic nor the column, and for
+    samples of weights that were trained since, where nothing tells their policy from the present one.
     """
-    batch = with_rewards(rollout_outputs, rewards)
+    node = actor_rollout_ref
+    if not isinstance(node, ActorRolloutRef):
+        raise ContractError(f"actor_rollout_ref is a {type(node).__name__}: give what build_actor_rollout_ref returned")
+    batch = with_rewards(rollout_outputs, rewards, overlong=node.overlong)
     if critic is not None:
         batch = critic.values(batch)
-    elif "values" not in batch.batch and any("values" in stage.needs for stage in actor_rollout_ref.stages):
+    elif "values" not in batch.batch and any("values" in stage.needs for stage in node.stages):
         raise ContractError(
             "the advantage estimator needs values: give critic=build_critic(config.critic), or a batch with a column "
             "'values'"
         )
-    for stage in actor_rollout_ref.stages:
-        batch = stage(batch)
-    return Loss(batch, actor_rollout_ref.objective, critic)
+    brought = "old_logprobs" in batch.batch
+    if not brought:
+        _require_fresh(batch, node)
+    for stage in node.stages:
+        if not (brought and stage.name == "old"):
+            batch = stage(batch)
+    bound = _reads_old(node) and "old_logprobs" not in batch.batch
+    return Loss(batch, node.objective, critic, node.actor.steps if bound else None)
+
+
+def _reads_old(node: ActorRolloutRef) -> bool:
+    return isinstance(node.objective, PolicyObjective) and node.objective.reads_old
+
+
+def _require_fresh(batch: DataProto, node: ActorRolloutRef) -> None:
+    """Refuse samples of other weights than the actor's, unless the engine's log-probs enter the loss.
+
+    Else the first weights that see them would count as those that made them: every ratio would be 1.
+    """
+    read = {*node.objective.columns, *(name for stage in node.stages for name in stage.needs)}
+    if "rollout_logprobs" in read or not _reads_old(node) or "token_versions" not in batch.batch or len(batch) == 0:
+        return
+    oldest = int(batch.ragged("token_versions").values.min()) if len(batch.ragged("token_versions").values) else 0
+    if oldest < node.actor.moved:
+        raise ContractError(
+            f"these samples are of weights version {oldest}, and the actor was trained since (it is at "
+            f"{node.actor.steps}): every ratio would start at 1 again. For several passes or mini-batches write "
+            "actor_rollout_ref.actor.ppo_epochs and ppo_mini_batch_size, and call actor.step once. Samples that come "
+            "late need algorithm.old_logprobs: rollout, or algorithm.rollout_correction; or give a column "
+            "'old_logprobs' of your own"
+        )

@@ -11,8 +11,9 @@ from typing import Any, Literal, Protocol
 import torch
 
 from tandem.base.deadline import Deadline
+from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
-from tandem.config.schema import NO_REWARD, RewardConfig
+from tandem.config.schema import NO_REWARD, Config, RewardConfig
 from tandem.models.tokenizer import load_tokenizer
 from tandem.reward.failures import Failures
 from tandem.reward.outcome import Scores, apply_policy
@@ -122,21 +123,26 @@ class RewardManager:
 
 
 def build_reward_manager(
-    config: RewardConfig, *, tokenizer: Any = None, plugins: Sequence[str] = (), inline: bool = False
+    config: RewardConfig | Config, *, tokenizer: Any = None, plugins: Sequence[str] = (), inline: bool = False
 ) -> RewardManager:
-    """The scorer that the config names.
+    """The scorer that ``config.reward_manager`` names.
 
     ``plugins`` are modules in which it may be defined, ``tokenizer`` is for scorers of whole batches; where not given,
     they are those of the config that the section belongs to. ``inline`` scores in this process, without the
     protection of deadlines. Raises ``ConfigError`` for an unknown type, a broken file, or wrong parameters.
     """
+    if isinstance(config, Config):
+        config = config.reward_manager
+    if not isinstance(config, RewardConfig):
+        raise ContractError(f"build_reward_manager takes config.reward_manager, got {type(config).__name__}")
     root = config.root
     modules = plugins if plugins or root is None else root.plugins
     for name in modules:
         importlib.import_module(name)
     spec = resolve(config.type, config.file, config.parameters, modules)
     if tokenizer is None and spec.call.is_batch and root is not None:
-        tokenizer = load_tokenizer(root.actor_rollout_ref.model.tokenizer)
+        model = root.actor_rollout_ref.model
+        tokenizer = load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
     scoring: Scoring = (
         InlineScoring(bind(spec))
         if inline or config.type == NO_REWARD

@@ -28,6 +28,7 @@ from tandem.models.shared_weights import Place, map_weights
 from tandem.rollout.protocol import EngineStats, RolloutEngine
 from tandem.rollout.registry import capabilities_of, find_engine, make_engine
 from tandem.rollout.request_stream import RequestStream
+from tandem.rollout.sound import sound_outputs
 from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Channel, Line, Message, unpack_sampling
 
@@ -123,7 +124,7 @@ class Host:
         sampling = unpack_sampling(message.fields["sampling"])
         call = RequestStream(number, self._channel, max(1, self._window // sampling.samples))
         try:
-            outputs = self._engine.generate(call.requests(), sampling)
+            outputs = sound_outputs(self._engine, call.requests(), sampling)
         except TandemError as error:
             self._refuse(number, error)
             return

@@ -60,7 +60,7 @@ def advise(config: Config, measured: Measured) -> Advice:
 
     total = sum(device_groups(placements(config)).values())
     mode: Mode = "hybrid" if current.mode == "colocate" else current.mode
-    # The advantage role of fully async has a device of its own, whose work no other role can take.
+    # A critic and a teacher of fully async have devices of their own, whose work no other role can take.
     splits = list(_splits(config, mode, current.devices if mode == "fully_async" else total, parts))
     # What taking turns costs is known only from a run that did.
     compared = [Setting("colocate", rollout=total)] if measured.setting.mode == "colocate" else []

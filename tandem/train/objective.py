@@ -92,7 +92,8 @@ class PolicyObjective:
 
     ``policy_loss`` names a registered loss, ``parameters`` are its YAML parameters. Without a column ``old_logprobs``
     the policy is on its first update: old is the current one, detached. ``norm`` is the constant of
-    ``seq-mean-token-sum-norm``. ``distillation`` adds to the advantages or to the loss.
+    ``seq-mean-token-sum-norm``. ``distillation`` adds to the advantages or to the loss. ``old_from_rollout``: the old
+    log-probs are the engine's own, so that it is compared with what this forward finds.
     """
 
     policy_loss: str = "ppo_clip"
@@ -103,11 +104,20 @@ class PolicyObjective:
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
     distillation: Distillation | None = None
+    old_from_rollout: bool = False
 
     @property
     def entry(self) -> Entry[Callable[..., PolicyLoss]]:
         """The registered loss."""
         return POLICY_LOSSES[self.policy_loss]
+
+    @property
+    def reads_old(self) -> bool:
+        """Whether it compares with the policy at the start of the step."""
+        read = self.entry.signature.columns
+        if self.distillation is not None:
+            read += DISTILLATIONS[self.distillation.type].signature.columns
+        return "old_logprobs" in read
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -145,7 +155,7 @@ class PolicyObjective:
         policy = self._taught(given) if self.distillation is not None else self._policy(given)
         per_token, metrics = policy.per_token, dict(policy.metrics)
         if "rollout_logprobs" in columns:
-            metrics |= mismatch(old, columns["rollout_logprobs"], whole)
+            metrics |= mismatch(logprobs if self.old_from_rollout else old, columns["rollout_logprobs"], whole)
         if self.kl_coef:
             kl = kl_per_token(self.kl_type, logprobs, columns["ref_logprobs"], mask)
             per_token = per_token + self.kl_coef * kl
@@ -180,14 +190,14 @@ class PolicyObjective:
 
 
 def mismatch(
-    old_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, response_mask: torch.Tensor
+    trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, response_mask: torch.Tensor
 ) -> dict[str, Metric]:
     """How far the engine that sampled is from the trainer, over the trained tokens; inputs (B, T).
 
-    ``mismatch/kl`` and ``mismatch/k3`` estimate KL(rollout || old), ``mismatch/abs`` is the mean absolute difference of
-    log-probs: 0 up to rounding where engine and trainer hold the same weights.
+    ``mismatch/kl`` and ``mismatch/k3`` estimate KL(rollout || trainer), ``mismatch/abs`` is the mean absolute
+    difference of log-probs: 0 up to rounding where engine and trainer hold the same weights.
     """
-    delta = log_ratio(old_logprobs.detach(), rollout_logprobs, response_mask)
+    delta = log_ratio(trainer_logprobs.detach(), rollout_logprobs, response_mask)
     return {
         "mismatch/kl": Metric.over(-delta, response_mask),
         "mismatch/k3": Metric.over(delta.expm1() - delta, response_mask),

@@ -61,7 +61,7 @@ class Loop:
         self.events: list[str] = []
         self.made.engine.calls = self.trainer.calls = self.events
         ranks = TrainGroup.in_process(self.trainer, deadline_s=10)  # type: ignore[arg-type]
-        actor = Actor(ranks, Batching(4, 1, 0), keep_reference=True)
+        actor = Actor(ranks, Batching(4, 1, 0), keep_reference=True, refresh_every=2)
         advantages = AdvantageStage.of(config.algorithm)
         runs: dict[str, Callable[[DataProto], DataProto]] = {"ref": actor.ref_logprobs, "advantages": advantages}
         planned = [stage for stage in self.plan.stages if stage.name in runs]

@@ -302,6 +302,60 @@ def test_weight_decay_leaves_norms_alone(task: Path, tmp_path: Path) -> None:
         assert torch.allclose(new, factor * old, atol=1e-6), name
 
 
+def test_rows_that_lose_all_labels_are_dropped_before_and_counted(
+    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Long(BaseDataSource):
+        def get_train_dataset(self) -> Any:
+            kept, lost = {"prompt": "1>", "response": "11"}, {"prompt": "1>" * 9, "response": "11"}
+            return [kept, lost] * 5
+
+    config = sft_config(task, tmp_path)
+    config = config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"on_overlong": "right", "train_batch_size": 2}),
+            "trainer": config.trainer.model_copy(update={"total_steps": None, "total_epochs": 1}),
+        }
+    )
+    trainer = OwnTrainer(config, load_model(config.model.path), load_tokenizer(config.model.path))
+    trainer.fit(Long())
+    assert trainer.seen == [2, 2]
+    losses = [row["loss/sft"] for row in read_rows(tmp_path / METRICS_FILE)]
+    assert all(isinstance(loss, float) and loss == loss for loss in losses)
+    told = "data: 10 rows, 5 kept, 5 dropped (nothing to learn); 1 left over at the end, less than a batch of 2"
+    assert told in capsys.readouterr().out
+
+
+def test_a_trainer_of_ones_own_reads_the_columns_of_the_config(task: Path, tmp_path: Path) -> None:
+    class Named(BaseDataSource):
+        def get_train_dataset(self) -> Any:
+            return [{"question": "1>", "answer": "11"}] * 10
+
+    config = sft_config(task, tmp_path, trainer={"total_steps": 1})
+    columns = {"prompt_key": "question", "response_key": "answer"}
+    config = config.model_copy(update={"data": config.data.model_copy(update=columns)})
+    trainer = OwnTrainer(config, load_model(config.model.path), load_tokenizer(config.model.path))
+    trainer.fit(Named())
+    assert trainer.seen == [10]
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "told"),
+    [
+        ("data", {"max_token_len_per_gpu": 100}, r"data\.max_token_len_per_gpu = 100: a trainer of your own pads"),
+        ("trainer", {"export": "adapter"}, r"trainer\.export = 'adapter': a trainer of your own leaves a model"),
+    ],
+)
+def test_what_a_trainer_of_ones_own_does_otherwise_is_refused(
+    task: Path, tmp_path: Path, section: str, change: dict[str, Any], told: str
+) -> None:
+    config = sft_config(task, tmp_path)
+    config = config.model_copy(update={section: getattr(config, section).model_copy(update=change)})
+    trainer = OwnTrainer(config, load_model(config.model.path), load_tokenizer(config.model.path))
+    with pytest.raises(ConfigError, match=told):
+        trainer.fit(Rows())
+
+
 def test_rows_that_are_no_examples_are_named(task: Path, tmp_path: Path) -> None:
     class Empty(BaseDataSource):
         def get_train_dataset(self) -> Any:

@@ -99,8 +99,20 @@ def test_masks_come_from_the_columns_there_are() -> None:
     assert plain(as_examples([padded])) == [([5, 6], [1, 1])]
     labelled = {**padded, "labels": [-100, -100, -100, 6, -100]}
     assert plain(as_examples([labelled])) == [([5, 6], [0, 1])]
-    masked = {**padded, "loss_mask": [0, 0, 1, 0, 0]}
-    assert plain(as_examples([masked])) == [([5, 6], [1, 0])]
+    masked = {**padded, "input_ids": [0, 5, 6, 7, 0], "attention_mask": [0, 1, 1, 1, 0], "loss_mask": [0, 0, 1, 0, 0]}
+    assert plain(as_examples([masked])) == [([5, 6, 7], [0, 1, 0])]
+
+
+def test_rows_of_which_nothing_would_be_learned_are_left_out_and_counted() -> None:
+    """A loss over no token is 0 / 0. The first token counts as none: nothing foretells it."""
+    lost = {"input_ids": [1, 2, 3, 4], "labels": [-100, -100, 3, 4]}
+    first = {"input_ids": [1, 2], "labels": [1, -100]}
+    kept = {"input_ids": [1, 2], "labels": [-100, 2]}
+    made = as_examples([lost, kept, first], max_length=2, on_overlong=Overlong.RIGHT)
+    assert plain(made) == [([1, 2], [0, 1])]
+    assert str(made.counts) == "3 rows, 1 kept, 2 dropped (nothing to learn)"
+    with pytest.raises(DataError, match=r"no usable row .*2 dropped \(nothing to learn\)"):
+        as_examples([lost, first], max_length=2, on_overlong=Overlong.RIGHT)
 
 
 def test_rows_of_text_are_tokenised(chat_tokenizer: PreTrainedTokenizerFast) -> None:
@@ -129,7 +141,7 @@ def test_the_length_policy_holds_here_too() -> None:
         (7, "returned a int"),
         ("rows.parquet", "returned a str"),
         ({"a": [], "b": []}, "returned the splits a, b, none of them 'train'"),
-        ([], "gave no usable row"),
+        ([], "no rows in it"),
         ([7], "row 1: a int, not a mapping"),
         ([{"question": "x"}], "row 1: no column 'input_ids' among question, and no tokenizer"),
         ([{"input_ids": [[1, 2]]}], "row 1: column 'input_ids' must be one flat list of integers"),

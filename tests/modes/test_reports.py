@@ -72,3 +72,21 @@ def test_what_is_generated_beside_an_evaluation_is_no_part_of_a_step(task: Path,
     assert 0 < sum(run.column("time/rollout")) <= sum(run.column("rollout/work_s")) + 1e-9
     assert sum(run.column("time/rollout")) <= run.session.clock() <= sum(run.column("time/step"))
     assert all(row["time/push_drain"] >= 0 and row["time/evaluation"] > 0 for row in run.rows)
+
+
+@pytest.mark.parametrize("old", ["rollout", "auto"])
+def test_a_stale_engine_is_seen_beside_the_trainer_whatever_the_old_logprobs_are(
+    task: Path, tmp_path: Path, old: str
+) -> None:
+    run = train(
+        task,
+        "execution={mode: hybrid, max_staleness: 1}",
+        f"algorithm.old_logprobs={old}",
+        "actor_rollout_ref.actor.optim.lr=0.02",
+        "trainer.total_steps=4",
+        f"trainer.output_dir={tmp_path}",
+    )
+    assert max(run.column("lag/max")) == 1
+    seen = run.column("mismatch/abs")
+    assert len(seen) == 4 and seen[0] < 1e-5 < 1e-2 < max(seen)
+    assert max(run.column("mismatch/k3")) > 1e-4

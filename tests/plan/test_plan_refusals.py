@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.base.errors import Problem
+from tests.plan.folders import write_model
 from tests.plan.refusals import REFUSALS
 
 Problems = Callable[..., list[Problem]]
@@ -35,6 +36,10 @@ def furnished(place: Path) -> Path:
         "def loud(response, *, bonus: float = 1.0):\n    return bonus\n\n\n"
         "class PoliteManager:\n    def __init__(self, word='please'):\n        self.word = word\n\n"
         "    def __call__(self, data):\n        return [0.0] * len(data)\n"
+    )
+    (place / "own.py").write_text(
+        "from tandem import BaseDataSource\n\n\nclass Bare(BaseDataSource):\n    pass\n\n\n"
+        "class Own(BaseDataSource):\n    def __init__(self, size: int):\n        self.size = size\n"
     )
     (place / "broken_plugin.py").write_text("1 / 0\n")
     (place / "needy_plugin.py").write_text("import not_there\n")
@@ -185,8 +190,7 @@ def test_a_cached_hub_model_is_read_offline(
     place: Path, problems_of: Problems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = place / "hub" / "models--owner--name" / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text(json.dumps({"n_positions": 200}))
+    write_model(snapshot, n_positions=200)
     monkeypatch.setenv("HF_HUB_CACHE", str(place / "hub"))
     (problem,) = problems_of(f"{MODEL}.path=owner/name")
     assert problem.key == "data.max_response_length"

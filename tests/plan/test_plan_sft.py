@@ -33,6 +33,8 @@ def test_an_sft_plan_counts_updates(sft_plan_of: Callable[..., SftPlan]) -> None
         (["model.path=''"], "model.path"),
         (["model.new={alphabet: abc}"], "model.new"),
         (["model={new: {alphabet: abc, hidden_size: 10, num_heads: 4}}"], "model.new.num_heads"),
+        (["model={new: {alphabet: abc, hidden_size: 12, num_heads: 4}}"], "model.new.num_heads"),
+        (["model={new: {alphabet: abca}}"], "model.new.alphabet"),
         (["model={new: {alphabet: abc, max_position_embeddings: 32}}"], "data.max_length"),
         (["evaluation.interval=5"], "evaluation.interval"),
         (["evaluation.stop_at_accuracy=0.5"], "evaluation.stop_at_accuracy"),

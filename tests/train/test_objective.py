@@ -82,3 +82,15 @@ def test_samples_without_a_trained_token_are_no_sequences(make_batch: MakeAny) -
     batch.batch["response_mask"] = batch.ragged("responses").like(mask)
     counts = trained_counts(batch)
     assert (counts.tokens, counts.sequences) == (6, 2)
+
+
+def test_the_engine_is_compared_with_the_forward_where_its_own_logprobs_are_the_old_ones(
+    make_batch: MakeAny, make_engine: MakeAny
+) -> None:
+    batch = make_batch([4, 6])
+    batch.batch["rollout_logprobs"] = batch.ragged("old_logprobs")
+    found = make_engine().forward(batch, ["logprobs"])["logprobs"].values - batch.ragged("old_logprobs").values
+    for from_rollout, expected in ((True, float(found.abs().mean())), (False, 0.0)):
+        metrics = make_engine().forward_backward(batch, PolicyObjective(old_from_rollout=from_rollout)).metrics
+        assert metrics["mismatch/abs"].mean == pytest.approx(expected, rel=1e-5)
+        assert metrics["mismatch/kl"].mean == pytest.approx(-float(found.mean()) if from_rollout else 0.0, rel=1e-5)

@@ -38,17 +38,9 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 def check_adapters(key: str, model: ModelConfig, facts: ModelFacts | None) -> Iterator[Problem]:
     """Whether LoRA, where it is on, has something to adapt, and can."""
     dtype = model.lora_base_dtype
-    if dtype != "float32" and not model.trains_adapters:
-        reason = "there are no adapters: what is trained is held in float32"
-        yield Problem(f"{key}.lora_base_dtype", dtype, reason, "Leave it out, or write lora_rank: 16")
-    elif dtype != "float32" and model.dtype == "float32":
+    if dtype != "float32" and model.trains_adapters and model.dtype == "float32":
         reason = f"the forward computes in float32 ({key}.dtype), so the weights must be there in float32"
         yield Problem(f"{key}.lora_base_dtype", dtype, reason, "Write dtype: bfloat16 too, or leave it out")
-    if model.lora_target_modules != "all-linear" and not model.trains_adapters:
-        reason = "there are no adapters: all weights are trained"
-        yield Problem(
-            f"{key}.lora_target_modules", model.lora_target_modules, reason, "Remove it, or write lora_rank: 16"
-        )
     if model.adapter_path is not None:
         yield from _check_start(key, model)
     elif model.trains_adapters:

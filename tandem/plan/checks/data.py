@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import string
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,13 +10,16 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from tandem.base.errors import DataError, Problem
-from tandem.base.registry import near
+from tandem.base.registry import Signature
 from tandem.config.schema import Config, DataConfig, SftConfig, SourceConfig
+from tandem.data.base_source import BaseDataSource
 from tandem.data.examples import ExampleColumns
 from tandem.data.files import open_tables
 from tandem.data.rows import Row, RowError
 from tandem.data.tasks import TaskTable
+from tandem.plan.checks.parameters import check_parameters
 from tandem.plan.mix import example_columns, mix_names
+from tandem.reward.static import describe_class
 
 Columns = Sequence[tuple[str, str]]
 """(config key, column that it names)."""
@@ -59,9 +61,6 @@ def check_given(data: DataConfig) -> Iterator[Problem]:
     elif data.tools_key is not None and data.template is not None and not data.chat:
         reason = "only a chat template has a place for tools, and data.chat is false"
         yield Problem("data.tools_key", data.tools_key, reason, "Write data.chat: true, or leave it out")
-    if data.system_prompt is not None and not data.chat:
-        reason = "only a chat template has a place for it, and data.chat is false"
-        yield Problem("data.system_prompt", data.system_prompt, reason, "Write data.chat: true, or leave it out")
 
 
 def check_sft_data(config: SftConfig) -> Iterator[Problem]:
@@ -247,22 +246,17 @@ def _wrong_counts(task: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _check_source(source: SourceConfig) -> Iterator[Problem]:
-    """Whether the file of a user's data source defines its class; the file is read, not run."""
-    try:
-        body = ast.parse(Path(source.file).expanduser().read_bytes()).body
-    except OSError as error:
-        reason = f"can't be read: {error.strerror or error}"
-        yield Problem("data.source.file", source.file, reason, "Write an existing Python file")
-    except (SyntaxError, ValueError) as error:
-        yield Problem("data.source.file", source.file, f"not Python: {error}", "Mend the file")
+    """Whether the file of a user's data source defines its class, and takes its parameters; it is read, not run."""
+    file = Path(source.file).expanduser()
+    found = describe_class(source.type, file, root=BaseDataSource.__name__)
+    if isinstance(found, Signature):
+        own = ("type", "file")
+        yield from check_parameters("data.source", "data source", source.type, source.parameters, found, own)
+    elif found.startswith(("can't be read", "not Python")):
+        remedy = "Mend the file" if file.is_file() else "Write an existing Python file"
+        yield Problem("data.source.file", source.file, found, remedy)
     else:
-        classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
-        classes += [
-            name.asname or name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names
-        ]
-        if source.type not in classes:
-            hint = near(source.type, classes) if classes else "it defines no class"
-            yield Problem("data.source.type", source.type, f"{source.file} defines no such class", _sentence(hint))
+        yield Problem("data.source.type", source.type, f"{source.file} defines no such class", _sentence(found))
 
 
 def _sentence(text: str) -> str:

@@ -7,17 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tandem.base.errors import Problem
-from tandem.config.model import RolloutConfig
 from tandem.config.schema import Config
 from tandem.plan.checks.correction import cut_sampling, readers
 from tandem.plan.engine import engine_capabilities, shares_weights
 from tandem.plan.entries import Entries
 from tandem.rollout.capabilities import Distribution
-from tandem.rollout.registry import engines, wanted_settings
 
 ROLLOUT = "actor_rollout_ref.rollout"
-SETTINGS = ("max_num_batched_tokens", "tensor_model_parallel_size", "gpu_memory_utilization", "enable_chunked_prefill")
-"""Keys of the section that nothing reads but an engine's factory."""
 
 
 def check_engine(config: Config, entries: Entries, runtime: str) -> Iterator[Problem]:
@@ -32,14 +28,8 @@ def check_engine(config: Config, entries: Entries, runtime: str) -> Iterator[Pro
 def engine_notes(config: Config, runtime: str) -> Iterator[str]:
     """What an engine leaves undone and a run can go on without."""
     rollout, capabilities = config.actor_rollout_ref.rollout, engine_capabilities(config)
-    if rollout.name in engines:
-        wanted = wanted_settings(engines[rollout.name].target)
-        for setting in SETTINGS:
-            written = getattr(rollout, setting) != RolloutConfig.model_fields[setting].default
-            if written and not wanted.any and setting not in wanted.names:
-                yield f"{ROLLOUT}.{setting} has no effect with the engine {rollout.name}"
-        if not capabilities.seeds:
-            yield f"the engine {rollout.name} takes no seeds: two runs with the same trainer.seed draw other samples"
+    if not capabilities.seeds:
+        yield f"the engine {rollout.name} takes no seeds: two runs with the same trainer.seed draw other samples"
     takes_turns = config.execution.mode == "colocate" and not shares_weights(config, runtime)
     if takes_turns and not capabilities.frees:
         yield f"the engine {rollout.name} frees nothing while the actor has its turn: both need memory at once"

@@ -108,7 +108,7 @@ class RewardModel:
 def _trained(path: str, dtype: torch.dtype) -> Any:
     """The classifier with all of its weights. Raises ``DataError`` where some would be drawn at random."""
     model, found = transformers.AutoModelForSequenceClassification.from_pretrained(
-        path, dtype=dtype, output_loading_info=True
+        path, dtype=dtype, output_loading_info=True, trust_remote_code=False
     )
     if getattr(model, "_hf_peft_config_loaded", False):
         raise DataError(f"{path} is an adapter: merge it with its model, and write the folder of the whole classifier")

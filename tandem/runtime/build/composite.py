@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from tandem.base.errors import ConfigError, Problem
+from tandem.base.errors import ConfigError, ContractError, Problem
 from tandem.config.model import ActorRolloutRef as Section
-from tandem.config.model import ModelConfig
+from tandem.config.model import CriticConfig, ModelConfig
 from tandem.config.schema import Config
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import with_adapters
@@ -16,8 +17,9 @@ from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, load_model
 from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
+from tandem.plan.checks.own_loop import check_own_loop, unread_in_own_loop
 from tandem.plan.critic import untrained_steps
-from tandem.plan.plan import PREFERENCE, Plan, compile_plan
+from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.stages import columns_known
 from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
@@ -40,36 +42,44 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedTokenizerBase
 
-NOT_FOR_A_LOOP = ("data", "trainer", "reward_manager", "evaluation")
-"""Sections that a user's own loop may leave out: problems there are not its problems."""
+S = TypeVar("S", Section, CriticConfig)
 
 
-def build_actor_rollout_ref(section: Section) -> ActorRolloutRef:
+def build_actor_rollout_ref(section: Section | Config) -> ActorRolloutRef:
     """Actor, rollout and reference for a training loop of your own, from ``config.actor_rollout_ref``.
 
     The other sections of the config that it came from (algorithm, seed, response length) hold too; a section made by
-    hand takes their defaults. Raises ``ConfigError`` with every problem of the sections that matter here.
+    hand takes their defaults. Warns of settings that such a loop does not read. Raises ``ConfigError`` with every
+    problem of the sections that matter here.
     """
-    config = section.root if isinstance(section.root, Config) else Config(actor_rollout_ref=section)
-    plan = compile_plan(config)
-    found = (*plan.problems, *plan.later)
-    problems = [problem for problem in found if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
-    if plan.loop == PREFERENCE:
-        reason = "it learns from given answers, and this builds a loop that generates them"
-        remedy = "Use `tandem train`, or a loss such as ppo_clip"
-        problems.append(Problem("algorithm.policy_loss.type", config.algorithm.policy_loss.type, reason, remedy))
-    if plan.runtime == "ray":
-        reason = "a loop of your own has the actor and its engine in its own process"
-        problems.append(Problem("runtime.name", "ray", reason, "Give each role one device, and write local or auto"))
+    config = config_around(section, Section, lambda made: Config(actor_rollout_ref=made), "config.actor_rollout_ref")
+    plan = compile_plan(config, own_loop=True)
+    problems = list(check_own_loop(config, plan))
     if problems:
         raise ConfigError(problems)
+    if unread := unread_in_own_loop(config):
+        told = ", ".join(f"{key} = {value!r}" for key, value in unread.items())
+        warnings.warn(f"a loop of your own does not read {told}: what they ask for is yours to do", stacklevel=2)
     updates = plan.batch.optimizer_steps_in_all
-    return build_composite(config, plan, model_tokenizer(section.model), 1 if updates is None else updates)
+    tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    return build_composite(config, plan, tokenizer, 1 if updates is None else updates)
+
+
+def config_around(section: S | Config, kind: type[S], around: Callable[[S], Config], wanted: str) -> Config:
+    """The config that ``section`` is, or stands in, or that is put ``around`` one made by hand.
+
+    Raises ``ContractError`` for anything else.
+    """
+    if isinstance(section, Config):
+        return section
+    if not isinstance(section, kind):
+        raise ContractError(f"give {wanted} of a config from load_config(FILE), not {type(section).__name__}")
+    return section.root if isinstance(section.root, Config) else around(section)
 
 
 def model_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of the model, or the one named in its place."""
-    return load_tokenizer(model.tokenizer)
+    return load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
 
 
 def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> CausalLM:
@@ -148,6 +158,7 @@ def assemble_composite(
         ),
         objective=policy_objective(config),
         critic=critic,
+        overlong=config.algorithm.overlong,
         models=models,
         seed=trainer.seed,
     )
@@ -163,7 +174,13 @@ def actor_of(config: Config, plan: Plan, ranks: TrainGroup) -> Actor:
     """The actor over ``ranks``, wherever they are, with the tags of ``plan``."""
     epochs, untrained = config.actor_rollout_ref.actor.ppo_epochs, untrained_steps(config)
     batching = Batching(plan.batch.mini_batch_prompts, epochs, config.trainer.seed, untrained)
-    return Actor(ranks, batching, keep_reference=REF in plan.tags, reference_is_base=REF in plan.base_tags)
+    return Actor(
+        ranks,
+        batching,
+        keep_reference=REF in plan.tags,
+        reference_is_base=REF in plan.base_tags,
+        refresh_every=config.actor_rollout_ref.ref.update_interval if REF in plan.tags else None,
+    )
 
 
 def build_train_engine(

@@ -11,13 +11,14 @@ from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
 from tandem.models.value_model import ValueModel, load_value_model
 from tandem.plan.batch import mini_batch_prompts
+from tandem.plan.checks.own_loop import NOT_FOR_A_LOOP
 from tandem.plan.critic import critic_epochs, critic_model, critic_token_budget, other_tokens
 from tandem.plan.model import model_folder
 from tandem.plan.plan import compile_plan
 from tandem.roles.batching import Batching
 from tandem.roles.critic import Critic
 from tandem.roles.train_group import TrainGroup
-from tandem.runtime.build.composite import NOT_FOR_A_LOOP, model_tokenizer
+from tandem.runtime.build.composite import config_around, model_tokenizer
 from tandem.runtime.build.engine_specs import run_device
 from tandem.train.value_engine import ValueEngine
 from tandem.train.value_objective import ValueObjective
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
-def build_critic(section: CriticConfig) -> Critic:
+def build_critic(section: CriticConfig | Config) -> Critic:
     """The critic for a training loop of your own, from ``config.critic``.
 
     The other sections of the config that it came from (model, mini-batches, seed, response length) hold too; a section
@@ -37,11 +38,11 @@ def build_critic(section: CriticConfig) -> Critic:
     values, and ``actor.step`` of that loss trains it as well. Raises ``ConfigError`` with every problem that matters
     here.
     """
-    if not section.enable:
+    config = config_around(section, CriticConfig, _config_of, "config.critic")
+    if not config.critic.enable:
         reason = "there is no critic to build"
         raise ConfigError([Problem("critic.enable", False, reason, "Write true, or build none")])
-    config = section.root if isinstance(section.root, Config) else _config_of(section)
-    plan = compile_plan(config)
+    plan = compile_plan(config, own_loop=True)
     problems = [problem for problem in plan.problems if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
     if problems:
         raise ConfigError(problems)
@@ -114,6 +115,7 @@ def check_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
     folder = None if own is None else model_folder(own.tokenizer)
     if own is None or folder is None or not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return
-    problem = other_tokens(config, tokenizer.get_vocab(), load_tokenizer(folder).get_vocab())
+    its = load_tokenizer(folder, trust_remote_code=own.trust_remote_code)
+    problem = other_tokens(config, tokenizer.get_vocab(), its.get_vocab())
     if problem is not None:
         raise ConfigError([problem])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tandem.base.errors import DataError
+from tandem.base.errors import ContractError, DataError
 from tandem.base.procedural import RECIPE
 from tandem.base.seeding import derive_seed
 from tandem.base.user_code import load_class
@@ -143,7 +143,10 @@ class PromptLoader:
 
 def build_dataloader(config: Config) -> PromptLoader:
     """The training prompts of ``config.data``, encoded by the model's tokenizer."""
-    tokenizer = load_tokenizer(config.actor_rollout_ref.model.tokenizer)
+    if not isinstance(config, Config):
+        raise ContractError(f"build_dataloader takes the whole config of a run, got {type(config).__name__}")
+    model = config.actor_rollout_ref.model
+    tokenizer = load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
     source = prompt_source(config, tokenizer, prompt_tables(config), endless=True)
     return PromptLoader(source, config.data.train_batch_size)
 

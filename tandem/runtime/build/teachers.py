@@ -28,7 +28,9 @@ def check_tokenizers(config: Config, plan: Plan, own: PreTrainedTokenizerBase) -
     for teacher in plan.teachers:
         if comparable(config, teacher):
             continue
-        difference = differing(own.get_vocab(), load_tokenizer(teacher.path).get_vocab())
+        trusted = config.actor_rollout_ref.model.trust_remote_code  # a teacher's model is loaded with it too
+        its = load_tokenizer(teacher.path, trust_remote_code=trusted)
+        difference = differing(own.get_vocab(), its.get_vocab())
         if difference is not None:
             raise ConfigError([another_tokenizer(teacher, difference)])
 
