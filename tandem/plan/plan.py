@@ -23,11 +23,12 @@ from tandem.plan.checks.data import check_data, count_rows
 from tandem.plan.checks.engine import check_engine, engine_notes
 from tandem.plan.checks.execution import check_execution
 from tandem.plan.checks.folder import check_ends, check_files_of, check_template, notes_on_ends
-from tandem.plan.checks.model import check_context, check_exact, read_checked
+from tandem.plan.checks.model import check_context, check_exact, exact_notes, read_checked
 from tandem.plan.checks.preference import check_preferences
 from tandem.plan.checks.reward import check_reward
 from tandem.plan.checks.stages import check_stages
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
+from tandem.plan.checks.template import notes_on_template
 from tandem.plan.checks.trainer import check_evaluation, check_length, check_schedule, check_trainer
 from tandem.plan.engine import shares_weights
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
@@ -224,6 +225,7 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None, runtime: 
     yield from engine_notes(config, runtime)
     if kl.where != "off" and kl.coef == 0:
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
+    yield from exact_notes(config)
     if uses_reference(config) and config.actor_rollout_ref.ref.update_interval == 1:
         yield (
             "actor_rollout_ref.ref.update_interval is 1: the reference is the policy at the start of each step, so the "
@@ -243,5 +245,6 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None, runtime: 
         yield from correction_notes(config, entries)
         yield from notes_on_ends(config)
     yield from reward_notes(config)
+    yield from notes_on_template(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tandem.config.schema import SftConfig
 from tandem.data.examples import ExampleColumns
-from tandem.plan.mix import example_columns
+from tandem.plan.mix import example_columns, has_united_rows
 from tandem.plan.reads import Reads, adapter_reads, schedule_reads
 
 
@@ -55,6 +55,12 @@ READS: tuple[Reads[SftSetting], ...] = (
         lambda s: any(columns.messages_key is not None or columns.chat for columns in s.columns),
         "only a chat template has a place for tools, and prompt and response are plain text",
         "Write data.chat: true or data.messages_key, or leave it out",
+    ),
+    Reads(
+        ("data.keep_nulls",),
+        lambda s: has_united_rows(s.config.data),
+        "a null in JSON lines was written and stays",
+        told=True,
     ),
     Reads(
         ("data.val_files",),

@@ -8,6 +8,7 @@ from functools import partial
 from tandem.config.schema import Config
 from tandem.plan.engine import engine_asks_for
 from tandem.plan.entries import Entries
+from tandem.plan.mix import has_united_rows
 from tandem.plan.placement import train_ranks
 from tandem.plan.preference import learns_preferences
 from tandem.plan.reads import Reads, adapter_reads, schedule_reads
@@ -232,6 +233,12 @@ EXECUTION: tuple[Reads[Setting], ...] = (
         )
     ),
     Reads(
+        ("actor_rollout_ref.ref.fsdp_config",),
+        lambda s: False,
+        "the reference is sharded as the actor is",
+        told=True,
+    ),
+    Reads(
         ("execution.weight_sync.overlap",),
         lambda s: s.config.execution.mode != "colocate",
         "there is no transfer to overlap in colocate: actor and rollout take turns",
@@ -298,6 +305,22 @@ DATA: tuple[Reads[Setting], ...] = (
         lambda s: s.config.data.chat,
         "only a chat template has a place for it, and data.chat is false",
         "Write data.chat: true, or leave it out",
+    ),
+    Reads(
+        ("data.tools_key",),
+        lambda s: s.config.data.reasoning_gym is None and (s.config.data.chat or s.config.data.template is None),
+        lambda s: (
+            "a procedural task has no tools"
+            if s.config.data.reasoning_gym is not None
+            else "only a chat template has a place for tools, and data.template makes plain text"
+        ),
+        "Write data.chat: true, or leave it out",
+    ),
+    Reads(
+        ("data.keep_nulls",),
+        lambda s: has_united_rows(s.config.data),
+        "a null in JSON lines was written and stays",
+        told=True,
     ),
     Reads(
         ("data.drop_val_prompts",),

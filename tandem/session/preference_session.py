@@ -120,6 +120,8 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
     stages, loss = preference_stages(plan, actor), config.algorithm.policy_loss
     objective = PreferenceObjective(loss.type, loss.parameters)
     info = run_info(config.trainer, config, progress.last, resumed)
+    if resumed is not None:
+        resumed.restore_random_state()  # last: what was built here has drawn
     return PreferenceSession(
         config=config,
         plan=plan,

@@ -24,7 +24,7 @@ from tandem.data.tools import read_tools
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, new_model
 from tandem.models.numerics import prepare_process
-from tandem.models.tokenizer import character_tokenizer, encode_text, leading_ids
+from tandem.models.tokenizer import character_tokenizer, encode_plain
 from tandem.observe.run_log import RunLog
 from tandem.roles.accuracy import greedy_accuracy
 from tandem.roles.examples import as_samples
@@ -234,6 +234,8 @@ def build_sft_session(config: SftConfig) -> SftSession:
     first, reached = (0, None) if resumed is None else _resume(resumed, engine, source, steps)
     info = run_info(config.trainer, config, steps, resumed)
     log = RunLog(info, config.trainer.logger, trace=config.trainer.trace)
+    if resumed is not None:
+        resumed.restore_random_state()  # last: what was built here has drawn
     return SftSession(config, model, tokenizer, engine, source, examples, questions, log, first, steps, reached)
 
 
@@ -296,7 +298,7 @@ def _pair(row: Row, config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Pa
         if data.chat:
             tools = read_tools(row, data.tools_key)
             return encode_chat_prompt(tokenizer, [{"role": "user", "content": prompt}], tools=tools)[1], response
-        return leading_ids(tokenizer) + encode_text(tokenizer, prompt), response
+        return encode_plain(tokenizer, prompt), response
     except DataError as error:
         raise row.bad("not encodable", str(error)) from error
 
