@@ -316,12 +316,10 @@ def test_planning_imports_no_torch(place: Path) -> None:
         "for name in ('torch', 'transformers', 'ray', 'datasets'):\n"
         "    sys.modules[name] = None\n"
         "from tandem.config.load import load_words\n"
-        "from tandem.plan.plan import compile_plan\n"
-        "from tandem.plan.sft import compile_sft_plan\n"
-        "for words in sys.argv[1:]:\n"
-        "    config = load_words(words.split())\n"
+        "from tandem.plan.plan import compile_plan; from tandem.plan.sft import compile_sft_plan\n"
+        "for config in map(load_words, map(str.split, sys.argv[1:])):\n"
         "    plan = compile_plan(config) if hasattr(config, 'execution') else compile_sft_plan(config)\n"
-        "    assert plan.problems == (), (words, plan.problems)\n"
+        "    assert plan.problems == (), plan.problems\n"
         "assert not [name for name in sys.modules if name.startswith('torch.')]\n"
     )
     sft = {"model": {"path": "model"}, "data": {"train_files": ["train.jsonl"], "response_key": "answer"}}
@@ -333,13 +331,8 @@ def test_planning_imports_no_torch(place: Path) -> None:
         "run.yaml algorithm.distillation.type=reverse_kl actor_rollout_ref.teacher.path=model",
         "sft.yaml",
     ]
-    run = subprocess.run(
-        [sys.executable, "-c", code, *words],
-        cwd=place,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        capture_output=True,
-        text=True,
-    )
+    command, environment = [sys.executable, "-c", code, *words], {"PYTHONPATH": str(ROOT), "PATH": ""}
+    run = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 
 
