@@ -32,6 +32,8 @@ class WeightSyncConfig(Node):
     """Size of a transfer bucket in MiB."""
     deadline_s: Seconds = 300.0
     """Longest wait for an engine to acknowledge a version, once it has finished what comes first, in seconds."""
+    health_s: Seconds = 60.0
+    """Longest wait for an engine that has started to answer before a push, in seconds."""
     lora: Literal["merged", "adapter"] | None = None
     """What a push of a LoRA run carries: all weights with the adapters merged, or the adapters alone, which the engine
     then computes as the trainer does. Default: adapter, where the engine takes them."""

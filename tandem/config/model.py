@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr
 
@@ -125,6 +125,8 @@ class RolloutConfig(Node):
     """Token budget of a prefill."""
     tensor_model_parallel_size: PositiveInt = 1
     """Devices per engine."""
+    start_s: PositiveFloat = 600.0
+    """Longest start of an engine: imports, loading, compiling, in seconds."""
     on_weight_update: Literal["wait", "abort", "keep"] = "wait"
     """What a running generation does when weights arrive."""
     partial: Literal["resume", "discard"] = "resume"
@@ -142,6 +144,8 @@ class RefConfig(Node):
 
     update_interval: PositiveInt | None = None
     """Refresh the reference with the actor's weights every so many steps; default: never."""
+    fsdp_config: dict[str, Any] = {}
+    """Of other programs, and not used: the reference is sharded as the actor is."""
 
 
 class TeacherConfig(Node):

@@ -24,7 +24,8 @@ class KlConfig(Node):
     where: Annotated[Literal["off", "loss", "reward"], Field(alias="in")] = "off"
     """Added to the loss, taken from the reward, or off."""
     type: str = "k3"
-    """Estimator."""
+    """Estimator. In the loss, k3 has the gradient of KL(ref || policy), k3+ and k2 that of KL(policy || ref); none of
+    them weighs samples of older weights."""
     coef: NonNegativeFloat = 0.001
     """Weight; 0 is off."""
     controller: Literal["fixed", "adaptive"] = "fixed"
@@ -93,7 +94,8 @@ class AlgorithmConfig(Node):
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     """Weights and rejections for samples of another policy than the one at the start of a step."""
     old_logprobs: Literal["auto", "recompute", "rollout"] = "auto"
-    """Where the proximal log-probs come from; ``auto`` skips the pass where the ratio is 1 by construction."""
+    """Where the proximal log-probs come from; ``auto`` skips the pass where the ratio is 1 by construction. In
+    fully_async they are of actor_fwd's weights, up to max_staleness versions older than the step's."""
     stages: list[str | StageConfig] = []
     """Stages of plug-ins that a step has beside its own: names, or {type: NAME, ...parameters}."""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
@@ -238,6 +240,8 @@ class TrainerConfig(Node):
     """Everything the run writes."""
     save_interval: NonNegativeInt = 0
     """Steps between checkpoints and exports; 0: only at the end."""
+    save_on_interrupt: bool = True
+    """Write a checkpoint of the steps that are done where Ctrl-C or SIGTERM ends the run."""
     export: Literal["merged", "adapter"] = "merged"
     """What a LoRA run leaves: the model with its adapters merged, or a PEFT adapter folder."""
     keep_checkpoints: PositiveInt = 2

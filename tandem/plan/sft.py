@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import SftConfig
+from tandem.models.positions import Context
 from tandem.plan.checks.adapters import check_adapters, check_exported
 from tandem.plan.checks.data import check_sft_data, count_rows
 from tandem.plan.checks.folder import check_files_of, check_sft_template
@@ -129,12 +130,11 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
         yield Problem(
             "data.max_token_len_per_gpu", data.max_token_len_per_gpu, reason, f"Write at least {data.max_length}"
         )
-    context = (
-        model.new.max_position_embeddings if model.new is not None else facts.context if facts is not None else None
-    )
-    if context is not None and context < data.max_length:
-        reason = f"the model's context is {context} tokens"
-        yield Problem("data.max_length", data.max_length, reason, f"Write at most {context}")
+    context = facts.context if facts is not None else None
+    if model.new is not None:
+        context = Context.of({"max_position_embeddings": model.new.max_position_embeddings})
+    if context is not None and context.tokens < data.max_length:
+        yield Problem("data.max_length", data.max_length, context.why, f"Write at most {context.tokens}")
     if config.evaluation.interval > 0 and not data.val_files and data.source is None:
         reason = "there are no held-out rows to evaluate on"
         yield Problem("evaluation.interval", config.evaluation.interval, reason, "Write data.val_files, or 0")

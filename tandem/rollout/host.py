@@ -52,11 +52,20 @@ def main(fd: int, parent: int) -> None:
 
 def host(spec: EngineSpec, line: Line, serving: type[Host]) -> None:
     """Build the engine and serve it; an error that is raised on purpose travels to the owner."""
+    started = threading.Event()
+
+    def beat() -> None:
+        while not started.wait(_BEAT_S):
+            line.send("beat", steps=None)
+
+    threading.Thread(target=or_die, args=(beat,), daemon=True).start()
     try:
         engine = build_engine(spec)
     except TandemError as error:
         line.send("broken", error=type(error).__name__, text=str(error))
         return
+    finally:
+        started.set()
     serving(engine, spec, line).serve()
 
 

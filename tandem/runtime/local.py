@@ -81,4 +81,5 @@ class LocalRuntime:
         if self._config.runtime.threads:
             return build_engine(spec)
         bucket_bytes = execution.weight_sync.bucket_mb << 20
-        return ProcessEngine(name, spec, deadline_s=execution.deadline_s, bucket_bytes=bucket_bytes)
+        start_s = self._config.actor_rollout_ref.rollout.start_s
+        return ProcessEngine(name, spec, start_s=start_s, deadline_s=execution.deadline_s, bucket_bytes=bucket_bytes)

@@ -67,7 +67,10 @@ def build_session(config: Config, plan: Plan) -> Session:
         if resumed is not None:
             _restore(composite, resumed)
         parts = Parts(config, plan, runtime, composite, source, held_out, rewards, progress, closing, resumed)
-        return CONNECTORS[plan.runtime, plan.mode](parts)
+        session = CONNECTORS[plan.runtime, plan.mode](parts)
+        if resumed is not None:
+            resumed.restore_random_state()  # last: what was built here has drawn
+        return session
     except BaseException:
         closing.close()
         raise

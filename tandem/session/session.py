@@ -164,7 +164,8 @@ class Session(Stepping):
         """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
         with self.log.timed("save"):
             root, keep = self.output_dir / CHECKPOINTS, self.config.trainer.keep_checkpoints
-            self.composite.actor.save(root, step, facts=self.facts(), keep=keep, parts=self._parts(root, step))
+            facts = self.facts() if self.progress.facts is None else self.progress.facts
+            self.composite.actor.save(root, step, facts=facts, keep=keep, parts=self._parts(root, step))
 
     def _parts(self, root: Path, step: int) -> dict[str, Path]:
         """Folders that belong into the checkpoint of ``step`` under ``root``, written beside it, by name."""

@@ -56,6 +56,7 @@ SWITCHES = {f"{CORRECTION}.{name}" for name in ("weights", "reject", "veto")} | 
 """Where they are off, the plan has no stage that would look at them."""
 
 ELSEWHERE = {
+    "actor_rollout_ref.ref.fsdp_config",
     "execution.data_plane.num_data_storage_units",
     "execution.balance_data",
     *(

@@ -51,10 +51,10 @@ def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None, own
 
 def _check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
     longest, data = longest_sequence(config), config.data
-    if facts is None or facts.context is None or facts.context >= longest:
+    if facts is None or facts.context is None or facts.context.tokens >= longest:
         return
-    reason = f"a sequence can have {longest} tokens with its prompt, and the context of {MODEL} is {facts.context}"
-    room = facts.context - data.max_prompt_length
+    reason = f"a sequence can have {longest} tokens with its prompt, and of {MODEL} {facts.context.why}"
+    room = facts.context.tokens - data.max_prompt_length
     remedy = f"Name a {MODEL} of longer context" + (f", or write at most {room}" if room > 0 else "")
     yield Problem("data.max_response_length", data.max_response_length, reason, remedy)
 

@@ -124,8 +124,8 @@ def _check_model(config: Config, teacher: Teacher, facts: ModelFacts | None) -> 
         reason = f"it embeds {theirs.vocabulary} tokens, and the actor can sample {facts.vocabulary}"
         yield Problem(key, teacher.path, reason, "Take a teacher with at least as many")
     longest = longest_sequence(config)
-    if theirs.context is not None and theirs.context < longest:
-        reason = f"a sequence can have {longest} tokens, and its context is {theirs.context}"
+    if theirs.context is not None and theirs.context.tokens < longest:
+        reason = f"a sequence can have {longest} tokens, and {theirs.context.why}"
         yield Problem(key, teacher.path, reason, "Lower data.max_response_length, or take a teacher with a longer one")
 
 

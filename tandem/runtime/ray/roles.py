@@ -58,6 +58,7 @@ class RayRoles:
             started = self._cluster.engines(
                 ROLLOUT,
                 engine_spec(config),
+                start_s=config.actor_rollout_ref.rollout.start_s,
                 deadline_s=config.execution.deadline_s,
                 bucket_bytes=config.execution.weight_sync.bucket_mb << 20,
             )
