@@ -70,7 +70,7 @@ class OptimConfig(Node):
     warmup_steps: NonNegativeInt = 0
     """Updates of linear warm-up."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Last learning rate as a part of the peak."""
+    """Where the learning rate is after the last update, as a part of the peak; that update's own is a little more."""
     num_cycles: PositiveFloat = 0.5
     """Periods of the cosine: a half falls once, each more rises to the peak and falls again."""
 
