@@ -17,8 +17,8 @@ from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, load_model
 from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
-from tandem.plan.checks.own_loop import check_own_loop, unread_in_own_loop
 from tandem.plan.critic import untrained_steps
+from tandem.plan.own_loop import check_own_loop, unread_in_own_loop
 from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.stages import columns_known
 from tandem.roles.actor import Actor

@@ -11,9 +11,9 @@ from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
 from tandem.models.value_model import ValueModel, load_value_model
 from tandem.plan.batch import mini_batch_prompts
-from tandem.plan.checks.own_loop import NOT_FOR_A_LOOP
 from tandem.plan.critic import critic_epochs, critic_model, critic_token_budget, other_tokens
 from tandem.plan.model import model_folder
+from tandem.plan.own_loop import NOT_FOR_A_LOOP
 from tandem.plan.plan import compile_plan
 from tandem.roles.batching import Batching
 from tandem.roles.critic import Critic
