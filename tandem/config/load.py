@@ -16,7 +16,7 @@ from tandem.config.document import LARGEST, DocumentError, read_document
 from tandem.config.explain import EXPECTED, Fault, explain, intended
 from tandem.config.overrides import assign, two_values
 from tandem.config.schema import Config, SftConfig
-from tandem.config.spellings import choose_mode, drop_empty, place_kl
+from tandem.config.spellings import choose_mode, drop_empty, place_kl, place_others
 from tandem.config.suggest import at, closest
 from tandem.config.tree import keys_of
 
@@ -140,6 +140,7 @@ def _validate(
     problems = list(problems)
     if kind is Config:
         problems += place_kl(tree, command_line)
+        place_others(tree)
     drop_empty(tree, kind)
     try:
         config = kind.model_validate(tree)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr
 
@@ -73,7 +73,7 @@ class OptimConfig(Node):
     warmup_steps: NonNegativeInt = 0
     """Updates of linear warm-up."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Last learning rate as a part of the peak."""
+    """Where the learning rate is after the last update, as a part of the peak; that update's own is a little more."""
     num_cycles: PositiveFloat = 0.5
     """Periods of the cosine: a half falls once, each more rises to the peak and falls again."""
 
@@ -144,6 +144,8 @@ class RefConfig(Node):
 
     update_interval: PositiveInt | None = None
     """Refresh the reference with the actor's weights every so many steps; default: never."""
+    fsdp_config: dict[str, Any] = {}
+    """Of other programs, and not used: the reference is sharded as the actor is."""
 
 
 class TeacherConfig(Node):

@@ -86,6 +86,13 @@ def _devices(config: Config, role: str) -> Devices:
     if config.execution.mode == "colocate" and config.execution.resource:
         # Roles that take turns need no entry of their own: they use what the others were given.
         return max(config.execution.resource.values(), key=lambda pair: pair[0] * pair[1])
+    rollout = config.actor_rollout_ref.rollout
+    if (
+        rollout.name != "hf"
+        and not config.execution.resource
+        and (role == "rollout" or config.execution.mode == "colocate")
+    ):
+        return 1, rollout.tensor_model_parallel_size  # one engine, as wide as it is
     return ONE_DEVICE
 
 

@@ -22,7 +22,7 @@ from tandem.plan.checks.critic import check_critic, read_critic
 from tandem.plan.checks.data import check_data, count_rows
 from tandem.plan.checks.execution import check_execution
 from tandem.plan.checks.folder import check_ends, check_files_of, check_template, notes_on_ends
-from tandem.plan.checks.model import check_context, check_exact, read_checked
+from tandem.plan.checks.model import check_context, check_exact, exact_notes, read_checked
 from tandem.plan.checks.preference import check_preferences
 from tandem.plan.checks.reward import check_reward
 from tandem.plan.checks.stages import check_stages
@@ -227,6 +227,7 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
     kl, interval = config.algorithm.kl, config.evaluation.interval
     if kl.where != "off" and kl.coef == 0:
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
+    yield from exact_notes(config)
     if uses_reference(config) and config.actor_rollout_ref.ref.update_interval == 1:
         yield (
             "actor_rollout_ref.ref.update_interval is 1: the reference is the policy at the start of each step, so the "

@@ -222,6 +222,12 @@ EXECUTION: tuple[Reads[Setting], ...] = (
         told=True,
     ),
     Reads(
+        ("actor_rollout_ref.ref.fsdp_config",),
+        lambda s: False,
+        "the reference is sharded as the actor is",
+        told=True,
+    ),
+    Reads(
         ("execution.weight_sync.overlap",),
         lambda s: s.config.execution.mode != "colocate",
         "there is no transfer to overlap in colocate: actor and rollout take turns",

@@ -380,3 +380,13 @@ def _parquet() -> bytes:
     sink = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"] * 300, "answer": ["b"] * 300}), sink)
     return sink.getvalue()
+
+
+def test_a_group_above_the_bounds_of_a_micro_batch_is_told_where_bits_must_be_equal(plan_of: Plans) -> None:
+    actor = "actor_rollout_ref.actor"
+    words = (f"{actor}.ppo_max_token_len_per_gpu=1000", f"{actor}.ppo_micro_batch_size=2", "trainer.exact=true")
+    notes = [note for note in plan_of(*words).notes if "trainer.exact" in note]
+    assert len(notes) == 2
+    assert "ppo_max_token_len_per_gpu = 1000 does not bound it" in notes[0]
+    assert "ppo_micro_batch_size = 2 does not bound it" in notes[1]
+    assert not any("trainer.exact" in note for note in plan_of(*words[:2]).notes)
