@@ -18,7 +18,7 @@ def measure(tokens: int, vocabulary: int, size: int, chunked: bool) -> dict[str,
     """Forward and backward of ``token_logprobs`` in this process."""
     import torch
 
-    from tandem.models.causal_lm import Head
+    from tandem.models.head import Head
     from tandem.models.logprobs import CHUNK_ELEMENTS, token_logprobs
 
     torch.set_num_threads(1)

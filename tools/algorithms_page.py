@@ -103,9 +103,11 @@ algorithm:
 
 `by` is `token_*` (each token by itself), `seq_sum_*`, `seq_mean_*`, `seq_max_*` or `seq_min_*` (whole answers), of
 `k1` = r, `k2` = (log r)^2 / 2 or `k3` = r - 1 - log r. What is rejected keeps its place in the statistics of its group
-and is left out of the loss and of its counts. `use_tis: true` with `tis_cap` is short for `weights: token` with `cap`.
-Scope: `normalize` and `quantile` look at the whole partition, the rest at a token or an answer. Sources: truncated
-weights (Ionides 2008; V-trace, arXiv 1802.01561), weights that are 0 outside a band (IcePop), k1 to k3 (Schulman 2020).
+and is left out of the loss and of its counts. Bounds are on old / rollout, as the weights are: where another system
+bounds rollout / old (verl's rejection does), its band [low, high] is [1 / high, 1 / low] here. `use_tis: true` with
+`tis_cap` is short for `weights: token` with `cap`. Scope: `normalize` and `quantile` look at the whole partition, the
+rest at a token or an answer. Sources: truncated weights (Ionides 2008; V-trace, arXiv 1802.01561), weights that are 0
+outside a band (IcePop), k1 to k3 (Schulman 2020).
 """
 SCORERS = """\
 ## Rewards

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import importlib
 import importlib.util
 import inspect
 import os
@@ -18,6 +18,7 @@ from typing import Any
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.base.registry import near, read_signature
+from tandem.base.user_files import module_name
 
 IMPORT_S = 60.0
 """Deadline of the first import of a user's file, which may import torch and more."""
@@ -35,24 +36,14 @@ os._exit({_TRIED})
 
 
 def import_file(file: str) -> ModuleType:
-    """Run a Python file as a module of its own, once per process. Its folder is importable from then on (last)."""
+    """Run a Python file as a module of its own, once per process. Its folder is importable from then on (last).
+
+    Other processes can import it under the same name, so what it defines can be sent to them.
+    """
     path = Path(file).resolve()
-    name = f"tandem_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if importlib.util.spec_from_file_location("file", path) is None:
         raise ImportError(f"{path} is not a Python file (*.py)")
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return importlib.import_module(module_name(path))
 
 
 def import_ends(file: str) -> str | None:

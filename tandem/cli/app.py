@@ -5,26 +5,27 @@ Heavy imports stay inside the commands, so that ``tandem plan`` answers in under
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
 import signal
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from tandem import __version__
+from tandem.base import interrupts
 from tandem.base.errors import DataError, TandemError
 from tandem.base.folders import means_no_room
 from tandem.cli.doctor import examine
+from tandem.config.arguments import without_resume
 
-CTRL_C, TERMINATED = 130, 143
-"""Exit codes of a run that the user interrupted or a supervisor ended, as shells have them."""
+_OF_THE_DISK = (errno.EACCES, errno.EPERM, errno.EIO, errno.EROFS)
 
 RAW = {"ignore_unknown_options": True}
 """Words such as ``--max-staleness 2`` are not typer's: ``tandem.config`` reads them."""
@@ -71,43 +72,63 @@ def main() -> None:
     app()
 
 
-class Terminated(BaseException):
-    """A supervisor ends the run with SIGTERM: like Ctrl-C it unwinds everything that is under way."""
+@contextmanager
+def reported(command: str = "", words: Sequence[str] = ()) -> Iterator[None]:
+    """Errors raised on purpose become a message and their exit code; others keep their traceback.
+
+    Ctrl-C and SIGTERM end what was started and write what is written at the end of a run; the message names what goes
+    on with ``command`` and its ``words``.
+    """
+    interrupts.install()
+    try:
+        with _told():
+            yield
+    except BaseException as error:
+        number = interrupts.requested()
+        if number is None and not isinstance(error, KeyboardInterrupt):
+            raise
+        number = signal.SIGINT if number is None else number  # whatever it became on its way through libraries
+        typer.echo(_interrupted(number, command, words), err=True)
+        raise typer.Exit(128 + number) from None
+    finally:
+        interrupts.restore()
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
-    raise Terminated
+def _interrupted(number: int, command: str, words: Sequence[str]) -> str:
+    """One line: what came, what is saved, and the command that goes on."""
+    told, saved = interrupts.WORDS[signal.Signals(number)], interrupts.saved()
+    if not command:
+        return told
+    if not saved:
+        return f"{told} before a step was saved; begin again with: {shlex.join(['tandem', command, *words])}"
+    again = shlex.join(["tandem", command, *without_resume(words), "--resume"])
+    return f"{told}; {saved}; go on with: {again}"
 
 
 @contextmanager
-def reported() -> Iterator[None]:
-    """Errors raised on purpose become a message and their exit code; others keep their traceback.
-
-    Ctrl-C and SIGTERM end what was started and write what is written at the end of a run.
-    """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminate)
+def _told() -> Iterator[None]:
+    """The message and the exit code of an error."""
     try:
         yield
+    except interrupts.INTERRUPTS:
+        raise
     except TandemError as error:
+        if interrupts.requested() is not None:
+            raise
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        raise typer.Exit(CTRL_C) from None
-    except Terminated:
-        typer.echo("terminated", err=True)
-        raise typer.Exit(TERMINATED) from None
-    except BaseException as error:  # torch's error of a checkpoint that can't be written is no Exception
-        if not means_no_room(error):
+    except BaseException as error:  # what libraries raise of a disk that is full need not be an OSError
+        file = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        if means_no_room(error):
+            told = "no room is left to write to (a full disk, a quota, or a limit of file sizes). Free some, or choose "
+            told += "another trainer.output_dir"
+        elif file and isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            told = f"{error.strerror}. Mend that"
+        else:
             raise
-        place = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-        typer.echo(
-            f"error: {place}no room is left to write to (a full disk, a quota, or a limit of file sizes). Free some, "
-            "or choose another trainer.output_dir; a run with checkpoints goes on with --resume",
-            err=True,
-        )
+        saved = interrupts.saved()
+        again = f"; {saved}, so the run goes on with --resume" if saved else ""
+        typer.echo(f"error: {file}{told}{again}", err=True)
         raise typer.Exit(1) from None
 
 
@@ -160,10 +181,11 @@ def train(words: Words = None) -> None:
     from tandem.cli.planning import runnable_train
     from tandem.cli.show import show_notes
 
-    with reported():
+    with reported("train", words or []):
         config, compiled = runnable_train(words or [])
         show_notes(compiled)
-        from tandem.control.entry import run_train
+        with interrupts.held():  # libraries make other errors of an interrupt in their imports
+            from tandem.control.entry import run_train
 
         code = run_train(config, compiled)
     raise typer.Exit(code)
@@ -175,10 +197,11 @@ def sft(words: Words = None) -> None:
     from tandem.cli.planning import runnable_sft
     from tandem.cli.show import show_notes
 
-    with reported():
+    with reported("sft", words or []):
         config, compiled = runnable_sft(words or [])
         show_notes(compiled)
-        from tandem.control.entry import run_sft
+        with interrupts.held():
+            from tandem.control.entry import run_sft
 
         code = run_sft(config)
     raise typer.Exit(code)

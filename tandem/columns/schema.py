@@ -155,6 +155,7 @@ _OBJECT_COLUMNS = (
     ("data_source", "str", "name of the data set"),
     ("extra_info", "dict", "whatever else the data set says of the prompt"),
     ("prompt_text", "str", "the prompt before tokenisation"),
+    ("messages", "object", "the chat messages that the prompt was rendered from, None where it is plain text"),
 )
 
 declare_column("prompts", Kind.RAGGED, "int64", "prompt token ids as the engine got them")

@@ -12,14 +12,18 @@ from pydantic import BaseModel
 from tandem.base.errors import Problem
 from tandem.base.registry import near
 from tandem.config.flags import MODE_FLAGS, SFT_FLAGS, TRAIN_FLAGS
+from tandem.config.foreign import FOREIGN, Foreign
 from tandem.config.schema import LATEST, SftConfig
-from tandem.config.spellings import KL_PLACES, KL_SPELLINGS
+from tandem.config.spellings import SPELLINGS, SWITCHES
 from tandem.config.tree import field_at, is_bool, is_free, paths_of
 
 ASSIGNMENT = re.compile(r"([+~]*)([A-Za-z_][\w\-]*(?:\.[\w\-]+)*)=(.*)", re.DOTALL)
 SWITCH_WORDS = ("true", "false")
 YAML_SUFFIXES = (".yaml", ".yml")
-BARE_VALUES = {"trainer.resume": LATEST}
+CONFIG_FLAGS = ("config_path", "config")
+"""Flags that name the config file."""
+RESUME = "trainer.resume"
+BARE_VALUES = {RESUME: LATEST}
 """What a flag means that is written without a value."""
 
 
@@ -50,6 +54,20 @@ def read_arguments(words: Sequence[str], root: type[BaseModel]) -> Arguments:
     return reader.found
 
 
+def without_resume(words: Sequence[str]) -> list[str]:
+    """The words of a command line but for those that say what the run goes on from."""
+    kept: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, _ = word.removeprefix("--").partition("=")
+        if name not in (RESUME, "resume") or not (equals or word.startswith("--")):
+            kept.append(word)
+        elif not equals and left and not left[0].startswith("--") and ASSIGNMENT.fullmatch(left[0]) is None:
+            left.pop(0)
+    return kept
+
+
 class _Reader:
     """Takes words from the front; a flag may take a second one as its value."""
 
@@ -58,7 +76,8 @@ class _Reader:
         self.root = root
         self.aliases = SFT_FLAGS if root is SftConfig else TRAIN_FLAGS
         self.modes = () if root is SftConfig else MODE_FLAGS
-        self.extra = () if root is SftConfig else KL_SPELLINGS
+        self.foreign = {} if root is SftConfig else FOREIGN
+        self.extra = () if root is SftConfig else SPELLINGS
         self.found = Arguments()
 
     def read_one(self) -> None:
@@ -83,7 +102,12 @@ class _Reader:
             key = key.removeprefix("no_")
         path = self.aliases.get(key, key)
         spelling = path if key == path else f"--{key.replace('_', '-')}"
-        if not self._is_known(key):
+        if key in CONFIG_FLAGS and self.root is not None:
+            file = self._take_value(given) or (self.words.pop(0) if self.words else "")
+            self.found.files.append(Path(file))
+        elif not self._is_known(key) and key in self.foreign:
+            self._read_foreign(name, self.foreign[key], given)
+        elif not self._is_known(key):
             self.found.problems.append(self._unknown(name))
             self._take_value(given)
         elif self._is_switch(key):
@@ -103,6 +127,18 @@ class _Reader:
             else:
                 self.found.assignments.append(Assignment(path, value, spelling))
 
+    def _read_foreign(self, name: str, flag: Foreign, given: str | None) -> None:
+        """A flag of other programs: accepted where it says what is done anyway, else named with what to write."""
+        values = [given] if given is not None else []
+        while not values or flag.takes == "values":
+            if flag.takes == "switch" or not self.words or self.words[0].startswith("--"):
+                break
+            values.append(self.words.pop(0))
+        text = " ".join(values)
+        if text not in flag.same:
+            reason = "a flag of other programs, which has no key here"
+            self.found.problems.append(Problem(f"--{name}", text or True, reason, flag.instead))
+
     def _assignment_follows(self) -> bool:
         """Whether the next word is ``key=value`` of this document, and so no flag's value."""
         match = ASSIGNMENT.fullmatch(self.words[0]) if self.words else None
@@ -121,7 +157,7 @@ class _Reader:
     def _is_switch(self, key: str) -> bool:
         parts = self.aliases.get(key, key).split(".")
         known = field_at(self.root, parts)
-        return key in self.modes or parts[-1] in KL_PLACES or (known is not None and is_bool(known.annotation))
+        return key in self.modes or parts[-1] in SWITCHES or (known is not None and is_bool(known.annotation))
 
     def _take_switch(self, flag: str, given: str | None) -> bool:
         if given is None and self.words and self.words[0] in SWITCH_WORDS:

@@ -32,7 +32,8 @@ class RejectionConfig(Node):
     by: Statistic
     """What is looked at; seq_mean_k1 is the geometric mean of an answer's ratios."""
     high: PositiveFloat | None = None
-    """What is above is left out."""
+    """What is above is left out. Bounds are on old / rollout: a band [low, high] on rollout / old, as verl's, is
+    [1 / high, 1 / low] here."""
     low: PositiveFloat | None = None
     """What is below is left out; of k1 only. Default: 1 / high."""
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None

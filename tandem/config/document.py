@@ -23,6 +23,16 @@ SCALARS = (
     ("tag:yaml.org,2002:merge", r"<<", "<"),
 )
 
+MOST_NODES = 100_000
+"""Nodes of a document with its aliases followed: a few lines of nested aliases can stand for billions."""
+MOST_LEVELS = 100
+MOST_BYTES = 2**18
+"""Of a file: a config has some thousand."""
+SHOWN = 120
+"""Characters of a faulty line that are shown."""
+LARGEST = 2**63 - 1
+"""What an integer may be: larger ones are a slip of the pen, and overflow wherever they are divided."""
+
 
 class DocumentError(Exception):
     """A text that is not one YAML document; carries the problem to report."""
@@ -33,7 +43,20 @@ class DocumentError(Exception):
 
 
 class Yaml12Loader(yaml.SafeLoader):
-    """``SafeLoader`` with the scalars of YAML 1.2 and without silent overwriting of a key that is written twice."""
+    """``SafeLoader`` with the scalars of YAML 1.2, keys that are written twice refused, depth and aliases bounded."""
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        """An opening bracket; raises where there are too many inside each other (time grows with their square)."""
+        if self.flow_level >= MOST_LEVELS:
+            raise yaml.scanner.ScannerError(None, None, f"more than {MOST_LEVELS} levels", self.get_mark())
+        super().fetch_flow_collection_start(token)
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The document's root; raises where its aliases stand for too much, or for themselves."""
+        root: yaml.Node | None = super().get_single_node()
+        if root is not None:
+            _count(root, {})
+        return root
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A dict; raises where a key stands twice."""
@@ -51,9 +74,27 @@ class Yaml12Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _count(node: yaml.Node, counted: dict[int, int | None]) -> int:
+    """Nodes below ``node`` with every alias followed; ``counted`` knows those that were counted (None: begun)."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in counted:
+        counted[id(node)] = None
+        parts = [part for pair in node.value for part in (pair if isinstance(node, yaml.MappingNode) else (pair,))]
+        counted[id(node)] = 1 + sum(_count(part, counted) for part in parts)
+    found = counted[id(node)]
+    if found is None or found > MOST_NODES:
+        what = "an alias stands for itself" if found is None else f"more than {MOST_NODES} nodes with aliases followed"
+        raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
+    return found
+
+
 def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node)
-    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+    number = int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+    if abs(number) > LARGEST:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return number
 
 
 def _construct_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
@@ -92,7 +133,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str | bytes, name: str) -
     if mark is None:
         return Problem(name, "", f"not valid YAML: {reason}", "Correct the syntax")
     lines = (text.decode("utf-8", "replace") if isinstance(text, bytes) else text).splitlines()
-    line = lines[mark.line].strip() if mark.line < len(lines) else ""
+    line = lines[mark.line].strip()[:SHOWN] if mark.line < len(lines) else ""
     remedy = "Remove one of the two" if "stands twice" in reason else "Correct the syntax there"
     return Problem(f"{name}, line {mark.line + 1}, column {mark.column + 1}", line, f"not valid YAML: {reason}", remedy)
 
@@ -104,6 +145,9 @@ def read_document(path: Path) -> dict[Any, Any]:
     except OSError as error:
         reason = f"can't be read: {error.strerror or error}"
         raise DocumentError(Problem("config file", str(path), reason, "Give the path of a YAML file")) from error
+    if len(text) > MOST_BYTES:
+        reason, remedy = "too large for a config", "Give the YAML file of a run, not its data"
+        raise DocumentError(Problem(str(path), f"{len(text)} bytes", reason, remedy))
     tree = parse_yaml(text, str(path))
     if tree is None:
         return {}

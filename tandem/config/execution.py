@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
-from tandem.config.node import Node
+from tandem.config.node import Count, Node, Seconds
 
-Devices = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]  # YAML has lists, not tuples
+Devices = Annotated[tuple[PositiveInt, NonNegativeInt], Field(strict=False)]  # YAML has lists, not tuples
 Role = Literal["actor", "critic", "rollout", "advantages", "reference", "ref", "actor_fwd", "teacher"]
 Resource = dict[Role, Devices]
 """Role -> (nodes, devices per node). ``ref`` is the short name of ``reference``."""
@@ -17,7 +17,7 @@ Resource = dict[Role, Devices]
 class DataPlaneConfig(Node):
     """The store that samples pass through."""
 
-    num_data_storage_units: PositiveInt = 1
+    num_data_storage_units: Count = 1
     """Storage actors of the Ray store; the in-process store has one."""
     capacity_groups: PositiveInt | None = None
     """Most groups held before producers wait; default: enough for all partitions that staleness admits."""
@@ -28,10 +28,12 @@ class WeightSyncConfig(Node):
 
     overlap: bool = False
     """Transfer in the background of the next step instead of blocking (hybrid)."""
-    bucket_mb: PositiveInt = 256
+    bucket_mb: Annotated[int, Field(gt=0, le=2**16)] = 256
     """Size of a transfer bucket in MiB."""
-    deadline_s: Annotated[float, Field(gt=0)] = 300.0
+    deadline_s: Seconds = 300.0
     """Longest wait for an engine to acknowledge a version, once it has finished what comes first, in seconds."""
+    health_s: Seconds = 60.0
+    """Longest wait for an engine that has started to answer before a push, in seconds."""
     lora: Literal["merged", "adapter"] | None = None
     """What a push of a LoRA run carries: all weights with the adapters merged, or the adapters alone, which the engine
     then computes as the trainer does. Default: adapter, where the engine takes them."""
@@ -39,14 +41,14 @@ class WeightSyncConfig(Node):
 
 class _Execution(Node):
     resource: Resource = {}
-    """Devices per role, as {role: [nodes, devices per node]}; default: one device each."""
+    """Devices per role, as {role: [nodes, devices per node]}; default: one device each. ``advantages`` takes none."""
     data_plane: DataPlaneConfig = DataPlaneConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     max_engine_restarts: Annotated[int, Field(ge=0)] = 1
     """How often each rollout engine is started again after its process died; one death more ends the run."""
-    stall_warning_s: Annotated[float, Field(gt=0)] = 60.0
+    stall_warning_s: Seconds = 60.0
     """A wait longer than this is reported with its cause, in seconds."""
-    deadline_s: Annotated[float, Field(gt=0)] = 1800.0
+    deadline_s: Seconds = 1800.0
     """A wait longer than this ends the run with an error that names who blocks, in seconds."""
 
 
@@ -102,5 +104,5 @@ class RuntimeConfig(Node):
     """Keep all roles in one process (for a debugger)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where models compute; ``auto`` takes a CUDA device where there is one. CUDA has never been tried."""
-    torch_threads: PositiveInt | None = None
+    torch_threads: Count | None = None
     """Threads per process; default: PyTorch's own choice."""

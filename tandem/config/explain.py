@@ -127,9 +127,11 @@ def _one(detail: ErrorDetails, path: Path, value: object, root: type[BaseModel])
         return "not one of the choices", _choice(detail, value, _choices(path, root))
     if kind in BOUNDS:
         name, sign = BOUNDS[kind]
-        return f"must be {sign} {context[name]}", f"Write a number {sign} {context[name]}"
+        return f"must be {sign} {context[name]:.15g}", f"Write a number {sign} {context[name]:.15g}"
     if kind == "finite_number":
         return "not a finite number", "Write a finite number"
+    if kind == "string_too_short":
+        return "an empty text", f"Write a text, such as {_default(path, root) or 'abc'}"
     if kind in ("too_long", "too_short"):
         return f"has {context['actual_length']} items", f"Write as many as in {_default(path, root) or '[1, 4]'}"
     if kind == "invalid_key":

@@ -20,9 +20,14 @@ TRAIN_FLAGS = {
     "model": "actor_rollout_ref.model.path",
     "hf_checkpoint": "actor_rollout_ref.model.path",
     "lora_rank": "actor_rollout_ref.model.lora_rank",
+    "lora_alpha": "actor_rollout_ref.model.lora_alpha",
     "gradient_checkpointing": "actor_rollout_ref.model.gradient_checkpointing",
     # actor
     "lr": f"{_ACTOR}.optim.lr",
+    "adam_beta1": f"{_ACTOR}.optim.adam_beta1",
+    "adam_beta2": f"{_ACTOR}.optim.adam_beta2",
+    "adam_eps": f"{_ACTOR}.optim.eps",
+    "train_backend": f"{_ACTOR}.strategy",
     "weight_decay": f"{_ACTOR}.optim.weight_decay",
     "clip_grad": f"{_ACTOR}.optim.grad_clip",
     "lr_decay_style": f"{_ACTOR}.optim.schedule",
@@ -39,6 +44,12 @@ TRAIN_FLAGS = {
     "rollout_top_p": f"{_ROLLOUT}.top_p",
     "rollout_top_k": f"{_ROLLOUT}.top_k",
     "rollout_num_gpus_per_engine": f"{_ROLLOUT}.tensor_model_parallel_size",
+    "sglang_mem_fraction_static": f"{_ROLLOUT}.gpu_memory_utilization",
+    # critic
+    "critic_lr": "critic.optim.lr",
+    "critic_lr_warmup_iters": "critic.optim.warmup_steps",
+    "num_critic_only_steps": "critic.warmup_steps",
+    "value_clip": "critic.cliprange_value",
     # reference
     "ref_update_interval": "actor_rollout_ref.ref.update_interval",
     # algorithm
@@ -53,6 +64,8 @@ TRAIN_FLAGS = {
     "use_tis": "algorithm.use_tis",
     "eps_clip": "algorithm.policy_loss.clip_ratio",
     "eps_clip_high": "algorithm.policy_loss.clip_ratio_high",
+    "eps_clip_c": "algorithm.policy_loss.clip_ratio_c",
+    "tis_clip": "algorithm.tis_cap",
     # reward
     "rm_type": "reward_manager.type",
     "reward": "reward_manager.type",
@@ -63,6 +76,7 @@ TRAIN_FLAGS = {
     "input_key": "data.prompt_key",
     "label_key": "data.answer_key",
     "apply_chat_template": "data.chat",
+    "system_prompt": "data.system_prompt",
     "rollout_batch_size": "data.train_batch_size",
     "rollout_max_prompt_len": "data.max_prompt_length",
     "rollout_max_response_len": "data.max_response_length",
@@ -71,6 +85,8 @@ TRAIN_FLAGS = {
     # evaluation
     "eval_interval": "evaluation.interval",
     "n_samples_per_eval_prompt": "evaluation.n",
+    "eval_temperature": "evaluation.temperature",
+    "eval_top_p": "evaluation.top_p",
     # trainer
     "num_rollout": "trainer.total_steps",
     "total_steps": "trainer.total_steps",
@@ -80,8 +96,10 @@ TRAIN_FLAGS = {
     "save": "trainer.output_dir",
     "output_dir": "trainer.output_dir",
     "save_interval": "trainer.save_interval",
+    "max_actor_ckpt_to_keep": "trainer.keep_checkpoints",
     "resume": "trainer.resume",
     "logger": "trainer.logger",
+    "use_tensorboard": "trainer.use_tensorboard",
     "plugins": "plugins",
 }
 """Flag (dashes as underscores) -> dotted path in a training run."""

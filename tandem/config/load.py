@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.arguments import Arguments, Assignment, read_arguments
-from tandem.config.document import DocumentError, read_document
+from tandem.config.document import LARGEST, DocumentError, read_document
 from tandem.config.explain import EXPECTED, Fault, explain, intended
 from tandem.config.overrides import assign, two_values
 from tandem.config.schema import Config, SftConfig
-from tandem.config.spellings import choose_mode, drop_empty, place_kl
+from tandem.config.spellings import choose_mode, drop_empty, place_kl, place_others
 from tandem.config.suggest import at, closest
 from tandem.config.tree import keys_of
 
@@ -54,6 +54,9 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = (), *, kind:
     Raises:
         InvalidConfigError: with all problems, each naming key, value, reason and remedy.
     """
+    if isinstance(overrides, str):
+        reason, remedy = "a text where a list of words belongs", f"Write [{overrides!r}]"
+        raise InvalidConfigError([Problem("overrides", overrides, reason, remedy)])
     words = [str(path), *overrides] if path is not None else list(overrides)
     config: Config | SftConfig = load_words(words, kind)
     return config
@@ -131,9 +134,13 @@ def _read_file(arguments: Arguments) -> tuple[dict[Any, Any], list[Problem]]:
 def _validate(
     tree: dict[Any, Any], kind: Kind, problems: list[Problem], command_line: Sequence[str] = ()
 ) -> Config | SftConfig:
+    too_large = list(_oversized(tree))
+    if too_large:
+        raise InvalidConfigError([*problems, *too_large])
     problems = list(problems)
     if kind is Config:
         problems += place_kl(tree, command_line)
+        place_others(tree)
     drop_empty(tree, kind)
     try:
         config = kind.model_validate(tree)
@@ -144,6 +151,18 @@ def _validate(
     if problems:
         raise InvalidConfigError(problems, config)
     return config
+
+
+def _oversized(tree: Any, key: str = "") -> Iterator[Problem]:
+    """A problem for each integer that no arithmetic here could carry: a tree of dicts never was a document."""
+    if isinstance(tree, int) and abs(tree) > LARGEST:
+        yield Problem(key, "...", f"an integer of {tree.bit_length()} bits", "Write a smaller number")
+    elif isinstance(tree, dict):
+        for name, value in tree.items():
+            yield from _oversized(value, f"{key}.{name}".removeprefix("."))
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from _oversized(value, f"{key}[{index}]")
 
 
 def _guess(tree: dict[Any, Any], kind: Kind, faults: list[Fault]) -> Config | SftConfig | None:

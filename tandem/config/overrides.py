@@ -12,7 +12,7 @@ from tandem.config.arguments import Assignment
 from tandem.config.document import DocumentError, parse_yaml
 from tandem.config.node import AT_HOME, TypedNode
 from tandem.config.schema import Config
-from tandem.config.spellings import KL_SPELLINGS
+from tandem.config.spellings import SPELLINGS
 from tandem.config.suggest import unknown_key
 from tandem.config.tree import field_at, is_free, is_text
 
@@ -24,7 +24,7 @@ def assign(tree: dict[Any, Any], assignment: Assignment, root: type[BaseModel]) 
         value = _value(assignment, root)
     except DocumentError as error:
         return [error.problem]
-    spelled = root is Config and assignment.path in KL_SPELLINGS
+    spelled = root is Config and assignment.path in SPELLINGS
     if not (spelled or field_at(root, parts) is not None or is_free(root, parts)):
         return [unknown_key(root, tuple(parts), value, tree)]
     here: Any = tree

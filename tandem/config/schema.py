@@ -15,7 +15,7 @@ from tandem.config.model import (
     ModelConfig,
     OptimConfig,
 )
-from tandem.config.node import File, Files, MaybeFile, Names, Node, TypedNode, Whole
+from tandem.config.node import Count, File, Files, MaybeFile, Names, Node, Seconds, TypedNode, Whole
 
 
 class KlConfig(Node):
@@ -24,7 +24,8 @@ class KlConfig(Node):
     where: Annotated[Literal["off", "loss", "reward"], Field(alias="in")] = "off"
     """Added to the loss, taken from the reward, or off."""
     type: str = "k3"
-    """Estimator."""
+    """Estimator. In the loss, k3 has the gradient of KL(ref || policy), k3+ and k2 that of KL(policy || ref); none of
+    them weighs samples of older weights."""
     coef: NonNegativeFloat = 0.001
     """Weight; 0 is off."""
     controller: Literal["fixed", "adaptive"] = "fixed"
@@ -93,7 +94,8 @@ class AlgorithmConfig(Node):
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     """Weights and rejections for samples of another policy than the one at the start of a step."""
     old_logprobs: Literal["auto", "recompute", "rollout"] = "auto"
-    """Where the proximal log-probs come from; ``auto`` skips the pass where the ratio is 1 by construction."""
+    """Where the proximal log-probs come from; ``auto`` skips the pass where the ratio is 1 by construction. In
+    fully_async they are of actor_fwd's weights, up to max_staleness versions older than the step's."""
     stages: list[str | StageConfig] = []
     """Stages of plug-ins that a step has beside its own: names, or {type: NAME, ...parameters}."""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
@@ -118,11 +120,11 @@ class RewardConfig(TypedNode):
     type: str = "exact"
     file: MaybeFile = None
     """A .py file that defines the scorer named by ``type``."""
-    workers: PositiveInt = 1
+    workers: Count = 1
     """Scoring processes."""
-    timeout_s: PositiveFloat = 30.0
+    timeout_s: Seconds = 30.0
     """Deadline of one scoring, in seconds."""
-    start_s: PositiveFloat = 120.0
+    start_s: Seconds = 120.0
     """Deadline of a scoring process to get ready (imports, a reward model), in seconds."""
     on_error: Literal["mask", "refill", "stop"] = "mask"
     """A failed scoring: leave the sample out, draw the group anew, or end the run."""
@@ -237,11 +239,15 @@ class TrainerConfig(Node):
     output_dir: File = "runs/default"
     """Everything the run writes."""
     save_interval: NonNegativeInt = 0
-    """Steps between checkpoints and exports; 0: only at the end."""
+    """Steps between checkpoints, the last step included; 0: none is written at a step."""
+    save_on_interrupt: bool = True
+    """Write a checkpoint of the steps that are done where Ctrl-C or SIGTERM ends the run."""
     export: Literal["merged", "adapter"] = "merged"
     """What a LoRA run leaves: the model with its adapters merged, or a PEFT adapter folder."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept."""
+    max_idle_steps: PositiveInt = 10
+    """Most steps in a row that may train nothing; one more ends the run with the reason."""
     resume: MaybeFile = None
     """``latest``: the newest checkpoint of output_dir; ``auto``: that, or begin anew where there is none; or a
     checkpoint folder."""
@@ -290,12 +296,12 @@ class Config(Node):
 class NewModelConfig(Node):
     """A fresh Llama with a character tokenizer, for tasks that a laptop learns."""
 
-    alphabet: str
-    """One token a character."""
-    hidden_size: PositiveInt = 128
-    num_layers: PositiveInt = 4
-    num_heads: PositiveInt = 4
-    max_position_embeddings: PositiveInt = 256
+    alphabet: Annotated[str, Field(min_length=1)]
+    """One token a character; the first one ends an answer."""
+    hidden_size: Annotated[int, Field(ge=8, le=2**16)] = 128
+    num_layers: Count = 4
+    num_heads: Count = 4
+    max_position_embeddings: Annotated[int, Field(gt=0, le=2**24)] = 256
     chat_template: str | None = None
     """Jinja template of conversations, for rows of messages."""
 

@@ -20,6 +20,11 @@ KL_COEFS = {"kl_loss_coef": "loss", "kl_coef": "reward"}
 KL_SPELLINGS = tuple(f"algorithm.{name}" for name in (*KL_PLACES, *KL_COEFS))
 """Keys that stand for keys of ``algorithm.kl``, which has the KL in one place."""
 
+BETAS = ("adam_beta1", "adam_beta2")
+SWITCHES = (*KL_PLACES, "use_tensorboard")
+SPELLINGS = (*KL_SPELLINGS, *(f"actor_rollout_ref.actor.optim.{name}" for name in BETAS), "trainer.use_tensorboard")
+"""All keys that stand for others."""
+
 
 def place_kl(tree: dict[Any, Any], command_line: Collection[str] = ()) -> list[Problem]:
     """The spellings become ``algorithm.kl.in`` and ``algorithm.kl.coef``; what they contradict is refused.
@@ -94,6 +99,35 @@ def _weigh(kl: dict[str, Any], name: str, value: object, command_line: Collectio
     if written not in command_line:
         kl["coef"] = value
     return []
+
+
+def place_others(tree: dict[Any, Any]) -> None:
+    """Each beta becomes an item of ``optim.betas``, and the switch of TensorBoard one of ``trainer.logger``.
+
+    ``adv_estimator: ppo`` means gae with a critic, and ``dpo`` the loss that learns from pairs; a plug-in may have its
+    own under these names.
+    """
+    section = tree.get("actor_rollout_ref")
+    actor = section.get("actor") if isinstance(section, dict) else None
+    optim = actor.get("optim") if isinstance(actor, dict) else None
+    if isinstance(optim, dict) and (given := [optim.pop(name, None) for name in BETAS]) != [None, None]:
+        there = optim.get("betas", [0.9, 0.999])
+        optim["betas"] = [own if new is None else new for new, own in zip(given, there, strict=False)]
+    trainer = tree.get("trainer")
+    if isinstance(trainer, dict) and trainer.pop("use_tensorboard", False) is True:
+        names = trainer.get("logger", ["console"])
+        names = [names] if isinstance(names, str) else list(names)
+        trainer["logger"] = list(dict.fromkeys([*names, "tensorboard"]))
+    algorithm = tree.get("algorithm")
+    if not isinstance(algorithm, dict) or tree.get("plugins"):
+        return
+    if algorithm.get("adv_estimator") == "ppo":
+        algorithm["adv_estimator"] = "gae"
+        critic = tree.setdefault("critic", {}) or {}
+        tree["critic"] = {"enable": True, **critic} if isinstance(critic, dict) else critic
+    elif algorithm.get("adv_estimator") == "dpo" and "policy_loss" not in algorithm:
+        del algorithm["adv_estimator"]
+        algorithm["policy_loss"] = {"type": "dpo"}
 
 
 def choose_mode(modes: set[str], written: list[str], tree: dict[Any, Any]) -> list[Problem]:

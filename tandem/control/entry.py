@@ -15,12 +15,13 @@ from tandem.base.errors import ContractError
 from tandem.base.run_folder import owned
 from tandem.config.schema import Config, SftConfig
 from tandem.control import colocate, fully_async, hybrid, preference
-from tandem.control.sft import require_updates, tune
+from tandem.control.sft import tune
 from tandem.data.mixture import Stream, rows_told
 from tandem.observe.metrics import CONFIG_FILE
 from tandem.observe.summary import summarize
 from tandem.plan.plan import PREFERENCE, Plan
 from tandem.session.build import build_session
+from tandem.session.idle import require_updates
 from tandem.session.preference_session import build_preference_session
 from tandem.session.sft_session import build_sft_session
 

@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tandem.base.errors import ContractError, TandemError
+from tandem.base.errors import ContractError
 from tandem.base.run_folder import FINAL_FOLDER, owned
 from tandem.base.seeding import derive_seed
 from tandem.config.schema import SftConfig
@@ -19,12 +19,12 @@ from tandem.data.length import Overlong
 from tandem.data.mixture import Counted, rows_told
 from tandem.models.loading import save_pretrained_atomic
 from tandem.models.numerics import prepare_process
-from tandem.observe.metrics import METRICS_FILE
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.plan.mix import example_columns
-from tandem.plan.sft import refuse_ignored
+from tandem.plan.sft import check_own_trainer
 from tandem.roles.examples import padded_batch
+from tandem.session.idle import IdleSteps, require_updates
 from tandem.session.sft_session import SftSession
 from tandem.train.updater import Updater
 
@@ -52,7 +52,7 @@ class BaseTrainer:
         """Train on ``data_source`` and save; the folder of the tuned model, adapters included where there are any."""
         if not (hasattr(self, "model") and hasattr(self, "tokenizer")):
             raise ContractError(f"{type(self).__name__}: set self.model and self.tokenizer before fit()")
-        refuse_ignored(self.config)
+        check_own_trainer(self.config)
         data, trainer = self.config.data, self.config.trainer
         prepare_process(threads=self.config.runtime.torch_threads, exact=trainer.exact)
         examples = self._examples(data_source)
@@ -63,6 +63,7 @@ class BaseTrainer:
         folder = Path(trainer.output_dir)
         final, info = folder / FINAL_FOLDER, RunInfo(folder, steps, None, self.config.model_dump(mode="json"))
         with owned(folder), RunLog(info, trainer.logger, trace=trainer.trace) as log:
+            idle = IdleSteps()
             self.model.train()
             for step in range(1, steps + 1):
                 with log.timed("train"):
@@ -71,6 +72,7 @@ class BaseTrainer:
                     loss.backward()
                     result = updater.step()
                 rates = {"grad/norm": result.grad_norm, "optim/lr": result.lr, "updates": float(result.updates)}
+                idle.note(step, result.applied, f"its gradient norm is {result.grad_norm:g}", trainer.max_idle_steps)
                 log.log(step, {"loss/sft": float(loss.detach()), **rates})
             self.model.eval()
             save_pretrained_atomic(self.model, self.tokenizer, final)
@@ -95,15 +97,6 @@ class BaseTrainer:
         )
         seed = derive_seed(trainer.seed, "data")
         return Counted.of(rows, seed=seed, shuffle=data.shuffle, epochs=trainer.total_epochs)
-
-
-def require_updates(updates: int, steps: int) -> None:
-    """Refuse to call a run done that changed no weight. Raises ``TandemError``."""
-    if updates == 0:
-        raise TandemError(
-            f"nothing was learned: not one optimizer step was applied in {steps} steps. {METRICS_FILE} says why "
-            "(grad/norm, optim/skipped_steps; in RL also reward/std and reward/excluded)"
-        )
 
 
 def tune(session: SftSession) -> None:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.base.errors import DataError
 from tandem.data.catalog import Catalog, OnBadRow, RowSkipped
+from tandem.data.chat import Endings
 from tandem.data.examples import Example, ExampleColumns, encode_example, fit_example
 from tandem.data.length import Overlong
 from tandem.data.rows import Row, RowsTable, is_indexable
-from tandem.models.tokenizer import encode_text, leading_ids
+from tandem.models.tokenizer import encode_plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,16 +82,22 @@ def as_examples(
     A finite iterable is read to its end. ``tokenizer`` and ``columns`` are for rows of text. Rows of which no token
     would be learned are left out and counted. Raises ``DataError`` with the row.
     """
+    endings = Endings()
 
     def encode(table: int, row: Row) -> Example:
         ids, mask = _encode(row, tokenizer, columns)
+        if tokenizer is not None and "input_ids" not in row.values and (columns.chat or _talks(row, columns)):
+            endings.add(tokenizer, ids, mask)
         limit, where = len(ids) if max_length is None else max_length, f"{name}, row {row.number}"
         example = fit_example(ids, mask, max_length=limit, on_overlong=on_overlong, where=where, uid=where)
         if not any(example.loss_mask[1:]):
             raise RowSkipped("nothing to learn")
         return example
 
-    return Catalog([as_rows(dataset, name=name, split=split)], encode, on_bad_row=on_bad_row)
+    catalog = Catalog([as_rows(dataset, name=name, split=split)], encode, on_bad_row=on_bad_row)
+    if tokenizer is not None:
+        endings.warn(tokenizer)
+    return catalog
 
 
 def _encode(
@@ -102,8 +109,8 @@ def _encode(
         raise row.bad(
             "not tokenised", f"no column 'input_ids' among {', '.join(map(str, row.values))}, and no tokenizer"
         )
-    messages_key = "messages" if columns.messages_key is None else columns.messages_key
-    if messages_key in row.values:
+    if _talks(row, columns):
+        messages_key = _messages_key(columns)
         tools = "tools" if columns.tools_key is None and "tools" in row.values else columns.tools_key
         return encode_example(tokenizer, replace(columns, messages_key=messages_key, tools_key=tools), row)
     if columns.prompt_key in row.values and columns.response_key in row.values:
@@ -112,12 +119,21 @@ def _encode(
     if not isinstance(text, str):
         raise row.bad("not text", f"column 'text' is {text!r}, not text")
     try:
-        ids = leading_ids(tokenizer) + encode_text(tokenizer, text)
+        ids = encode_plain(tokenizer, text)
     except DataError as error:
         raise row.bad("not encodable", str(error)) from error
-    if tokenizer.eos_token_id is not None:
+    if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
         ids.append(tokenizer.eos_token_id)
     return ids, [1] * len(ids)
+
+
+def _messages_key(columns: ExampleColumns) -> str:
+    return "messages" if columns.messages_key is None else columns.messages_key
+
+
+def _talks(row: Row, columns: ExampleColumns) -> bool:
+    """Whether the row is a conversation."""
+    return _messages_key(columns) in row.values
 
 
 def _tokenised(row: Row) -> tuple[Sequence[int], Sequence[int]]:

@@ -7,19 +7,24 @@ tokens, no mask can be trusted and the conversation is refused (or the template'
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tandem.base.errors import DataError
-from tandem.data.tools import Tools, fit_calls
-from tandem.models.tokenizer import decode_text, encode_text, leading_ids
+from tandem.data.tools import Tools
+from tandem.models.tokenizer import decode_text, encode_plain, encode_text, end_ids, rendered_opening
+from tandem.models.tool_calls import fit_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
+logger = logging.getLogger(__name__)
+
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -53,6 +58,16 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
         raise DataError(
             f"tokenizer {tokenizer.name_or_path!r} has no chat template: use an instruction-tuned model, put a "
             "chat_template.jinja into its folder, or use plain text (chat: false)"
+        )
+
+
+def refuse_rendered(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+    """Raise ``DataError`` for text that a template was applied to already: one inside another is no conversation."""
+    opening = rendered_opening(tokenizer, text)
+    if opening is not None:
+        raise DataError(
+            f"the text begins with {opening!r}, so a chat template was applied to it already, and chat: true would put "
+            "it into the template once more: write chat: false, or give text without the template"
         )
 
 
@@ -103,8 +118,9 @@ def encode_conversation(
     """Ids of the whole conversation and a mask of equal length: 1 on assistant text and the end of its turn, else 0.
 
     The header that opens an assistant turn (the generation prompt) is not learned, nor are the first ``given``
-    messages. Raises ``DataError`` for malformed messages and for a template that does not render a beginning of the
-    conversation as a beginning of its text.
+    messages, nor what a template writes after the end token of a turn: a model stops there. Raises ``DataError`` for
+    malformed messages and for a template that does not render a beginning of the conversation as a beginning of its
+    text.
     """
     turns = checked_messages(messages)
     render = partial(render_chat, tokenizer, tools=tools)
@@ -123,8 +139,52 @@ def encode_conversation(
                 f"no loss mask for message {i + 1}: {unstable}. Use a chat template whose earlier turns don't "
                 "depend on later ones, or mark the assistant's text in it with {% generation %} … {% endgeneration %}"
             ) from None
-        mask[start:stop] = [1] * (stop - start)
+        mask[start:stop] = _until_end(ids[start:stop], end_ids(tokenizer))
     return ids, mask
+
+
+def _until_end(ids: Sequence[int], ends: Collection[int]) -> list[int]:
+    """1 up to the first end token, which is learned, then 0."""
+    place = next((i for i, token in enumerate(ids, start=1) if token in ends), len(ids))
+    return [1] * place + [0] * (len(ids) - place)
+
+
+def last_learned(ids: Sequence[int], mask: Sequence[int]) -> list[int]:
+    """The last token of each stretch that is learned."""
+    return [ids[i] for i, on in enumerate(mask) if on and not any(mask[i + 1 : i + 2])]
+
+
+@dataclass
+class Endings:
+    """How the learned turns of many conversations end. A model learns to stop only where they end with an end token."""
+
+    turns: int = 0
+    endless: int = 0
+    example: str = ""
+
+    def add(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], mask: Sequence[int]) -> None:
+        """Count the turns of a conversation before it is cut to length."""
+        for token in last_learned(ids, mask):
+            self.turns += 1
+            if token not in end_ids(tokenizer):
+                self.endless += 1
+                self.example = self.example or decode_text(tokenizer, [token])
+
+    def warn(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Tell, once for all, what can't be learned and what to do."""
+        if self.endless:
+            ends = ", ".join(repr(decode_text(tokenizer, [token])) for token in sorted(end_ids(tokenizer))) or "none"
+            told = f"{self.endless} of {self.turns} learned turns end with {self.example!r}"
+            logger.warning("%s", endless_turns(told, ends))
+
+
+def endless_turns(told: str, ends: str) -> str:
+    """That turns end with no end token, as ``told``, and the remedy; ``ends`` are the model's end tokens."""
+    return (
+        f"{told}, which is no end token of the model (it has {ends}): it would not learn to stop. Let the chat "
+        "template end each assistant turn with an end token, or name the template's own: eos_token in "
+        "tokenizer_config.json, or eos_token_id in generation_config.json (several are a list)"
+    )
 
 
 def encode_pair(
@@ -135,9 +195,7 @@ def encode_pair(
     The prompt gets the very ids that it has when a model is asked to continue it. Raises ``DataError`` if the tokenizer
     can't write the response after them, or lacks an end token.
     """
-    leading = leading_ids(tokenizer)
-    head = leading + encode_text(tokenizer, prompt)
-    whole = leading + encode_text(tokenizer, prompt + response)
+    head, whole = encode_plain(tokenizer, prompt), encode_plain(tokenizer, prompt + response)
     if whole[: len(head)] == head:
         tail = whole[len(head) :]
     else:
@@ -224,4 +282,11 @@ def _by_generation_marks(
     )
     if list(encoded["input_ids"]) != ids:
         raise DataError("the chat template's {% generation %} marks change the tokens of the conversation")
-    return ids, [int(m) for m in encoded["assistant_masks"]]
+    mask = [int(m) for m in encoded["assistant_masks"]]
+    start = 0
+    while 1 in mask[start:]:
+        start = mask.index(1, start)
+        stop = next((i for i in range(start, len(mask)) if not mask[i]), len(mask))
+        mask[start:stop] = _until_end(ids[start:stop], end_ids(tokenizer))
+        start = stop
+    return ids, mask

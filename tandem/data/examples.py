@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from tandem.base.errors import DataError
 from tandem.data.catalog import Catalog, OnBadRow, RowSkipped
-from tandem.data.chat import checked_messages, encode_conversation, encode_pair, require_chat_template
+from tandem.data.chat import (
+    Endings,
+    checked_messages,
+    encode_conversation,
+    encode_pair,
+    refuse_rendered,
+    require_chat_template,
+)
 from tandem.data.length import Overlong, cut
 from tandem.data.mixture import Counted
 from tandem.data.rows import Row, RowError, Table
@@ -47,6 +54,11 @@ class ExampleColumns:
     chat: bool = False
     add_eos: bool = True
     tools_key: str | None = None
+
+    @property
+    def converses(self) -> bool:
+        """Whether examples are conversations, which the chat template renders."""
+        return self.chat or self.messages_key is not None
 
 
 def fit_example(
@@ -89,13 +101,17 @@ class ConversationSource(Counted[Example]):
         epochs: int | None = None,
         streaming: bool = False,
     ) -> None:
-        if columns.chat or columns.messages_key is not None:
+        if columns.converses:
             require_chat_template(tokenizer)
         if columns.tools_key is not None:
             require_place_for_tools(tokenizer)
 
+        endings = Endings()
+
         def encode(table: int, row: Row) -> Example:
             ids, mask = encode_example(tokenizer, columns, row)
+            if columns.converses:
+                endings.add(tokenizer, ids, mask)
             where, uid = f"{row.table}, row {row.number}", f"{table}:{row.number}"
             example = fit_example(ids, mask, max_length=max_length, on_overlong=on_overlong, where=where, uid=uid)
             if not any(example.loss_mask[1:]):
@@ -105,6 +121,7 @@ class ConversationSource(Counted[Example]):
             return example
 
         catalog = Catalog(tables, encode, on_bad_row=on_bad_row, streaming=streaming)
+        endings.warn(tokenizer)
         self.counts = catalog.counts
         super().__init__(catalog, seed=seed, shuffle=shuffle, epochs=epochs, fingerprint=catalog.fingerprint)
 
@@ -119,6 +136,7 @@ def encode_example(
             return encode_conversation(tokenizer, checked_messages(row.nested(columns.messages_key)), tools=tools)
         prompt, response = _text(row, columns.prompt_key), _text(row, columns.response_key)
         if columns.chat:
+            refuse_rendered(tokenizer, prompt)
             turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
             return encode_conversation(tokenizer, turns, tools=tools)
         return encode_pair(tokenizer, prompt, response, add_eos=columns.add_eos)

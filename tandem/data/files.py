@@ -81,6 +81,9 @@ class JsonlTable:
         except json.JSONDecodeError as error:
             detail = f"invalid JSON at column {error.colno}: {error.msg}. Each line holds one whole JSON object"
             raise RowError(self.name, number, "invalid json", detail) from None
+        except ValueError as error:  # a number of more digits than Python reads
+            detail = f"{str(error).partition(';')[0]}: write such a number as text"
+            raise RowError(self.name, number, "invalid json", detail) from None
         except RecursionError:
             raise RowError(self.name, number, "invalid json", "JSON nested too deeply") from None
         if not isinstance(values, dict):

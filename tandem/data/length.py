@@ -12,7 +12,8 @@ T = TypeVar("T")
 class Overlong(StrEnum):
     """What to do with a sequence longer than its limit.
 
-    ``left`` cuts from the left and keeps the last tokens; ``right`` cuts from the right and keeps the first.
+    ``left`` cuts from the left and keeps the last tokens, and the begin token before them where there is one; ``right``
+    cuts from the right and keeps the first.
     """
 
     ERROR = "error"
@@ -21,8 +22,14 @@ class Overlong(StrEnum):
     RIGHT = "right"
 
 
-def cut(tokens: Sequence[T], limit: int, policy: Overlong) -> Sequence[T]:
-    """At most ``limit`` of ``tokens``, from the end that ``policy`` (left or right) keeps."""
+def cut(tokens: Sequence[T], limit: int, policy: Overlong, *, begins: int = 0) -> Sequence[T]:
+    """At most ``limit`` of ``tokens``, from the end that ``policy`` (left or right) keeps.
+
+    The first ``begins`` of them stay if there is room for more than these.
+    """
     if len(tokens) <= limit:
         return tokens
-    return tokens[len(tokens) - limit :] if policy is Overlong.LEFT else tokens[:limit]
+    if policy is not Overlong.LEFT:
+        return tokens[:limit]
+    kept = begins if begins < limit else 0
+    return [*tokens[:kept], *tokens[len(tokens) - limit + kept :]]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.base.errors import DataError
 from tandem.data.catalog import Catalog, OnBadRow, RowCounts, RowSkipped
-from tandem.data.chat import Message, checked_messages, encode_conversation, encode_pair
+from tandem.data.chat import Endings, Message, checked_messages, encode_conversation, encode_pair
 from tandem.data.length import Overlong, cut
 from tandem.data.prompts import PromptColumns, PromptEncoder, Rendered, digest, held_out_texts
 from tandem.data.rows import Row, Table
@@ -82,6 +82,7 @@ class PreferenceEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, columns: PreferenceColumns, lengths: Lengths) -> None:
         self._tokenizer, self._columns, self._lengths = tokenizer, columns, lengths
+        self.endings = Endings()
         self._prompts = PromptEncoder(
             tokenizer, columns.prompt, max_prompt_length=lengths.prompt, on_overlong=lengths.on_overlong_prompt
         )
@@ -154,6 +155,7 @@ class PreferenceEncoder:
                 before = list(whole.messages or ())
                 tools = read_tools(row, self._columns.prompt.tools_key)
                 ids, mask = encode_conversation(self._tokenizer, [*before, *turns], given=len(before), tools=tools)
+                self.endings.add(self._tokenizer, ids, mask)
         except DataError as error:
             raise row.bad("not encodable", f"column {column!r}: {error}") from error
         length = len(whole.ids)
@@ -206,6 +208,7 @@ class PreferenceSource(Sampler[Preference]):
             return encoder.preference(table, row, whole)
 
         catalog = Catalog(tables, encode, on_bad_row=on_bad_row, streaming=streaming)
+        encoder.endings.warn(tokenizer)
         self.counts = catalog.counts
         super().__init__(catalog, seed=seed, shuffle=shuffle, epochs=epochs, fingerprint=catalog.fingerprint)
 

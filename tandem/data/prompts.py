@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import string
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -15,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tandem.base.errors import DataError
 from tandem.data.catalog import Catalog, OnBadRow, RowCounts, RowSkipped
-from tandem.data.chat import Message, checked_messages, encode_chat_prompt, require_chat_template
+from tandem.data.chat import Message, checked_messages, encode_chat_prompt, refuse_rendered, require_chat_template
 from tandem.data.length import Overlong, cut
 from tandem.data.rows import Row, RowError, Table
 from tandem.data.sampler import Sampler
+from tandem.data.template import Template
 from tandem.data.tools import read_tools, require_place_for_tools
-from tandem.models.tokenizer import decode_text, encode_text, leading_ids
+from tandem.models.tokenizer import begins, decode_text, encode_plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +49,7 @@ class PromptColumns:
     """Which columns of a row make a prompt.
 
     ``prompt_key`` holds text or chat messages; ``template`` builds the text from several columns instead, as
-    ``str.format`` does (``"{x:2d}+{y:2d}="``). ``chat`` wraps text as a user message, after ``system_prompt`` if given.
+    ``Template`` says (``"{x:2d}+{y:2d}="``). ``chat`` wraps text as a user message, after ``system_prompt`` if given.
     ``tools_key`` holds definitions of tools for the chat template, as a list of mappings or as JSON text.
     ``uid_key`` None: the uid is "table index:row number". ``data_source_key`` None: the file's name without its ending.
     A key may reach into a nested column by dots (``reward_model.ground_truth``).
@@ -94,8 +94,7 @@ class PromptEncoder:
             raise DataError("system_prompt is used with chat: true only: set chat: true, or write it into the prompt")
         self._tokenizer = tokenizer
         self._columns = columns
-        self._template = None if columns.template is None else _Template(columns.template)
-        self._leading = leading_ids(tokenizer)
+        self._template = None if columns.template is None else Template(columns.template)
         self._limit = max_prompt_length
         self._on_overlong = on_overlong
 
@@ -111,7 +110,7 @@ class PromptEncoder:
             if isinstance(value, str) and not (chat or self._columns.chat):
                 if tools is not None:
                     raise row.bad("no place for tools", "tools belong to chat messages: write chat: true")
-                return Rendered(value, self._leading + encode_text(self._tokenizer, value), None)
+                return Rendered(value, encode_plain(self._tokenizer, value), None)
             messages = self._messages(row, value)
             text, ids = encode_chat_prompt(self._tokenizer, messages, tools=tools)
             return Rendered(text, ids, tuple(messages))
@@ -128,7 +127,7 @@ class PromptEncoder:
         shortened = len(ids) < len(whole.ids)
         columns = self._columns
         return Prompt(
-            uid=f"{table}:{row.number}" if columns.uid_key is None else str(row[columns.uid_key]),
+            uid=f"{table}:{row.number}" if columns.uid_key is None else _named(row, columns.uid_key),
             prompt_ids=tuple(ids),
             text=decode_text(self._tokenizer, ids) if shortened else whole.text,
             ground_truth=None
@@ -136,7 +135,7 @@ class PromptEncoder:
             else _savable(row, columns.answer_key, row[columns.answer_key]),
             data_source=PurePath(row.table).stem
             if columns.data_source_key is None
-            else str(row[columns.data_source_key]),
+            else _named(row, columns.data_source_key),
             extra_info={key: _savable(row, key, row.find(key)) for key in columns.extra_keys},
             messages=whole.messages,
             cut=shortened,
@@ -144,6 +143,7 @@ class PromptEncoder:
 
     def _messages(self, row: Row, value: object) -> list[Message]:
         if isinstance(value, str):
+            refuse_rendered(self._tokenizer, value)
             value = [{"role": "user", "content": value}]
         elif not isinstance(value, Sequence) or isinstance(value, bytes):
             key = self._columns.prompt_key
@@ -161,7 +161,7 @@ class PromptEncoder:
                 f"{row.table}, row {row.number}: the prompt has {len(ids)} tokens, more than max_prompt_length = "
                 f"{self._limit}. Raise it, or set on_overlong_prompt to drop, left or right"
             )
-        return cut(ids, self._limit, self._on_overlong)
+        return cut(ids, self._limit, self._on_overlong, begins=begins(self._tokenizer, ids))
 
 
 class PromptSource(Sampler[Prompt]):
@@ -211,31 +211,6 @@ class PromptSource(Sampler[Prompt]):
         super().__init__(catalog, seed=seed, shuffle=shuffle, epochs=epochs, fingerprint=catalog.fingerprint)
 
 
-class _Template:
-    """``str.format`` restricted to plain columns, checked before any row is read."""
-
-    def __init__(self, text: str) -> None:
-        try:
-            names = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
-        except ValueError as error:
-            raise DataError(f"template {text!r}: {error}. Write {{column}}, and double braces that are text") from error
-        for name in names:
-            if not name.isidentifier():
-                raise DataError(f"template {text!r}: {{{name}}} is no plain column name. Write {{column}}")
-        if not names:
-            raise DataError(f"template {text!r} names no column, so all prompts would be equal. Write {{column}}")
-        self._text = text
-        self._columns = tuple(dict.fromkeys(names))
-
-    def fill(self, row: Row) -> str:
-        """The text with the row's columns. Raises ``RowError``."""
-        values = {name: row[name] for name in self._columns}
-        try:
-            return self._text.format(**values)
-        except (ValueError, TypeError) as error:
-            raise row.bad("not encodable", f"template {self._text!r} can't show {values!r}: {error}") from error
-
-
 class Renders(Protocol):
     """What makes a prompt of a row."""
 
@@ -268,6 +243,14 @@ def _untaught(source: str, taught: Collection[str]) -> str:
 def digest(text: str) -> bytes:
     """A short stand-in for a text."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _named(row: Row, key: str) -> str:
+    """The value of column ``key`` as a name."""
+    try:
+        return str(row[key])
+    except ValueError as error:  # an integer of more digits than Python writes
+        raise row.bad("not text", f"column {key!r} can't be shown: {error}") from error
 
 
 def _savable(row: Row, key: str, value: object) -> Any:

@@ -7,20 +7,39 @@ in generation. The layout travels as a keyword argument through the transformers
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from tandem.base.errors import TandemError
 
 IMPLEMENTATION = "tandem"
 
 
-class AttentionLayout(Protocol):
-    """Decides who sees whom among the T tokens of a forward."""
+class Layout(Protocol):
+    """How T tokens in a row go through a decoder."""
 
+    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Run ``decoder`` over ``input_ids`` and ``positions`` (T,) int64; its last hidden states (T, d)."""
+
+
+class AttentionLayout(ABC):
+    """A layout that decides, in each attention layer, who sees whom among the T tokens of one row."""
+
+    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """See ``Layout.hidden``: the tokens stand in one row, and each attention layer calls ``attend``."""
+        output = decoder(input_ids=input_ids[None], position_ids=positions[None], use_cache=False, layout=self)
+        states: torch.Tensor = output.last_hidden_state[0]
+        return states
+
+    @abstractmethod
     def attend(
         self,
         layer: int,
@@ -32,10 +51,34 @@ class AttentionLayout(Protocol):
     ) -> torch.Tensor:
         """Causal attention within each document.
 
-        ``query`` (1, H, T, D), ``key`` and ``value`` (1, K, T, D) with H a multiple of K (grouped queries). ``window``
-        is the number of latest positions that a token may see (itself included), None for all.
-        Returns (1, T, H, D).
+        ``query`` (1, H, T, D), ``key`` (1, K, T, D) and ``value`` (1, K, T, E) with H a multiple of K (grouped
+        queries). ``window`` is the number of latest positions that a token may see (itself included), None for all.
+        Returns (1, T, H, E).
         """
+
+
+@dataclass
+class Seen:
+    """What a forward asked of attention: the windows of its masks, and those that reached its layers."""
+
+    masks: set[int | None] = field(default_factory=set)
+    layers: set[int | None] = field(default_factory=set)
+
+
+_watching = threading.local()
+
+
+@contextmanager
+def watched() -> Iterator[Seen]:
+    """Note the windows of all forwards of this thread in the block.
+
+    A mask may say more than a layer passes on (chunks instead of windows, say), which short documents don't show.
+    """
+    _watching.seen = seen = Seen()
+    try:
+        yield seen
+    finally:
+        _watching.seen = None
 
 
 def layout_attention(
@@ -51,22 +94,28 @@ def layout_attention(
     **extra: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function that transformers calls in each attention layer; delegates to the ``layout`` keyword."""
+    name = type(module).__name__
     if layout is None:
-        raise TandemError(
-            f"{type(module).__name__} did not pass the attention layout on: this architecture does not forward keyword "
-            "arguments to its attention layers and can't be used. Choose a decoder-only model of transformers ≥ 5"
-        )
-    for name in ("softcap", "s_aux", "position_bias"):
-        if extra.get(name) is not None:
-            raise TandemError(f"{type(module).__name__} uses the attention feature {name!r}, which is not supported")
+        raise TandemError(f"{name} does not pass on where documents begin and end")
+    if attention_mask is not None:
+        raise TandemError(f"{name} gets a mask of its own making")
+    for feature in ("softcap", "s_aux", "position_bias"):
+        if extra.get(feature) is not None:
+            raise TandemError(f"{name} uses the attention feature {feature!r}")
     if dropout:
         raise TandemError(f"attention dropout {dropout} is not supported: set it to 0 in the model's config")
+    seen: Seen | None = getattr(_watching, "seen", None)
+    if seen is not None:
+        seen.layers.add(sliding_window or None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return layout.attend(module.layer_idx, query, key, value, scale, sliding_window), None  # type: ignore[arg-type]
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
+def _no_mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> None:
     """Layouts know who sees whom; transformers builds no mask."""
+    seen: Seen | None = getattr(_watching, "seen", None)
+    if seen is not None:
+        seen.masks.add(local_size or None)  # some families write 0 for no window
 
 
 AttentionInterface.register(IMPLEMENTATION, layout_attention)

@@ -13,75 +13,8 @@ from __future__ import annotations
 import torch
 
 from tandem.base.errors import ContractError
-from tandem.models.packing import PackedLayout
-
-_BLOCK = 64  # columns; keeps row starts aligned and growth rare
-
-
-class KVStore:
-    """Per layer keys and values (rows, K, capacity, D), allocated when a layer first writes.
-
-    ``lengths`` (rows,) int64 on the CPU: tokens in each row. Only the first ``count`` rows are in use.
-    """
-
-    def __init__(self, rows: int, capacity: int) -> None:
-        self.rows, self.capacity = rows, _rounded(capacity)
-        self.count = 0
-        self.lengths = torch.zeros(rows, dtype=torch.int64)
-        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    @property
-    def width(self) -> int:
-        """Tokens of the longest row in use."""
-        return int(self.lengths[: self.count].max()) if self.count else 0
-
-    def append(self, lengths: torch.Tensor, capacity: int) -> slice:
-        """Take new rows of ``lengths`` (M,), with columns for ``capacity`` tokens; says which rows they are."""
-        rows = slice(self.count, self.count + len(lengths))
-        self.reserve(rows.stop, capacity)
-        self.lengths[rows] = lengths
-        self.count = rows.stop
-        return rows
-
-    def reserve(self, rows: int, capacity: int) -> None:
-        """Have at least so many rows and columns."""
-        if rows <= self.rows and capacity <= self.capacity:
-            return
-        width, lengths = self.width, self.lengths[: self.count]
-        if rows > self.rows:
-            self.rows = max(rows, 2 * self.rows)
-            self.lengths = torch.zeros(self.rows, dtype=torch.int64)
-            self.lengths[: self.count] = lengths
-        if capacity > self.capacity:
-            self.capacity = _rounded(max(capacity, 2 * self.capacity))
-        for index, stores in self._layers.items():
-            fresh = (self._allocate(stores[0]), self._allocate(stores[1]))
-            for new, old in zip(fresh, stores, strict=True):
-                new[: self.count, :, :width] = old[: self.count, :, :width]
-            self._layers[index] = fresh
-
-    def move(self, source: torch.Tensor, target: torch.Tensor, count: int) -> None:
-        """Overwrite the rows ``target`` by the rows ``source`` (M,), then keep the first ``count`` rows."""
-        if len(source):
-            self.lengths[target] = self.lengths[source]
-            width = int(self.lengths[target].max())
-            for keys, values in self._layers.values():
-                for store in (keys[:, :, :width], values[:, :, :width]):
-                    store[target.to(store.device)] = store[source.to(store.device)]
-        self.count = count
-
-    def layer(self, index: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values (rows, K, capacity, D) of a layer; ``like`` (1, K, T, D) gives their size, dtype and device.
-
-        Under mixed precision rotated keys are float32 beside bfloat16 values: give the values, whose type both get.
-        """
-        if index not in self._layers:
-            self._layers[index] = (self._allocate(like), self._allocate(like))
-        return self._layers[index]
-
-    def _allocate(self, like: torch.Tensor) -> torch.Tensor:
-        # Zeros, because a hidden column still enters a product with weight 0, where leftover NaN bits would not vanish.
-        return like.new_zeros(self.rows, like.shape[1], self.capacity, like.shape[3])
+from tandem.models.kv_store import BLOCK, KVStore, Place, StoringLayout, closing
+from tandem.models.packing import Documents, PackedLayout
 
 
 class KVCache:
@@ -92,10 +25,10 @@ class KVCache:
     the CPU, keys and values on ``device``.
     """
 
-    def __init__(self, device: torch.device, rows: int = 1, capacity: int = _BLOCK) -> None:
+    def __init__(self, device: torch.device, rows: int = 1, capacity: int = BLOCK) -> None:
         self.device = device
         self.answers = KVStore(rows, capacity)
-        self.prompts = KVStore(1, _BLOCK)
+        self.prompts = KVStore(1, BLOCK)
         self.group = torch.zeros(0, dtype=torch.int64)
 
     @property
@@ -115,6 +48,10 @@ class KVCache:
         self.group = torch.cat([self.group, torch.arange(rows.start, rows.stop).repeat_interleave(copies)])
         self.answers.append(torch.zeros(len(lengths) * copies, dtype=torch.int64), 1)
         return PromptLayout(self.prompts, rows, lengths, self.device)
+
+    def resume(self, lengths: torch.Tensor, copies: torch.Tensor, begun: torch.Tensor) -> ResumptionLayout:
+        """See ``RowCache.resume``."""
+        return ResumptionLayout(self, lengths, copies, begun)
 
     def extend(self) -> DecodeLayout:
         """Make room for one more token in every row; the forward of the returned layout writes it."""
@@ -144,10 +81,11 @@ class KVCache:
             self.prompts.move(source, target, int(used.sum()))
 
 
-class PromptLayout:
+class PromptLayout(StoringLayout):
     """Packed prompts that see only themselves and leave their keys and values in ``rows`` of a store."""
 
     def __init__(self, store: KVStore, rows: slice, lengths: torch.Tensor, device: torch.device) -> None:
+        super().__init__()
         self._store, self._rows = store, rows
         self._packed = PackedLayout.of_lengths(lengths, device)
         self._width = int(lengths.max())
@@ -168,20 +106,87 @@ class PromptLayout:
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """See ``AttentionLayout.attend``: (1, H, T, D) and (1, K, T, D) to (1, T, H, D)."""
-        for store, new in zip(self._store.layer(layer, value), (key, value), strict=True):
+        """See ``AttentionLayout.attend``: (1, H, T, D), (1, K, T, D) and (1, K, T, E) to (1, T, H, E)."""
+        for store, new in zip(self._store.layer(self.place(layer), key, value), (key, value), strict=True):
             padded = new[0].index_select(1, self._index).unflatten(1, (-1, self._width))  # (K, P, width, D)
             store[self._rows, :, : self._width] = padded.transpose(0, 1)
         return self._packed.attend(layer, query, key, value, scale, window)
 
 
-class DecodeLayout:
+class ResumptionLayout(StoringLayout):
+    """Packed prompts (P of them), then the R answers begun to them; each answer sees its prompt and itself.
+
+    Taking it makes rows in ``cache``: the forward leaves keys and values in the prompts' rows and the answers' rows.
+    ``lengths`` (P,) and ``copies`` (P,): tokens of each prompt, and how many answers go on behind it. ``begun`` (R,):
+    tokens of each answer, which may be 0. All int64 on the CPU.
+    """
+
+    def __init__(self, cache: KVCache, lengths: torch.Tensor, copies: torch.Tensor, begun: torch.Tensor) -> None:
+        super().__init__()
+        prompt = torch.arange(len(lengths)).repeat_interleave(copies)  # (R,): of each answer
+        starts = lengths.cumsum(0) - lengths
+        own = lengths.sum() + begun.cumsum(0) - begun
+        rows = cache.prompts.append(lengths, int(lengths.max()))
+        cache.group = torch.cat([cache.group, prompt + rows.start])
+        answers = cache.answers.append(begun, max(int(begun.max()), 1))
+        self._parts = [
+            _Part(cache.prompts, rows, starts, lengths, cache.device),
+            _Part(cache.answers, answers, own, begun, cache.device),
+        ]
+        self._packed = PackedLayout(Documents(starts[prompt], lengths[prompt], own, begun), cache.device)
+        behind = torch.cat(
+            [torch.zeros_like(lengths), lengths[prompt]]
+        )  # where each stretch of the row begins to count
+        stretches = torch.cat([lengths, begun])
+        place = torch.arange(int(stretches.sum())) - (stretches.cumsum(0) - stretches).repeat_interleave(stretches)
+        self.positions = place + behind.repeat_interleave(stretches)
+        self.last = torch.where(begun > 0, own + begun, (starts + lengths)[prompt]) - 1  # (R,): last token of each
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """See ``AttentionLayout.attend``: (1, H, T, D), (1, K, T, D) and (1, K, T, E) to (1, T, H, E)."""
+        place = self.place(layer)
+        for part in self._parts:
+            part.keep(place, key, value)
+        return self._packed.attend(layer, query, key, value, scale, window)
+
+
+class _Part:
+    """Stretches of the packed row that go to the rows ``rows`` of a store."""
+
+    def __init__(
+        self, store: KVStore, rows: slice, starts: torch.Tensor, lengths: torch.Tensor, device: torch.device
+    ) -> None:
+        self._store, self._rows = store, rows
+        self._width = int(lengths.max())
+        # A short stretch repeats its last token; an empty one takes whatever stands before it. Neither is ever seen.
+        columns = torch.arange(self._width)[None].minimum(lengths[:, None] - 1)
+        self._index = (starts[:, None] + columns).flatten().to(device)
+
+    def keep(self, place: Place, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store keys (1, K, T, D) and values (1, K, T, E) of the stretches."""
+        if self._width == 0:
+            return
+        for store, new in zip(self._store.layer(place, key, value), (key, value), strict=True):
+            padded = new[0].index_select(1, self._index).unflatten(1, (-1, self._width))  # (K, rows, width, D)
+            store[self._rows, :, : self._width] = padded.transpose(0, 1)
+
+
+class DecodeLayout(StoringLayout):
     """One new token per row: it is written behind the row's tokens and sees all of them, itself included.
 
     ``positions`` (R,) int64 on the CPU: where each row's new token stands, its prompt counted.
     """
 
     def __init__(self, cache: KVCache, columns: torch.Tensor) -> None:
+        super().__init__()
         self._answers, self._columns = cache.answers, columns
         self._width = int(columns.max()) + 1
         self._at = (torch.arange(len(columns)).to(cache.device), slice(None), columns.to(cache.device))
@@ -198,24 +203,25 @@ class DecodeLayout:
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """See ``AttentionLayout.attend``, T = R: (1, H, R, D) and (1, K, R, D) to (1, R, H, D)."""
+        """See ``AttentionLayout.attend``, T = R: (1, H, R, D), (1, K, R, D) and (1, K, R, E) to (1, R, H, E)."""
         heads, count, size = query.shape[1:]
+        place = self.place(layer)
         if count != len(self.positions):
             raise ContractError(f"{count} tokens came to a cache of {len(self.positions)} rows: one token per row")
-        keys, values = self._answers.layer(layer, value)
+        keys, values = self._answers.layer(place, key, value)
         keys[self._at] = key[0].transpose(0, 1).to(keys.dtype)
         values[self._at] = value[0].transpose(0, 1)
         # The queries that share a key head stand as its sequence, so grouped heads need no expanded copy of the cache.
         queries = (query[0] * scale).transpose(0, 1).to(keys.dtype).reshape(count, keys.shape[1], -1, size)
         scores = _product(queries, keys[:count, :, : self._width].transpose(2, 3))  # (R, K, H / K, width)
         if self._shared is not None:
-            scores = torch.cat([self._shared.scores(layer, queries, value), scores], -1)
+            scores = torch.cat([self._shared.scores(place, queries, key, value), scores], -1)
         mask = self._mask(window, scores)
         weights = (scores if mask is None else scores + mask).softmax(-1, dtype=torch.float32).to(values.dtype)
         output = _product(weights[..., -self._width :], values[:count, :, : self._width])
         if self._shared is not None:
-            output = output + self._shared.mixed(layer, weights[..., : -self._width], value)
-        return output.reshape(1, count, heads, size)
+            output = output + self._shared.mixed(place, weights[..., : -self._width], key, value)
+        return output.reshape(1, count, heads, value.shape[3])
 
     def _mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
         """(R, 1, 1, columns) additive mask, None where every row sees every column; built once for all layers."""
@@ -251,14 +257,14 @@ class _SharedPrompts:
         row[place] = torch.arange(len(group))
         self._place, self._row = place.to(device), row.to(device)
 
-    def scores(self, layer: int, queries: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    def scores(self, place: Place, queries: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """(R, K, H / K, D) -> (R, K, H / K, width): each query times its prompt's keys."""
-        keys, _ = self._store.layer(layer, like)
+        keys, _ = self._store.layer(place, key, value)
         return self._product(queries, keys[: self._groups, :, : self.width].transpose(2, 3))
 
-    def mixed(self, layer: int, weights: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """(R, K, H / K, width) -> (R, K, H / K, D): the prompt's values by weight."""
-        _, values = self._store.layer(layer, like)
+    def mixed(self, place: Place, weights: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """(R, K, H / K, width) -> (R, K, H / K, E): the prompt's values by weight."""
+        _, values = self._store.layer(place, key, value)
         return self._product(weights, values[: self._groups, :, : self.width])
 
     def _product(self, rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
@@ -271,17 +277,7 @@ class _SharedPrompts:
         return ungrouped
 
 
-def closing(kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The moves that close the gaps in ``kept`` (M,) bool: rows ``source`` from the end go to the rows ``target``."""
-    count = int(kept.sum())
-    return kept[count:].nonzero()[:, 0] + count, (~kept[:count]).nonzero()[:, 0]
-
-
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Matrix products (B, K, m, a) x (B, K, a, b) -> (B, K, m, b); views stay views, which ``matmul`` copies."""
     product: torch.Tensor = torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, left.shape[:2])
     return product
-
-
-def _rounded(columns: int) -> int:
-    return -(-columns // _BLOCK) * _BLOCK

@@ -2,80 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import ContractError
-from tandem.models.attention import AttentionLayout
+from tandem.models.attention import IMPLEMENTATION, Layout
+from tandem.models.cache import KVCache
+from tandem.models.head import PLAIN, Head, Transform
+from tandem.models.kv_store import BLOCK
+from tandem.models.packing import Documents, PackedLayout
+from tandem.models.positions import Context
+from tandem.models.row_cache import RowCache
+from tandem.models.rows import BorderedLayout, RowsCache, RowsLayout, WholeRows
 
 R = TypeVar("R")
 
+Route = Literal["packed", "bordered", "rows"]
+"""How documents go through a model.
 
-@dataclass(frozen=True, eq=False)
-class Head:
-    """The output projection: ``weight`` (V, d), ``bias`` (V,), and what the architecture does to logits.
+``packed``: in one row, prompts shared, only attention told where each begins; generation with ``KVCache``.
+``bordered``: in one row, nothing shared, every layer told; generation with the model's own cache.
+``rows``: a row each, in a plain transformers model; generation with the model's own cache.
+"""
+ROUTES: tuple[Route, ...] = ("packed", "bordered", "rows")
+"""Fastest first."""
 
-    They are multiplied by ``scale``, then squashed into (-softcap, softcap).
-    """
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
-    scale: float = 1.0
-    softcap: float | None = None
-
-    @classmethod
-    def of(cls, model: PreTrainedModel) -> Head:
-        """The head of ``model``, sharing its weights."""
-        projection, config = model.get_output_embeddings(), model.config
-        # Absent attributes mean that the architecture has no such transform, not a default of ours.
-        divisor: float | None = getattr(config, "logits_scaling", None)
-        factor: float | None = getattr(config, "logit_scale", None)
-        return cls(
-            weight=projection.weight,
-            bias=getattr(projection, "bias", None),
-            scale=(1.0 if factor is None else factor) / (1.0 if divisor is None else divisor),
-            softcap=getattr(config, "final_logit_softcapping", None),
-        )
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden (N, d) -> logits (N, V), in the weight's dtype."""
-        logits = _project(hidden, self.weight, self.bias)
-        if self.scale != 1.0:
-            logits = logits * self.scale
-        if self.softcap is not None:
-            logits = torch.tanh(logits / self.softcap) * self.softcap
-        return logits
-
-
-def _project(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """hidden (N, d), weight (V, d) -> (N, V).
-
-    A CPU without gradients goes through oneDNN: for few rows and a large V it takes 0.4 to 0.8 of the default's time.
-    """
-    plain = hidden.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    if plain and hidden.device.type == "cpu" and not torch.is_grad_enabled() and torch.backends.mkldnn.is_available():
-        return nn.functional.linear(hidden.to_mkldnn(), weight, bias).to_dense()
-    return nn.functional.linear(hidden, weight, bias)
+_LAYOUTS: dict[Route, Callable[[Documents, torch.device | str], Layout]] = {
+    "packed": PackedLayout,
+    "bordered": BorderedLayout,
+    "rows": RowsLayout,
+}
 
 
 class CausalLM(nn.Module):
     """Wraps a HF model so that *all* parameters, head included, are used inside one ``forward``.
 
     That is what sharding needs (parameters are gathered around a forward) and what lets training and generation share
-    one set of weights: they differ only in the layout and in what they ``read`` off the hidden states.
+    one set of weights: they differ only in the layout and in what they ``read`` off the hidden states. ``route`` says
+    which layouts the model runs by; ``tandem.models.probe`` finds the fastest that is right. ``transform`` is what
+    ``measured_transform`` found between the hidden states and the logits.
     """
 
-    def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        compute_dtype: torch.dtype = torch.float32,
+        *,
+        route: Route = "packed",
+        transform: Transform = PLAIN,
+    ) -> None:
         super().__init__()
         self.model = model
         self.compute_dtype = compute_dtype
+        self.transform = transform
+        self.proved: frozenset[Literal["training", "generation"]] = frozenset()
+        self.route: Route = "rows"
+        self.recomputes = False  # generates without a cache, where the model's own is not right
+        self._plain: str = model.config._attn_implementation or "eager"
+        self.take(route)
+
+    # --- how documents run -------------------------------------------------------------------------------------------
+
+    def take(self, route: Route) -> None:
+        """Run by the layouts of ``route`` from now on; by ``rows`` where the model's attention can't be replaced."""
+        wanted = self._plain if route == "rows" else IMPLEMENTATION
+        with quiet(), suppress(ValueError, ImportError):
+            self.model.set_attn_implementation(wanted)
+        self.route = route if self.model.config._attn_implementation == wanted else "rows"
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether samples that follow each other in a row may have one prompt in common."""
+        return self.route != "bordered"
+
+    def layout(self, documents: Documents, device: torch.device | str) -> Layout:
+        """What runs ``documents`` of a packed row."""
+        return _LAYOUTS[self.route](documents, device)
+
+    def new_cache(self, rows: int = 1, capacity: int = BLOCK) -> RowCache:
+        """For generation, with room for ``rows`` of ``capacity`` tokens where that can be said before."""
+        device = self.model.device
+        if self.route == "packed":
+            return KVCache(device, rows, capacity)
+        options = {"layout": WholeRows()} if self.route == "bordered" else None
+        return RowsCache(device, options, recompute=self.recomputes)
+
+    # --- the model's parts -------------------------------------------------------------------------------------------
+
+    @property
+    def family(self) -> str:
+        """What transformers calls the architecture."""
+        return str(self.model.config.model_type)
+
+    @property
+    def context(self) -> Context | None:
+        """The longest document that it may run."""
+        config = self.model.config.get_text_config()
+        renamed = {"max_position_embeddings": getattr(config, "max_position_embeddings", None)}
+        return Context.of(config.to_dict() | renamed)
+
+    @property
+    def decoder(self) -> PreTrainedModel:
+        """Everything between token ids and the hidden states that the head reads."""
+        return decoder_of(self.model)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The transformer layers, whatever the architecture calls them: the longest list of modules in the decoder."""
+        lists = [module for module in self.decoder.modules() if isinstance(module, nn.ModuleList)]
+        if not lists:
+            raise ContractError(f"{type(self.model).__name__} has no list of layers: choose another architecture")
+        count = getattr(self.model.config.get_text_config(), "num_hidden_layers", None)
+        return next((found for found in lists if len(found) == count), max(lists, key=len))
+
+    @property
+    def head(self) -> Head:
+        """What is read off the hidden states."""
+        projection = self.model.get_output_embeddings()
+        return Head(projection.weight, getattr(projection, "bias", None), self.transform)
+
+    def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the whole model gives for hidden states (N, d): logits (N, V)."""
+        return self.head.logits(hidden)
+
+    # --- running it --------------------------------------------------------------------------------------------------
 
     def computing(self) -> torch.autocast:
         """The context in which matrix products run in ``compute_dtype``; weights stay as they are.
@@ -86,19 +144,12 @@ class CausalLM(nn.Module):
         device = self.model.device.type
         return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute_dtype == torch.bfloat16)
 
-    @property
-    def layers(self) -> nn.ModuleList:
-        """The transformer layers, whatever the architecture calls them."""
-        count = self.model.config.num_hidden_layers
-        for module in self.model.get_decoder().modules():
-            if isinstance(module, nn.ModuleList) and len(module) == count:
-                return module
-        raise ContractError(f"{type(self.model).__name__} has no list of {count} layers: choose another architecture")
-
-    @property
-    def head(self) -> Head:
-        """What is read off the hidden states."""
-        return Head.of(self.model)
+    def train(self, mode: bool = True) -> CausalLM:
+        """The model itself stays in eval mode: dropout, jitter of routers and the like would train another distribution
+        than is sampled from."""
+        self.training = mode
+        self.model.eval()
+        return self
 
     def checkpoint_gradients(self) -> None:
         """Keep only the inputs of each layer for the backward, and compute its activations again there."""
@@ -109,11 +160,28 @@ class CausalLM(nn.Module):
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        layout: AttentionLayout,
+        layout: Layout,
         read: Callable[[torch.Tensor, Head], R],
     ) -> R:
         """``input_ids`` and ``positions`` (T,) int64; returns ``read(hidden (T, d), head)``."""
-        decoder = self.model.get_decoder()
         with self.computing():
-            output = decoder(input_ids=input_ids[None], position_ids=positions[None], use_cache=False, layout=layout)
-            return read(output.last_hidden_state[0], self.head)
+            return read(layout.hidden(self.decoder, input_ids, positions), self.head)
+
+
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The part of ``model`` that ends with the hidden states that its head reads."""
+    for found in (model.get_decoder(), model.base_model, *model.children()):
+        if isinstance(found, PreTrainedModel) and found is not model:
+            return found
+    raise ContractError(f"{type(model).__name__} has no decoder beneath its head: choose another architecture")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No log lines of transformers but errors."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError, safe_open
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -26,15 +25,13 @@ from tandem.base.folders import whole_folder
 from tandem.base.manifest import write_manifest
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import read_base, with_adapters
-from tandem.models.attention import IMPLEMENTATION
-from tandem.models.causal_lm import CausalLM
+from tandem.models.causal_lm import CausalLM, decoder_of
+from tandem.models.families import refuse_family
+from tandem.models.head import Transform, measured_transform
 from tandem.models.lora import merged_weights
 from tandem.models.tokenizer import load_tokenizer
 
 ComputeType = Literal["float32", "bfloat16"]
-
-_DROPOUT_ATTRIBUTES = ("attention_dropout", "hidden_dropout", "dropout")
-"""Where modules of transformers keep a dropout probability outside an ``nn.Dropout``."""
 
 
 def load_model(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -42,7 +39,7 @@ def load_model(path: str | Path, *, trust_remote_code: bool = False) -> PreTrain
 
     ``path`` is a Hugging Face folder or a hub id. Raises ``DataError`` where there is no model.
     """
-    return from_pretrained(path, trust_remote_code, attn_implementation="sdpa")
+    return from_pretrained(path, trust_remote_code)
 
 
 def load_causal_lm(
@@ -74,19 +71,28 @@ def describe_causal_lm(path: str | Path, *, trust_remote_code: bool = False) -> 
 
 
 def as_causal_lm(model: PreTrainedModel | PeftModel, *, dtype: ComputeType = "float32") -> CausalLM:
-    """Wrap a model, which from then on attends by layout and has no dropout; its weights are shared, not copied."""
-    return CausalLM(prepared(_without_peft(model)), getattr(torch, dtype))
+    """Wrap a model, which from then on is run by layouts; its weights are shared, not copied.
+
+    Raises ``DataError`` for one of a family that can't be run so, or whose head can't.
+    """
+    plain = prepared(_without_peft(model))
+    for family in {plain.config.model_type, plain.config.get_text_config().model_type}:
+        refuse_family(family)
+    described = plain.device.type == "meta"
+    transform = Transform() if described else measured_transform(plain, decoder_of(plain))
+    return CausalLM(plain, getattr(torch, dtype), transform=transform)
 
 
 def prepared(plain: PreTrainedModel) -> PreTrainedModel:
-    """The model itself, made to attend by layout and without dropout."""
-    # A config object may belong to several models, and holds the attention setting: from here on this one has its own.
-    shared, own = plain.config, copy.deepcopy(plain.config)
+    """The model itself, in eval mode, with a config of its own.
+
+    A config object may belong to several models, and holds the attention setting, which is changed later.
+    """
+    copies: dict[int, Any] = {}
+    copy.deepcopy(plain.config, copies)
     for module in plain.modules():
-        if getattr(module, "config", None) is shared:
-            module.config = own  # type: ignore[assignment]
-    plain.set_attn_implementation(IMPLEMENTATION)
-    _remove_dropout(plain)
+        if id(getattr(module, "config", None)) in copies:
+            module.config = copies[id(module.config)]
     plain.eval()
     return plain
 
@@ -213,13 +219,3 @@ def _without_peft(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     plain = model.get_base_model() if isinstance(model, PeftModel) else model
     assert isinstance(plain, PreTrainedModel)
     return plain
-
-
-def _remove_dropout(model: PreTrainedModel) -> None:
-    """Rollout samples from the very distribution that training scores, so dropout is off in train mode too."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name in _DROPOUT_ATTRIBUTES:
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)

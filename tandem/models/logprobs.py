@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from tandem.models.causal_lm import Head
+from tandem.models.head import Head, Transform
 
 CHUNK_ELEMENTS = 1 << 23
 """Logits held at once (32 MiB in float32). Fewer than this in all: they are kept, and nothing is recomputed."""
@@ -23,25 +23,22 @@ class Projection:
     """From hidden states to logits divided by the temperature, in float32 (float64 for float64 weights)."""
 
     temperature: float
-    scale: float
-    softcap: float | None
+    transform: Transform
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """hidden (n, d), weight (V, d) -> (n, V)."""
         logits = linear(hidden, weight, bias)
         if logits.dtype != torch.float64:
             logits = logits.float()
-        if self.scale != 1.0:
-            logits = logits * self.scale
-        if self.softcap is not None:
-            logits = torch.tanh(logits / self.softcap) * self.softcap
+        logits = self.transform(logits)
         return logits if self.temperature == 1.0 else logits / self.temperature
 
     def grad_through(self, grad: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Gradient by the final ``logits`` -> gradient by the plain product, in place. Inverse order of ``logits``."""
-        if self.softcap is not None:
-            grad.mul_(1 - (logits * (self.temperature / self.softcap)).square())
-        factor = self.scale / self.temperature
+        softcap = self.transform.softcap
+        if softcap is not None:
+            grad.mul_(1 - (logits * (self.temperature / softcap)).square())
+        factor = self.transform.scale / self.temperature
         return grad if factor == 1.0 else grad.mul_(factor)
 
 
@@ -64,7 +61,7 @@ def token_logprobs(
     """
     weight, bias = _computing(hidden, head)
     hidden = hidden.to(weight.dtype)
-    projection = Projection(temperature, head.scale, head.softcap)
+    projection = Projection(temperature, head.transform)
     want_entropy = want_entropy or entropy_grad
     wanted = targets if targets.dim() == 2 else targets[:, None]
     if len(targets) * len(weight) <= chunk_elements:
@@ -93,7 +90,7 @@ def top_logprobs(
     an id below ``below`` are chosen. Memory as in ``token_logprobs``.
     """
     weight, bias = _computing(hidden, head)
-    projection = Projection(temperature, head.scale, head.softcap)
+    projection = Projection(temperature, head.transform)
     values, ids = [], []
     for part in hidden.to(weight.dtype).split(max(1, chunk_elements // len(weight))):
         logits = projection.logits(part, weight, bias)
@@ -113,7 +110,7 @@ def sum_pi_squared(
     logits are computed once more, in chunks of at most ``chunk_elements``.
     """
     weight, bias = _computing(hidden, head)
-    projection = Projection(temperature, head.scale, head.softcap)
+    projection = Projection(temperature, head.transform)
     rows = max(1, chunk_elements // len(weight))
     chunks = hidden.to(weight.dtype).split(rows)
     return torch.cat([projection.logits(part, weight, bias).softmax(-1).square().sum(-1) for part in chunks])

@@ -7,6 +7,7 @@ The last token of an answer predicts nothing and is left out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +16,7 @@ from torch import nn
 
 from tandem.base.errors import ContractError
 from tandem.columns.ragged import Ragged
+from tandem.models.attention import AttentionLayout, Layout
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Documents:
         return torch.where(column < prefix, inside, own)
 
 
-class PackedLayout:
+class PackedLayout(AttentionLayout):
     """Causal attention within each document of a packed row, never between documents.
 
     Documents of similar length form a bucket: its tokens are gathered to (b, width) and attended to at once. Right
@@ -99,9 +101,9 @@ class PackedLayout:
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """See ``AttentionLayout.attend``: (1, H, T, D) and (1, K, T, D) to (1, T, H, D)."""
+        """See ``AttentionLayout.attend``: (1, H, T, D), (1, K, T, D) and (1, K, T, E) to (1, T, H, E)."""
         del layer
-        heads, tokens, size = query.shape[1:]
+        heads, tokens, size = query.shape[1], query.shape[2], value.shape[3]
         if tokens != self.tokens:
             raise ContractError(f"{tokens} tokens came to a layout of {self.tokens}: build one layout per packed row")
         rows = [x[0].transpose(0, 1) for x in (query, key, value)]  # (T, heads, D)
@@ -120,27 +122,35 @@ class PackedLayout:
     def _causal(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
     ) -> torch.Tensor:
-        """(b, L, H, D) and (b, L, K, D) -> (b, L, H, D)."""
+        """(b, L, H, D), (b, L, K, D) and (b, L, K, E) -> (b, L, H, E)."""
         width = query.shape[1]
-        mask = None if window is None or window >= width else self._banded(width, window)
-        output = nn.functional.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scale,
-            enable_gqa=query.shape[2] != key.shape[2],
-        )
-        return output.transpose(1, 2)
+        if window is not None and window < width and (width, window) not in self._masks:
+            self._masks[width, window] = banded(width, window, self._device)
+        mask = self._masks.get((width, window)) if window is not None else None
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        return causal_attention(query, key, value, scale, mask).transpose(1, 2)
 
-    def _banded(self, width: int, window: int) -> torch.Tensor:
-        """(width, width) bool: the ``window`` latest positions, the token's own included."""
-        if (width, window) not in self._masks:
-            position = torch.arange(width, device=self._device)
-            distance = position[:, None] - position[None, :]
-            self._masks[width, window] = (distance >= 0) & (distance < window)
-        return self._masks[width, window]
+
+def causal_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """(b, H, L, D), (b, K, S, D) and (b, K, S, E) -> (b, H, L, E); L is S, or 1: the last. ``mask`` (L, S) narrows."""
+    return nn.functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None and query.shape[2] == key.shape[2],
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def banded(width: int, window: int, device: torch.device) -> torch.Tensor:
+    """(width, width) bool: the ``window`` latest positions, the token's own included."""
+    position = torch.arange(width, device=device)
+    distance = position[:, None] - position[None, :]
+    return (distance >= 0) & (distance < window)
 
 
 @dataclass(frozen=True)
@@ -153,7 +163,7 @@ class PackedSamples:
 
     input_ids: torch.Tensor
     positions: torch.Tensor
-    layout: PackedLayout
+    layout: Layout
     read: torch.Tensor
     targets: torch.Tensor
     slots: torch.Tensor
@@ -179,10 +189,12 @@ def pack_samples(
     *,
     share_prompts: bool = True,
     device: torch.device | str = "cpu",
+    layout: Callable[[Documents, torch.device | str], Layout] = PackedLayout,
 ) -> PackedSamples:
     """Pack B samples given on the CPU; ``response_mask`` (bool) says which tokens of ``responses`` get a log-prob.
 
     Neighbouring samples with equal prompts share them (found by comparing tokens), unless ``share_prompts`` is off.
+    ``layout`` makes of the documents what the model runs by.
     Raises ``ContractError`` for an empty prompt, whose answer would have nothing to be predicted from.
     """
     given, answered = prompts.lengths, responses.lengths
@@ -216,7 +228,7 @@ def pack_samples(
     return PackedSamples(
         input_ids=ids[source].to(device),
         positions=positions.to(device),
-        layout=PackedLayout(documents, device),
+        layout=layout(documents, device),
         read=read.to(device),
         targets=targets.to(device),
         slots=slots.to(device),

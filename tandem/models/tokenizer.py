@@ -6,6 +6,7 @@ ids travel.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,6 +26,10 @@ else:
 # Classes that add nothing to tokenizer.json. AutoTokenizer replaces them by the class usual for the model type of
 # config.json (Qwen2Tokenizer and others), which splits text its own way: a folder that names one is loaded as it says.
 PLAIN_CLASSES = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
+
+
+_PROBE = "a probe"
+_SHORTEST_MARK = 3  # characters; a shorter special token may be an ordinary character of a small alphabet
 
 
 def load_tokenizer(
@@ -106,6 +111,75 @@ def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """
     around: list[int] = tokenizer("", verbose=False)["input_ids"]
     return around[:1] if around and around[0] == tokenizer.bos_token_id else []
+
+
+def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of a plain text that begins a sequence: the begin token where the tokenizer puts one, then the text.
+
+    There is one begin token where the text has it written out already, as one that a template rendered does.
+    """
+    leading, ids = leading_ids(tokenizer), encode_text(tokenizer, text)
+    return ids if leading and ids[: len(leading)] == leading else leading + ids
+
+
+def encode_once(tokenizer: PreTrainedTokenizerBase, text: str, *, rendered: bool = False) -> list[int]:
+    """Ids of ``text`` as its model was trained to read it, with what the tokenizer puts around a text.
+
+    Nothing is put around one that a chat template ``rendered``. There is never more than one begin token.
+    """
+    ids: list[int] = list(tokenizer.encode(text, add_special_tokens=not rendered))
+    return ids[1:] if begins(tokenizer, ids) and ids[1:2] == ids[:1] else ids
+
+
+def end_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens that end an answer: the tokenizer's end token, and those of the generation config beside it."""
+    return _end_ids(tokenizer, tokenizer.eos_token_id)
+
+
+@functools.lru_cache(maxsize=8)
+def _end_ids(tokenizer: PreTrainedTokenizerBase, own: int | None) -> frozenset[int]:
+    name = tokenizer.name_or_path
+    file: Any = Path(name) / "generation_config.json"
+    if not Path(name).is_dir():
+        from transformers.utils.hub import cached_file
+
+        try:
+            file = cached_file(name, file.name, local_files_only=True) if name else None
+        except OSError:  # it has none
+            file = None
+    try:
+        configured = json.loads(Path(file).read_text("utf-8")).get("eos_token_id") if file is not None else None
+    except (OSError, ValueError, AttributeError):
+        configured = None
+    listed = configured if isinstance(configured, list) else [configured]
+    return frozenset(token for token in (own, *listed) if isinstance(token, int))
+
+
+def begins(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> int:
+    """How many of ``ids`` are the begin token that a cut from the left must keep: 1 or 0."""
+    return int(tokenizer.bos_token_id is not None and list(ids[:1]) == [tokenizer.bos_token_id])
+
+
+def rendered_opening(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:
+    """What shows that ``text`` was rendered beforehand: a special token, or the template's own words, at its start."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()  # of the user's tokenizer
+    marks = [*tokenizer.all_special_tokens, *(token.content for token in added if token.special)]
+    marks.append(_user_opening(tokenizer, str(tokenizer.chat_template)))
+    begun = text.lstrip()
+    return next((mark for mark in marks if len(mark) >= _SHORTEST_MARK and begun.startswith(mark)), None)
+
+
+@functools.lru_cache(maxsize=8)
+def _user_opening(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
+    """What the template writes before the text of a user; empty if there is no telling."""
+    if not tokenizer.chat_template:
+        return ""
+    try:
+        probe = [{"role": "user", "content": _PROBE}]
+        opening = str(tokenizer.apply_chat_template(probe, tokenize=False)).partition(_PROBE)[0]
+        return opening.removeprefix(str(tokenizer.bos_token or "")).strip()
+    except Exception:  # a template is foreign code: it raises what it likes
+        return ""
 
 
 def character_tokenizer(

@@ -13,7 +13,8 @@ from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import DataError
 from tandem.config.model import ModelConfig
-from tandem.models.causal_lm import CausalLM, Head
+from tandem.models.causal_lm import CausalLM
+from tandem.models.head import Head
 from tandem.models.loading import from_pretrained, prepared
 from tandem.models.lora import hold_base
 
@@ -26,6 +27,10 @@ class ValueModel(CausalLM):
         """The value head."""
         projection = _projection(self.model)
         return Head(projection.weight, projection.bias)
+
+    def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the whole model gives for hidden states (N, d): values (N, 1)."""
+        return token_values(hidden, self.head)[:, None]
 
 
 def load_value_model(model: ModelConfig) -> ValueModel:

@@ -111,13 +111,17 @@ class MetricLog(StepLog):
 
 @dataclass(frozen=True)
 class RolloutRecord:
-    """One sample as a person reads it: ``version`` of its oldest token, ``reward`` None if scoring failed."""
+    """One sample as a person reads it; ``reward`` None if scoring failed.
+
+    ``version`` is the weights version of its oldest token, ``version_max`` that of its newest.
+    """
 
     prompt: str
     response: str
     reward: float | None
     ground_truth: object
     version: int
+    version_max: int | None = None
 
 
 class RolloutLog(StepLog):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from tandem.config.schema import MixPartConfig, SftDataConfig
+from tandem.config.schema import DataConfig, MixPartConfig, SftDataConfig
 from tandem.data.examples import ExampleColumns
 
 
@@ -33,6 +33,13 @@ def example_columns(data: SftDataConfig, part: MixPartConfig | None = None) -> E
     if own.keys() & {"prompt_key", "response_key"}:
         own = {"messages_key": None, **own}
     return replace(common, **own)
+
+
+def has_united_rows(data: DataConfig | SftDataConfig) -> bool:
+    """Whether some rows come by way of Arrow, or may: of parquet files, or of a source of the user's."""
+    mixed = [file for part in data.mix for file in part.files] if isinstance(data, SftDataConfig) else []
+    files = [*data.train_files, *data.val_files, *mixed]
+    return data.source is not None or any(PurePath(file).suffix.lower() in (".parquet", ".pq") for file in files)
 
 
 def mix_names(data: SftDataConfig) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+from tandem.models.positions import Context
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class ModelFacts:
     """From ``config.json`` and the headers of the weight files; None where they don't say."""
 
     parameters: int | None
-    context: int | None
+    context: Context | None
     hidden: int | None
     layers: int | None
     kv_heads: int | None
@@ -27,6 +27,8 @@ class ModelFacts:
     vocabulary: int | None
     matrices: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Module -> (rows, columns) of its weight, for those that have two; empty where the files don't say."""
+    families: tuple[str, ...] = ()
+    """What transformers calls the architecture, and that of its text part where it has others."""
 
 
 def looks_like_path(path: str) -> bool:
@@ -70,7 +72,7 @@ def read_model(folder: Path) -> ModelFacts:
     shapes = shapes_in_files(folder)
     return ModelFacts(
         parameters=sum(map(math.prod, shapes.values())) or None,
-        context=_number(text, *CONTEXT_KEYS),
+        context=Context.of(text),
         hidden=hidden,
         layers=_number(text, "num_hidden_layers", "n_layer"),
         kv_heads=_number(text, "num_key_value_heads") or heads,
@@ -81,6 +83,7 @@ def read_model(folder: Path) -> ModelFacts:
             for name, shape in shapes.items()
             if name.endswith(".weight") and len(shape) == 2
         },
+        families=tuple(dict.fromkeys(str(part["model_type"]) for part in (config, text) if "model_type" in part)),
     )
 
 

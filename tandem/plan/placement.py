@@ -12,6 +12,9 @@ from tandem.plan.teacher import learns_from_reward, teaches_as_tag, uses_teacher
 from tandem.stages.facts import TEACHER
 
 ONE_DEVICE = (1, 1)
+NO_DEVICE = (1, 0)
+ADVANTAGES = "advantages"
+"""A role that computes beside the driver of the run, on no device of its own."""
 REFERENCE_NAMES = ("reference", "ref")
 GUESTS = ("critic", TEACHER)
 """Roles that take turns on the actor's devices in hybrid where they are given none of their own."""
@@ -74,6 +77,8 @@ def _place(config: Config, role: str) -> Placement:
 
 
 def _devices(config: Config, role: str) -> Devices:
+    if role == ADVANTAGES:
+        return NO_DEVICE
     names = REFERENCE_NAMES if role == "reference" else (role,)
     for name, devices in config.execution.resource.items():
         if name in names:
@@ -81,6 +86,13 @@ def _devices(config: Config, role: str) -> Devices:
     if config.execution.mode == "colocate" and config.execution.resource:
         # Roles that take turns need no entry of their own: they use what the others were given.
         return max(config.execution.resource.values(), key=lambda pair: pair[0] * pair[1])
+    rollout = config.actor_rollout_ref.rollout
+    if (
+        rollout.name != "hf"
+        and not config.execution.resource
+        and (role == "rollout" or config.execution.mode == "colocate")
+    ):
+        return 1, rollout.tensor_model_parallel_size  # one engine, as wide as it is
     return ONE_DEVICE
 
 
@@ -89,11 +101,11 @@ def device_groups(placed: Iterable[Placement]) -> dict[str, int]:
     groups: dict[str, int] = {}
     for placement in placed:
         groups[placement.group] = max(groups.get(placement.group, 0), placement.devices)
-    return groups
+    return {group: devices for group, devices in groups.items() if devices}
 
 
 def choose_runtime(config: Config, placed: Iterable[Placement]) -> str:
     """``local`` where one device a role suffices, else ``ray``, unless the config says which."""
     if config.runtime.name != "auto":
         return config.runtime.name
-    return "local" if all(placement.devices == 1 for placement in placed) else "ray"
+    return "local" if all(placement.devices <= 1 for placement in placed) else "ray"

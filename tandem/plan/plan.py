@@ -18,15 +18,19 @@ from tandem.plan.batch import BatchPlan, plan_batch
 from tandem.plan.checks.adapters import check_adapters, check_exported, check_pushed
 from tandem.plan.checks.algorithm import check_algorithm
 from tandem.plan.checks.correction import correction_notes
-from tandem.plan.checks.critic import check_critic, critic_notes, read_critic
+from tandem.plan.checks.critic import check_critic, read_critic
 from tandem.plan.checks.data import check_data, count_rows
+from tandem.plan.checks.engine import check_engine, engine_notes
 from tandem.plan.checks.execution import check_execution
-from tandem.plan.checks.model import check_context, check_exact, read_checked
-from tandem.plan.checks.preference import check_preferences, preference_notes
+from tandem.plan.checks.folder import check_ends, check_files_of, check_template, notes_on_ends
+from tandem.plan.checks.model import check_context, check_exact, exact_notes, read_checked
+from tandem.plan.checks.preference import check_preferences
 from tandem.plan.checks.reward import check_reward
 from tandem.plan.checks.stages import check_stages
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
+from tandem.plan.checks.template import notes_on_template
 from tandem.plan.checks.trainer import check_evaluation, check_length, check_schedule, check_trainer
+from tandem.plan.engine import shares_weights
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
 from tandem.plan.later import what_comes_later
 from tandem.plan.memory import MemoryPlan, plan_memory
@@ -40,6 +44,7 @@ from tandem.plan.placement import (
     uses_reference,
 )
 from tandem.plan.preference import learns_preferences
+from tandem.plan.reads import unread
 from tandem.plan.reward import ScoringPlan, plan_scoring, reward_notes
 from tandem.plan.stages import (
     old_logprobs_from,
@@ -49,6 +54,7 @@ from tandem.plan.stages import (
     step_facts,
 )
 from tandem.plan.teacher import Teacher, teachers
+from tandem.plan.train_reads import READS, Setting
 from tandem.stages.facts import REWARD, ROLLOUT, OldLogprobs, Step
 from tandem.stages.stage import PlannedStage, Stage
 from tandem.stages.table import BUILT_IN, plan_step
@@ -129,10 +135,11 @@ def _plain(value: object) -> object:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else repr(value)
 
 
-def compile_plan(config: Config) -> Plan:
+def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
     """The plan of a training run, with every contradiction found in ``problems``. Deterministic.
 
-    Importing the plugins is its only side effect.
+    ``own_loop``: the user's own code runs it, and nobody counts its steps. Importing the plugins is the only side
+    effect.
     """
     plugin_problems = import_plugins(config)
     entries = look_up(config)
@@ -144,18 +151,21 @@ def compile_plan(config: Config) -> Plan:
     step = step_facts(config, entries)
     stages = plan_step(step, entries.stages)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
-    shares = _shares_weights(config, runtime)
-    problems = [
+    shares = shares_weights(config, runtime)
+    found = [
         *plugin_problems,
         *unknown_names(config),
         *model_problems,
         *critic_problems,
         *_contradictions(config, entries, placed, facts),
+        *([] if learns_preferences(config) else check_engine(config, entries, runtime)),
         *check_pushed(config, shares),
-        *check_critic(config, batch, critic_facts),
+        *check_critic(config, batch, critic_facts, own_loop),
         *check_length(config, batch, rows),
-        *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all),
+        *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all, own_loop),
     ]
+    setting = Setting(config, entries, runtime, shares)
+    ignored, noted = unread(config, READS, setting, wrong={problem.key for problem in found})
     return Plan(
         mode=config.execution.mode,
         runtime=runtime,
@@ -181,8 +191,8 @@ def compile_plan(config: Config) -> Plan:
             critic=critic_facts,
         ),
         later=what_comes_later(config, runtime),
-        notes=tuple(_notes(config, entries, facts)),
-        problems=tuple({(problem.key, problem.reason): problem for problem in problems}.values()),
+        notes=(*_notes(config, entries, facts, runtime), *noted),
+        problems=tuple({(problem.key, problem.reason): problem for problem in [*found, *ignored]}.values()),
     )
 
 
@@ -198,6 +208,10 @@ def _contradictions(
         yield from check_reward(config)
         yield from check_teacher(config, entries, facts)
         yield from check_data(config)
+        yield from check_ends(config, facts)
+    if facts is not None:
+        yield from check_files_of(MODEL, config.actor_rollout_ref.model)
+        yield from check_template(config)
     yield from check_context(config, facts)
     yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
     yield from check_exported(config.trainer, config.actor_rollout_ref.model)
@@ -206,18 +220,17 @@ def _contradictions(
     yield from check_trainer(config.trainer, config)
 
 
-def _shares_weights(config: Config, runtime: str) -> bool:
-    """Whether the rollout engine generates with the actor's own parameters: in one process with it."""
-    one_process = config.execution.mode == "colocate" and runtime == "local"
-    return one_process and config.actor_rollout_ref.rollout.name == "hf"
-
-
-def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterator[str]:
-    rollout, kl, interval = config.actor_rollout_ref.rollout, config.algorithm.kl, config.evaluation.interval
-    if rollout.name == "hf" and rollout.tensor_model_parallel_size > 1:
-        yield "actor_rollout_ref.rollout.tensor_model_parallel_size has no effect with the engine hf"
+def _notes(config: Config, entries: Entries, facts: ModelFacts | None, runtime: str) -> Iterator[str]:
+    kl, interval = config.algorithm.kl, config.evaluation.interval
+    yield from engine_notes(config, runtime)
     if kl.where != "off" and kl.coef == 0:
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
+    yield from exact_notes(config)
+    if uses_reference(config) and config.actor_rollout_ref.ref.update_interval == 1:
+        yield (
+            "actor_rollout_ref.ref.update_interval is 1: the reference is the policy at the start of each step, so the "
+            "KL is 0 there and holds back only what later mini-batches and epochs of the step add"
+        )
     if uses_reference(config) and kl.where == "loss" and entries.kl is not None and entries.kl.traits.get("for_reward"):
         yield (
             f"algorithm.kl.type {kl.type} in the loss has a gradient of mean 0 and holds nothing back; {kl.type}+ "
@@ -225,12 +238,13 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterat
         )
     if config.trainer.total_steps is not None and interval > config.trainer.total_steps:
         yield f"evaluation.interval = {interval} is beyond the last step: nothing is evaluated on the way"
+    if sum(config.execution.resource.get("advantages", (0, 0))) > 1:
+        yield "execution.resource.advantages reserves nothing: advantages are computed beside the driver, on no device"
     yield from notes_on_teacher(config)
-    if learns_preferences(config):
-        yield from preference_notes(config)
-    else:
+    if not learns_preferences(config):
         yield from correction_notes(config, entries)
-    yield from critic_notes(config)
+        yield from notes_on_ends(config)
     yield from reward_notes(config)
+    yield from notes_on_template(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import SftConfig
+from tandem.models.positions import Context
 from tandem.plan.checks.adapters import check_adapters, check_exported
 from tandem.plan.checks.data import check_sft_data, count_rows
+from tandem.plan.checks.folder import check_files_of, check_sft_template
 from tandem.plan.checks.model import read_checked
+from tandem.plan.checks.template import notes_on_conversations
 from tandem.plan.checks.trainer import check_schedule, check_trainer
 from tandem.plan.mix import MixShare, mix_names
 from tandem.plan.model import ModelFacts
+from tandem.plan.own_reads import TRAINER_READS
+from tandem.plan.reads import unread
+from tandem.plan.sft_reads import READS, SftSetting
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,9 @@ def compile_sft_plan(config: SftConfig) -> SftPlan:
         found.append(Problem("data.train_batch_size", config.data.train_batch_size, reason, f"Write at most {rows}"))
     elif rows != 0:
         found += check_schedule("optim", config.optim, updates)
-    return SftPlan(rows, mix, config.data.train_batch_size, updates, (), tuple(found))
+    ignored, unused = unread(config, READS, SftSetting(config), wrong={problem.key for problem in found})
+    notes = (*unused, *notes_on_conversations(config))
+    return SftPlan(rows, mix, config.data.train_batch_size, updates, notes, (*found, *ignored))
 
 
 def _shares(config: SftConfig) -> tuple[MixShare, ...]:
@@ -91,6 +100,9 @@ def _updates(config: SftConfig, rows: int | None) -> int | None:
 def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Problem]:
     data, model = config.data, config.model
     yield from check_sft_data(config)
+    if facts is not None:
+        yield from check_files_of("model", model)
+    yield from check_sft_template(config)
     yield from check_trainer(config.trainer, config)
     yield from check_adapters("model", model, facts)
     yield from check_exported(config.trainer, model)
@@ -104,6 +116,13 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
     if model.new is not None and model.new.hidden_size % model.new.num_heads:
         reason = f"the hidden size of {model.new.hidden_size} can't be cut into so many heads"
         yield Problem("model.new.num_heads", model.new.num_heads, reason, "Write a divisor of hidden_size")
+    elif model.new is not None and model.new.hidden_size // model.new.num_heads % 2:
+        reason = f"a head of {model.new.hidden_size // model.new.num_heads} can't be rotated, which takes pairs"
+        yield Problem("model.new.num_heads", model.new.num_heads, reason, "Write one that makes heads of even size")
+    if model.new is not None and len(set(model.new.alphabet)) < len(model.new.alphabet):
+        twice = sorted(c for c in set(model.new.alphabet) if model.new.alphabet.count(c) > 1)
+        reason = f"a token is one character, and {', '.join(map(repr, twice))} stands there more than once"
+        yield Problem("model.new.alphabet", model.new.alphabet, reason, "Write each character once")
     if data.max_token_len_per_gpu < data.max_length:
         reason = (
             f"one example can have {data.max_length} tokens (data.max_length), more than the budget of a micro-batch"
@@ -111,12 +130,11 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
         yield Problem(
             "data.max_token_len_per_gpu", data.max_token_len_per_gpu, reason, f"Write at least {data.max_length}"
         )
-    context = (
-        model.new.max_position_embeddings if model.new is not None else facts.context if facts is not None else None
-    )
-    if context is not None and context < data.max_length:
-        reason = f"the model's context is {context} tokens"
-        yield Problem("data.max_length", data.max_length, reason, f"Write at most {context}")
+    context = facts.context if facts is not None else None
+    if model.new is not None:
+        context = Context.of({"max_position_embeddings": model.new.max_position_embeddings})
+    if context is not None and context.tokens < data.max_length:
+        yield Problem("data.max_length", data.max_length, context.why, f"Write at most {context.tokens}")
     if config.evaluation.interval > 0 and not data.val_files and data.source is None:
         reason = "there are no held-out rows to evaluate on"
         yield Problem("evaluation.interval", config.evaluation.interval, reason, "Write data.val_files, or 0")
@@ -128,26 +146,10 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
         yield Problem("evaluation.stop_at_accuracy", goal, reason, "Leave it out")
 
 
-def refuse_ignored(config: SftConfig) -> None:
-    """Raise ``ConfigError`` for settings that a trainer of one's own would ignore in silence."""
-    data, trainer = config.data, config.trainer
-    budget = data.max_token_len_per_gpu
-    given = {
-        "trainer.resume": (trainer.resume, "runs from start to end"),
-        "trainer.save_interval": (trainer.save_interval, "runs from start to end"),
-        "trainer.export": (trainer.export == "adapter" and trainer.export, "leaves a model with its adapters merged"),
-        "evaluation.interval": (config.evaluation.interval, "runs from start to end"),
-        "data.source": (data.source, "has its rows from the data source that fit() is given"),
-        "data.mix": (data.mix, "has its rows from the data source that fit() is given"),
-        "data.max_token_len_per_gpu": (
-            budget != type(data).model_fields["max_token_len_per_gpu"].default and budget,
-            "pads a whole batch, in one piece",
-        ),
-    }
-    problems = [
-        Problem(key, value, f"a trainer of your own {reason}", "Leave it out, or use `tandem sft`")
-        for key, (value, reason) in given.items()
-        if value
-    ]
+def check_own_trainer(config: SftConfig) -> None:
+    """Raise ``ConfigError`` for keys that ``BaseTrainer.fit`` ignores; warn of those that may stay."""
+    problems, notes = unread(config, (*READS, *TRAINER_READS), SftSetting(config), wrong=())
     if problems:
         raise ConfigError(problems)
+    for note in notes:
+        warnings.warn(note, stacklevel=3)

@@ -28,6 +28,7 @@ class Sample(NamedTuple):
     extra_info: Mapping[str, Any] | None = None
     response_length: int = 0  # tokens
     truncated: bool = False
+    messages: Sequence[Mapping[str, Any]] | None = None
 
 
 class Outcome(StrEnum):

@@ -50,6 +50,7 @@ SAMPLE_FIELDS = {
     "extra_info": "the further fields of the data row (dict)",
     "response_length": "length of the answer in tokens (int)",
     "truncated": "whether the answer was cut by the length limit (bool)",
+    "messages": "the chat messages that the prompt was rendered from (list of dicts, or None)",
 }
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -17,7 +17,7 @@ def samples_of(data: DataProto) -> list[Sample]:
 
     Needs the column ``responses`` and a tokenizer, which makes text of it without special tokens. The prompt is
     ``prompt_text`` where that is there, else decoded from ``prompts``, else empty. ``ground_truth``, ``data_source``,
-    ``extra_info`` and ``truncated`` are None, empty or False where the batch has no such column.
+    ``extra_info``, ``truncated`` and ``messages`` are None, empty or False where the batch has no such column.
     """
     if data.tokenizer is None:
         raise ContractError("rewards read answers as text: give the batch a tokenizer, DataProto(..., tokenizer=...)")
@@ -31,8 +31,8 @@ def samples_of(data: DataProto) -> list[Sample]:
         prompts = [""] * len(data)
     truths, sources, infos = (_field(data, name) for name in ("ground_truth", "data_source", "extra_info"))
     cut = data.dense("truncated").tolist() if "truncated" in data.batch else [False] * len(data)
-    lengths = [len(row) for row in responses]
-    return [Sample(*row) for row in zip(texts, truths, prompts, sources, infos, lengths, cut, strict=True)]
+    lengths, talks = [len(row) for row in responses], _field(data, "messages")
+    return [Sample(*row) for row in zip(texts, truths, prompts, sources, infos, lengths, cut, talks, strict=True)]
 
 
 def _decode(tokenizer: Any, rows: Sequence[Any]) -> list[str]:

@@ -33,6 +33,10 @@ def describe(type_: str, file: str | None = None, plugins: Sequence[str] = ()) -
         return _describe_file(type_, Path(file))
     if type_ in REWARDS:
         return REWARDS[type_].signature
+    if "." in type_:  # package.module.name
+        module, _, name = type_.rpartition(".")
+        path = _source_of(module)
+        return f"there is no module {module!r}" if path is None else _describe_file(name, path)
     for plugin in plugins:
         path = _source_of(plugin)
         if path is not None and not isinstance(found := _describe_file(type_, path), str):
@@ -67,6 +71,25 @@ def _describe_file(type_: str, path: Path) -> Signature | str:
     names = " or ".join(candidate_names(type_))
     hint = near(type_, public) if public else "it defines nothing at all"
     return f"{path} defines no {names}: {hint}"
+
+
+def describe_class(name: str, file: Path, *, root: str) -> Signature | str:
+    """The parameters of the class ``name`` that ``file`` defines, or in words why there are none to be told.
+
+    ``root``: a base class from elsewhere whose constructor takes nothing.
+    """
+    try:
+        bound = dict(_bindings(ast.parse(file.read_bytes()).body))
+    except OSError as error:
+        return f"can't be read: {error.strerror or error}"
+    except (SyntaxError, ValueError) as error:
+        return f"not Python: {error}"
+    node = bound.get(name)
+    if not isinstance(node, ast.ClassDef):
+        classes = [name for name, found in bound.items() if isinstance(found, ast.ClassDef)]
+        return near(name, classes) if classes else "it defines no class"
+    plain = [ast.unparse(base).rpartition(".")[2] for base in node.bases] == [root] and "__init__" not in _methods(node)
+    return Signature((), (), {}, accepts_any=False) if plain else _constructor(node, bound)
 
 
 def _bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:

@@ -18,6 +18,7 @@ from tandem.roles.loss import Loss, with_rewards
 from tandem.roles.rollout.generation import as_batch, as_prompts, request
 from tandem.roles.serving import ForwardModel
 from tandem.rollout.protocol import RolloutEngine, Sampling
+from tandem.rollout.sound import sound_outputs
 from tandem.stages.stage import BatchStage
 from tandem.train.objective import Objective, PolicyObjective
 
@@ -72,7 +73,7 @@ class ActorRolloutRef:
         self.engine.load(None, self.actor.steps)
         origin = (self.seed, "rollout", self.calls)
         requests = (request(i, prompt, sampling.n, *origin, i) for i, prompt in enumerate(asked))
-        outputs = {int(output.request.key): output for output in self.engine.generate(requests, sampling)}
+        outputs = {int(output.request.key): output for output in sound_outputs(self.engine, requests, sampling)}
         self.calls += 1
         groups = [as_batch(prompt, outputs[i], i, self.tokenizer) for i, prompt in enumerate(asked)]
         return DataProto.concat(groups)

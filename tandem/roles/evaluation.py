@@ -15,6 +15,7 @@ from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import first_failure
 from tandem.roles.rollout.generation import as_batch, request
 from tandem.rollout.protocol import RolloutEngine, Sampling
+from tandem.rollout.sound import sound_outputs
 
 SOLVED = 1.0
 """A sample with at least this reward passes."""
@@ -68,7 +69,7 @@ class Evaluator:
             request(i, prompt, self._sampling.n, self._seed, "evaluation") for i, prompt in enumerate(self._prompts)
         )
         scored = {}
-        for output in self._engine.generate(requests, self._sampling):
+        for output in sound_outputs(self._engine, requests, self._sampling):
             number = int(output.request.key)
             batch = as_batch(self._prompts[number], output, number, self._tokenizer)
             label = f"held-out prompt {self._prompts[number].uid}"

@@ -11,6 +11,7 @@ import torch
 
 from tandem.base.deadline import Deadline
 from tandem.base.errors import TandemError
+from tandem.base.interrupts import held
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.roles.train_rank import RankStatus, TrainRank
@@ -241,7 +242,8 @@ class TrainGroup:
             if self._broken is not None:
                 raise RankError(f"{method}: the actor's ranks can't go on after an error") from self._broken
             try:
-                replies = [r.submit(method, *args) for r, args in zip(self._ranks, arguments, strict=True)]
+                with held():  # all ranks are called, or none: else they would stand at different meetings
+                    replies = [r.submit(method, *args) for r, args in zip(self._ranks, arguments, strict=True)]
             except Exception as error:
                 self._give_up(error)
                 raise

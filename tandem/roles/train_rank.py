@@ -166,10 +166,12 @@ class TrainRank:
         """Continue from the checkpoint in the folder ``path``, written by any number of ranks."""
         self.require_actor("load a checkpoint")
         state = self._state()
-        checkpoint.Checkpoint(path, 0).load_tensors(state)  # checked once, by who found it
+        found = checkpoint.Checkpoint(path, 0)
+        found.load_tensors(state)  # checked once, by who found it
         self.engine.load_state_dict(state["actor"])
         tags = state["tags"]
         self.weights.load_state_dict({t: {n: local_shard(x) for n, x in tags[t].items()} for t in tags})
+        found.restore_random_state()
 
     def _state(self) -> dict[str, Any]:
         """Sharded tensors and numbers; ``old_actor`` is not among them, for it ends with its step."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from tandem.base.errors import TandemError
-from tandem.models.cache import KVCache, PromptLayout, closing
-from tandem.models.causal_lm import CausalLM, Head
-from tandem.models.resumption import ResumptionLayout
+from tandem.models.causal_lm import CausalLM
+from tandem.models.head import Head
+from tandem.models.kv_store import closing
+from tandem.models.row_cache import Prefill, RowCache
 from tandem.rollout.protocol import FinishReason, GroupOutput, GroupRequest, SampleOutput, Sampling
 from tandem.rollout.sampler import draw, uniforms
 
@@ -32,7 +33,7 @@ class Block:
     Arrays that change hands with a row live on the CPU; the model's device sees the tokens, positions and the cache.
     """
 
-    def __init__(self, model: CausalLM, sampling: Sampling, cache: KVCache, limit: int) -> None:
+    def __init__(self, model: CausalLM, sampling: Sampling, cache: RowCache, limit: int) -> None:
         self._model, self._sampling, self._cache = model, sampling, cache
         self._device = cache.device
         self._stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64)
@@ -118,7 +119,7 @@ class Block:
 
     def _prefill(
         self, owners: list[tuple[_Group, int]], begun: list[SampleOutput], drawn: torch.Tensor
-    ) -> tuple[torch.Tensor, PromptLayout | ResumptionLayout]:
+    ) -> tuple[torch.Tensor, Prefill]:
         """The row of tokens to prefill, and its layout; ``drawn`` (R,) int64 tokens have ``begun``."""
         answers = [sample.token_ids for sample in begun]
         if self._sampling.samples == 1:  # a prompt that nobody shares stands in the row of its answer
@@ -130,7 +131,7 @@ class Block:
         copies = Counter(group for group, _ in owners)
         prompts = [group.request.prompt_ids for group in copies]
         lengths = torch.tensor([len(prompt) for prompt in prompts])
-        layout = ResumptionLayout(self._cache, lengths, torch.tensor(list(copies.values())), drawn)
+        layout = self._cache.resume(lengths, torch.tensor(list(copies.values())), drawn)
         return torch.cat(prompts + answers), layout
 
     def abort(self) -> None:

@@ -75,7 +75,7 @@ class Connection:
         self._failure: tuple[type[TandemError], str] | None = None
         self._ready = self._paused = self._closing = False
         self._steps: int | None = None
-        self._heard = self._stepped = time.monotonic()
+        self._begun = self._heard = self._stepped = time.monotonic()
         self._host = host
         threading.Thread(target=self._listen, name=f"listen-to-{name}", daemon=True).start()
 
@@ -94,11 +94,23 @@ class Connection:
         """Seconds since the last sign of life; 0 while the process starts."""
         return time.monotonic() - self._heard if self._ready else 0.0
 
+    @property
+    def starting(self) -> str:
+        """That the process starts, in words; empty once it takes orders, or has failed."""
+        if self._ready or self._failure is not None:
+            return ""
+        now, heard = time.monotonic(), self._heard
+        sign = f"its last sign of life {now - heard:.0f} s ago" if heard > self._begun else "no sign of life yet"
+        return f"is starting, for {now - self._begun:.0f} s of at most {self._patience.start_s:g} s, {sign}"
+
     def wait_until_ready(self) -> None:
-        """Return once the process takes orders. Raises what its start raised."""
+        """Return once the process takes orders. Raises what its start raised.
+
+        A start has a limit of its own, counted from its beginning, whoever waits for what meanwhile.
+        """
         if not self._ready:
             with self._news:
-                self._wait(lambda: self._ready, "its start", Deadline(self._patience.start_s))
+                self._wait(lambda: self._ready, "its start", Deadline(self._patience.start_s, self._begun))
 
     @property
     def ready(self) -> bool:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 
 import torch
 
 from tandem.base.errors import ContractError, TandemError
-from tandem.models.cache import KVCache
 from tandem.models.causal_lm import CausalLM
 from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.lora import adapted_layers, base_weights
+from tandem.models.probe import prove
+from tandem.models.row_cache import RowCache
 from tandem.models.weights import copy_weights
 from tandem.rollout.decode_lock import DecodeLock
 from tandem.rollout.protocol import GroupOutput, GroupRequest, KeepKV, Sampling
@@ -41,6 +41,7 @@ class HfEngine:
         keep_kv: KeepKV = "old",
         patience: float = 600.0,
     ) -> None:
+        prove(model, "generation")
         self._model = model
         self._shares_weights = shares_weights
         self._version = version
@@ -48,9 +49,8 @@ class HfEngine:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._recompute = keep_kv == "recompute"
-        # Absent in models whose positions have no end.
-        self._context: int | None = getattr(model.model.config.get_text_config(), "max_position_embeddings", None)
-        self._spare: KVCache | None = None  # of an ended call, for the next one
+        self._context = model.context
+        self._spare: RowCache | None = None  # of an ended call, for the next one
         self._calls = 0
         self._awake = True
         self._whole = True
@@ -89,7 +89,7 @@ class HfEngine:
         return self._generate(requests, sampling)
 
     def _generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
-        cache = None if self._exact else self._spare or KVCache(self._model.model.device)
+        cache = None if self._exact else self._spare or self._model.new_cache()
         self._spare = None
         waiting = Scheduler(requests, sampling, self._max_num_seqs // sampling.samples, self._context)
         flight = RunningBatch(self._model, sampling, self._max_num_seqs, cache)
@@ -116,7 +116,7 @@ class HfEngine:
 
     def _advance(self, waiting: Scheduler, flight: RunningBatch, version: int, aborts: int) -> None:
         """Make tokens until a group ends, the source should be asked, the weights change, or all is aborted."""
-        with self._inference():
+        with torch.no_grad(), self._model.computing():  # one cast of the weights for all tokens made inside
             while True:
                 with self._boundary.token(aborts) as going:
                     if not going or self._version != version:
@@ -172,16 +172,3 @@ class HfEngine:
 
     def wake(self) -> None:
         self._awake = True
-
-    @contextmanager
-    def _inference(self) -> Iterator[None]:
-        """No gradients, no training-time behaviour, and one cast of the weights for all tokens made inside."""
-        training = self._model.training
-        if training:
-            self._model.eval()
-        try:
-            with torch.no_grad(), self._model.computing():
-                yield
-        finally:
-            if training:
-                self._model.train()

@@ -73,6 +73,11 @@ class HostedEngine:
         """Return once the engine can generate. Raises what its start raised, such as ``DataError`` for no model."""
         self._link.wait_until_ready()
 
+    @property
+    def starting(self) -> str:
+        """That the process starts, since when, and its last sign of life, in words; empty once it takes orders."""
+        return self._link.starting
+
     def is_ready(self) -> bool:
         """See ``Supervised``."""
         return self._link.ready

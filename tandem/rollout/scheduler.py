@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tandem.base.errors import ContractError
-from tandem.models.cache import KVCache
 from tandem.models.causal_lm import CausalLM
+from tandem.models.positions import Context
+from tandem.models.row_cache import RowCache
 from tandem.rollout.block import Block
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 
@@ -24,7 +25,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, requests: Iterable[GroupRequest | None], sampling: Sampling, window: int, context: int | None
+        self, requests: Iterable[GroupRequest | None], sampling: Sampling, window: int, context: Context | None
     ) -> None:
         self._source = iter(requests)
         self._sampling, self._window, self._context = sampling, window, context
@@ -75,11 +76,11 @@ class Scheduler:
                 f"{name} has {len(request.seeds)} seeds for n = {self._sampling.samples} samples: give one each"
             )
         self._check_begun(request)
-        if self._context is not None and length + self._sampling.max_tokens > self._context:
-            most = self._context - self._sampling.max_tokens
+        if self._context is not None and length + self._sampling.max_tokens > self._context.tokens:
+            most = self._context.tokens - self._sampling.max_tokens
             raise ContractError(
-                f"{name}: {length} prompt tokens + max_tokens {self._sampling.max_tokens} exceed the model's context "
-                f"of {self._context}: shorten the prompt to {most} tokens, or lower max_tokens"
+                f"{name}: {length} prompt tokens + max_tokens {self._sampling.max_tokens} are too many, for "
+                f"{self._context.why}: shorten the prompt to {most} tokens, or lower max_tokens"
             )
 
     def _check_begun(self, request: GroupRequest) -> None:
@@ -108,7 +109,7 @@ class RunningBatch:
     else: its tokens are bit-equal whatever else is in flight.
     """
 
-    def __init__(self, model: CausalLM, sampling: Sampling, limit: int, cache: KVCache | None) -> None:
+    def __init__(self, model: CausalLM, sampling: Sampling, limit: int, cache: RowCache | None) -> None:
         self._model, self._sampling = model, sampling
         self._limit = limit
         self._exact = cache is None
@@ -133,7 +134,7 @@ class RunningBatch:
             return
         for request in requests:
             n = self._sampling.samples
-            cache = KVCache(self._model.model.device, n, len(request.prompt_ids) + self._sampling.max_tokens)
+            cache = self._model.new_cache(n, len(request.prompt_ids) + self._sampling.max_tokens)
             block = Block(self._model, self._sampling, cache, n)
             block.admit([request], version)
             self._blocks.append(block)

@@ -102,4 +102,5 @@ def _weight_sync(
         acknowledged=acknowledged,
         overlap=settings.overlap,
         deadline_s=settings.deadline_s,
+        health_s=settings.health_s,
     )

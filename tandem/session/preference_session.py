@@ -74,10 +74,15 @@ class PreferenceSession(Stepping):
     def save(self, step: int) -> None:
         """Write a checkpoint to resume from, with what the run exports inside."""
         with self.log.timed("save"):
-            root, prompts = self.output_dir / CHECKPOINTS, self.config.data.train_batch_size
-            facts: dict[str, Any] = {"step": step, "prompts": prompts, "data": self.source.state_dict()}
+            root = self.output_dir / CHECKPOINTS
+            facts = self.facts() if self.progress.facts is None else self.progress.facts
             keep, parts = self.config.trainer.keep_checkpoints, self.exporter.write_parts(root)
             self.actor.save(root, step, facts=facts, keep=keep, parts=parts)
+
+    def facts(self) -> dict[str, Any]:
+        """See ``Stepping.facts``."""
+        prompts = self.config.data.train_batch_size
+        return {"step": self.progress.step, "prompts": prompts, "data": self.source.state_dict()}
 
     @property
     def exporter(self) -> Exporter:
@@ -115,6 +120,8 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
     stages, loss = preference_stages(plan, actor), config.algorithm.policy_loss
     objective = PreferenceObjective(loss.type, loss.parameters)
     info = run_info(config.trainer, config, progress.last, resumed)
+    if resumed is not None:
+        resumed.restore_random_state()  # last: what was built here has drawn
     return PreferenceSession(
         config=config,
         plan=plan,

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from tandem.base.errors import ConfigError
+from tandem.base.interrupts import note_saved
 from tandem.base.manifest import MANIFEST, verify
 from tandem.base.run_folder import CHECKPOINTS
 from tandem.config.schema import AUTO, LATEST, TrainerConfig
@@ -39,6 +40,8 @@ def run_info(trainer: TrainerConfig, config: BaseModel, steps: int, resumed: Che
     folder, document = Path(trainer.output_dir).resolve(), config.model_dump(mode="json", by_alias=True)
     if resumed is None:
         return RunInfo(folder, steps, None, document)
+    if resumed.path.is_relative_to(folder):
+        note_saved(f"{resumed.step} steps are saved in {resumed.path.parent}")
     return RunInfo(folder, steps, resumed.step, document, goes_on=resumed.path.is_relative_to(folder))
 
 

@@ -164,7 +164,8 @@ class Session(Stepping):
         """Write a checkpoint to resume from, with the model as a Hugging Face folder inside."""
         with self.log.timed("save"):
             root, keep = self.output_dir / CHECKPOINTS, self.config.trainer.keep_checkpoints
-            self.composite.actor.save(root, step, facts=self.facts(), keep=keep, parts=self._parts(root, step))
+            facts = self.facts() if self.progress.facts is None else self.progress.facts
+            self.composite.actor.save(root, step, facts=facts, keep=keep, parts=self._parts(root, step))
 
     def _parts(self, root: Path, step: int) -> dict[str, Path]:
         """Folders that belong into the checkpoint of ``step`` under ``root``, written beside it, by name."""
@@ -223,7 +224,7 @@ class Session(Stepping):
         return steps | {name: text for name, text in told.items() if text}
 
 
-def _records(batch: DataProto, count: int, version: int) -> list[RolloutRecord]:
+def _records(batch: DataProto, count: int, step: int) -> list[RolloutRecord]:
     """The first samples of the first groups: one of each."""
     if not count:
         return []
@@ -234,7 +235,8 @@ def _records(batch: DataProto, count: int, version: int) -> list[RolloutRecord]:
             response=item.tokenizer.decode(item.batch["responses"]),
             reward=float(item.batch["rewards"]),
             ground_truth=item.non_tensor_batch["ground_truth"],
-            version=version,
+            version=min(item.batch["token_versions"].tolist(), default=step),
+            version_max=max(item.batch["token_versions"].tolist(), default=step),
         )
         for item in (batch[row] for row in firsts)
     ]

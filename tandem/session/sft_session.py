@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tandem.base.errors import ConfigError, DataError, Problem
+from tandem.base.interrupts import INTERRUPTS, held, note_saved
 from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER
 from tandem.columns.proto import DataProto
 from tandem.config.schema import NewModelConfig, SftConfig, SftModelConfig
@@ -22,15 +24,17 @@ from tandem.data.tools import read_tools
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, new_model
 from tandem.models.numerics import prepare_process
-from tandem.models.tokenizer import character_tokenizer, encode_text, leading_ids
+from tandem.models.tokenizer import character_tokenizer, encode_plain
 from tandem.observe.run_log import RunLog
 from tandem.roles.accuracy import greedy_accuracy
 from tandem.roles.examples import as_samples
 from tandem.roles.rollout.generation import end_tokens
 from tandem.rollout.hf import HfEngine
-from tandem.runtime.build.composite import load_trainable, model_tokenizer, run_device
+from tandem.runtime.build.composite import load_trainable, model_tokenizer
+from tandem.runtime.build.engine_specs import run_device
 from tandem.runtime.build.sources import example_source, held_out_examples, rows_of, user_source
 from tandem.session.exports import Exporter
+from tandem.session.idle import IdleSteps
 from tandem.session.resume import check_inputs, find_checkpoint, run_info
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
@@ -39,6 +43,8 @@ from tandem.train.objective import SftObjective
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 Pair = tuple[list[int], str]
 
@@ -62,9 +68,13 @@ class SftSession:
     first: int
     last: int
     reached: float | None = None
+    facts: dict[str, Any] | None = None
+    done: int = 0
+    idle: IdleSteps = field(default_factory=IdleSteps)
 
     def steps(self) -> Iterator[int]:
         """The steps that are left, from 1."""
+        self.done = self.first
         yield from range(self.first + 1, self.last + 1) if self.nothing_left is None else ()
 
     @property
@@ -86,12 +96,16 @@ class SftSession:
         """One optimizer step on ``batch``."""
         objective = SftObjective()
         denominator = objective.denominator(batch)
-        total = self.engine.forward_backward(batch, objective)
-        result = self.engine.optim_step(denominator)
+        with held():
+            total = self.engine.forward_backward(batch, objective)
+            result = self.engine.optim_step(denominator)
+            self.done += 1
+            self.facts = {"data": self.source.state_dict(), "reached": None}
         return {
             "loss/sft": float(total.loss) / denominator,
             "grad/norm": result.grad_norm,
             "optim/lr": result.lr,
+            "optim/applied": float(result.applied),
             "optim/skipped_steps": float(result.skipped),
             "updates": float(result.updates),
             **{f"data/{name}": float(count) for name, count in self._drawn().items()},
@@ -106,22 +120,44 @@ class SftSession:
         evaluation, save = self.config.evaluation, self.config.trainer.save_interval
         goal, self.reached = evaluation.stop_at_accuracy, None
         if evaluation.interval and (step % evaluation.interval == 0 or step == self.last):
-            update = update | self.evaluate()
+            try:
+                update = update | self.evaluate()
+            except INTERRUPTS:
+                self.log.log(step, update)
+                raise
             if goal is not None and update["eval/accuracy"] >= goal:
                 self.reached = update["eval/accuracy"]
         self.log.log(step, update)
         reached = self.reached is not None
         if save and (step % save == 0 or step == self.last or reached):
-            root = Path(self.config.trainer.output_dir) / CHECKPOINTS
+            self._save(step, {"data": self.source.state_dict(), "reached": self.reached})
+        why, most = f"its gradient norm is {update['grad/norm']:g}", self.config.trainer.max_idle_steps
+        self.idle.note(step, update["optim/applied"] > 0, why, most)
+        return reached
+
+    def _save(self, step: int, facts: dict[str, Any]) -> None:
+        root = Path(self.config.trainer.output_dir) / CHECKPOINTS
+        with held():
             checkpoint.save(
                 root,
                 step,
                 tensors={"model": self.engine.state_dict()},
-                facts={"data": self.source.state_dict(), "reached": self.reached},
+                facts=facts,
                 keep=self.config.trainer.keep_checkpoints,
                 parts=self.exporter.write_parts(root),
             )
-        return reached
+            note_saved(f"{step} steps are saved in {root}")
+
+    def _leave_checkpoint(self) -> None:
+        """At an interrupt: the steps that are done, so that a run goes on from there."""
+        trainer = self.config.trainer
+        if self.facts is None or not trainer.save_on_interrupt:
+            return
+        if not (Path(trainer.output_dir) / CHECKPOINTS / f"step_{self.done:08d}").exists():
+            try:
+                self._save(self.done, self.facts)
+            except Exception as error:  # the interrupt is what is told; an older checkpoint is as it was
+                logger.warning("no checkpoint could be written at the interrupt: %s", error)
 
     def evaluate(self) -> dict[str, float]:
         """``eval/loss`` (per learned token) of the held-out rows, and ``eval/accuracy`` where they are questions."""
@@ -156,9 +192,14 @@ class SftSession:
         """Around a whole run: the model is saved at its end, the report is written whatever happens."""
         final = Path(self.config.trainer.output_dir) / FINAL_FOLDER
         with self.log:
-            yield
-            self.exporter.write(final)
-            self.log.summarize(model=str(final))
+            try:
+                yield
+                self.exporter.write(final)
+                self.log.summarize(model=str(final))
+            except INTERRUPTS:
+                with held():
+                    self._leave_checkpoint()
+                raise
 
     @property
     def exporter(self) -> Exporter:
@@ -193,6 +234,8 @@ def build_sft_session(config: SftConfig) -> SftSession:
     first, reached = (0, None) if resumed is None else _resume(resumed, engine, source, steps)
     info = run_info(config.trainer, config, steps, resumed)
     log = RunLog(info, config.trainer.logger, trace=config.trainer.trace)
+    if resumed is not None:
+        resumed.restore_random_state()  # last: what was built here has drawn
     return SftSession(config, model, tokenizer, engine, source, examples, questions, log, first, steps, reached)
 
 
@@ -255,7 +298,7 @@ def _pair(row: Row, config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Pa
         if data.chat:
             tools = read_tools(row, data.tools_key)
             return encode_chat_prompt(tokenizer, [{"role": "user", "content": prompt}], tools=tools)[1], response
-        return leading_ids(tokenizer) + encode_text(tokenizer, prompt), response
+        return encode_plain(tokenizer, prompt), response
     except DataError as error:
         raise row.bad("not encodable", str(error)) from error
 

@@ -19,11 +19,13 @@ from tandem.base.errors import ContractError, DataError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
-from tandem.models.causal_lm import CausalLM, Head
+from tandem.models.causal_lm import CausalLM
 from tandem.models.fingerprint import fingerprint
+from tandem.models.head import Head
 from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.lora import adapted_layers, adapter_weights, adapters_off, base_weights, merged_weights
 from tandem.models.packing import PackedSamples, pack_samples
+from tandem.models.probe import prove
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
 from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import Exported, StepResult, TopTokens, Wanted
@@ -63,6 +65,7 @@ class FsdpEngine:
         self.model, self.device = model.to(device), torch.device(device)
         self._max_tokens, self._max_samples = max_tokens_per_micro_batch, max_samples_per_micro_batch
         self._temperature, self._exact = temperature, exact
+        prove(model, "training")  # before it is sharded, where it will run
         self._mesh, self._group = mesh, None if mesh is None else mesh.get_group()
         if gradient_checkpointing:
             model.checkpoint_gradients()
@@ -240,13 +243,35 @@ class FsdpEngine:
     def _micro_batches(self, ordered: DataProto, whole_groups: bool = False) -> list[slice]:
         if len(ordered) == 0:
             return []
+        self._check_lengths(ordered)
         if self._exact and "group_ids" in ordered.batch:
             return list(group_by_group(ordered))
-        return list(token_budgeted(ordered, self._max_tokens, max_samples=self._max_samples, whole_groups=whole_groups))
+        return list(
+            token_budgeted(
+                ordered,
+                self._max_tokens,
+                max_samples=self._max_samples,
+                whole_groups=whole_groups,
+                padded=self.model.route == "rows",
+            )
+        )
+
+    def _check_lengths(self, batch: DataProto) -> None:
+        context = self.model.context
+        lengths = batch.ragged("prompts").lengths + batch.ragged("responses").lengths
+        if context is not None and int(lengths.max()) > context.tokens:
+            raise DataError(
+                f"sample {int(lengths.argmax())} has {int(lengths.max())} tokens, and {context.why}: shorten prompts "
+                "and responses"
+            )
 
     def _pack(self, micro: DataProto) -> PackedSamples:
         columns = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
-        return pack_samples(*columns, device=self.device)
+        return self._packed(*columns)
+
+    def _packed(self, prompts: Ragged, responses: Ragged, mask: Ragged) -> PackedSamples:
+        share, layout = self.model.shares_prompts, self.model.layout
+        return pack_samples(prompts, responses, mask, share_prompts=share, device=self.device, layout=layout)
 
     def _look(self, samples: PackedSamples, want: Sequence[Wanted]) -> Found:
         """What is wanted of the N trained tokens, (N, ...) each."""
@@ -311,7 +336,7 @@ class FsdpEngine:
     def _run_filler(self) -> torch.Tensor:
         """A forward over the smallest possible sample; its log-probs, to be weighted with 0."""
         token = Ragged.from_lengths(torch.zeros(1, dtype=torch.int64), [1])
-        samples = pack_samples(token, token, token.like(torch.ones(1, dtype=torch.bool)), device=self.device)
+        samples = self._packed(token, token, token.like(torch.ones(1, dtype=torch.bool)))
         return self._run(samples, want_entropy=False, entropy_grad=False)[0]
 
     def _over_ranks(self, total: LossSum) -> LossSum:

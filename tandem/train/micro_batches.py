@@ -20,31 +20,37 @@ def canonical_order(batch: DataProto) -> torch.Tensor:
 
 
 def token_budgeted(
-    batch: DataProto, max_tokens: int, *, max_samples: int | None = None, whole_groups: bool = False
+    batch: DataProto,
+    max_tokens: int,
+    *,
+    max_samples: int | None = None,
+    whole_groups: bool = False,
+    padded: bool = False,
 ) -> Iterator[slice]:
     """Runs of neighbouring samples with at most ``max_tokens`` prompt and response tokens each.
 
-    ``max_samples`` bounds their number too, where one group isn't larger than that.
-
-    Tokens of a shared prompt count for each sample: attention gathers them for each. ``whole_groups``: neighbours of
-    one group id are not parted.
+    ``max_samples`` bounds their number too, where one group isn't larger than that. Tokens of a shared prompt count for
+    each sample: attention gathers them for each. ``padded``: each sample counts as the longest beside it.
+    ``whole_groups``: neighbours of one group id are not parted.
     """
     lengths = batch.ragged("prompts").lengths + batch.ragged("responses").lengths
+
+    def cost(run: slice) -> int:
+        return int(lengths[run].max()) * (run.stop - run.start) if padded else int(lengths[run].sum())
+
     units = list(group_by_group(batch)) if whole_groups else [slice(i, i + 1) for i in range(len(lengths))]
-    first = total = 0
+    first = 0
     for unit in units:
-        length = int(lengths[unit].sum())
-        if length > max_tokens:
+        if cost(unit) > max_tokens:
             what = f"sample {unit.start}" if unit.stop - unit.start == 1 else f"the group of sample {unit.start}"
             raise ContractError(
-                f"{what} has {length} tokens, a micro-batch holds {max_tokens}: raise the token budget "
+                f"{what} has {cost(unit)} tokens, a micro-batch holds {max_tokens}: raise the token budget "
                 "(ppo_max_token_len_per_gpu) or shorten prompts and responses"
             )
         crowded = max_samples is not None and unit.stop - first > max_samples
-        if first < unit.start and (crowded or total + length > max_tokens):
+        if first < unit.start and (crowded or cost(slice(first, unit.stop)) > max_tokens):
             yield slice(first, unit.start)
-            first, total = unit.start, 0
-        total += length
+            first = unit.start
     yield slice(first, len(lengths))
 
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from tandem.base.errors import ContractError
+from tandem.base.interrupts import held
 
 ACTOR = "actor"
 
@@ -83,8 +84,9 @@ class WeightStore:
             self._load(chosen)
             yield
         finally:
-            self._load(self._copies[ACTOR])
-            self._in_place = ACTOR
+            with held():  # half of a switch is neither
+                self._load(self._copies[ACTOR])
+                self._in_place = ACTOR
 
     def require_actor(self, purpose: str) -> None:
         """Refuse ``purpose`` unless the actor's own weights are in place."""

@@ -62,6 +62,22 @@ def test_rejections_by_hand(rejection: Rejection, kept: list[list[bool]]) -> Non
     assert result.weights is None
 
 
+@pytest.mark.parametrize(
+    ("rejection", "kept"),
+    [
+        (Rejection("token_k1", 2.5, low=0.95), [[True, True], [False, False]]),
+        (Rejection("seq_sum_k1", 2.5, low=0.95), [[True, True], [False, False]]),
+        (Rejection("seq_mean_k1", 1.5, low=0.95), [[True, True], [False, False]]),
+        (Rejection("seq_min_k1", low=0.95), [[True, True], [False, False]]),
+    ],
+)
+def test_a_lopsided_band_is_on_old_over_rollout(rejection: Rejection, kept: list[list[bool]]) -> None:
+    """On rollout / old, as other systems have it, the same numbers keep the other side."""
+    assert correct_rollout(OLD, rollout(1.0, 2.0, 0.9), MASK, rejections=[rejection]).response_mask.tolist() == kept
+    other_side = correct_rollout(OLD, rollout(1.0, 0.5, 1 / 0.9), MASK, rejections=[rejection])
+    assert other_side.response_mask.tolist() != kept
+
+
 def test_rejections_judge_the_mask_as_given_in_any_order() -> None:
     both = [Rejection("token_k1", 1.5), Rejection("seq_max_k2", 0.1)]
     results = [correct_rollout(OLD, rollout(1.0, 2.0, 0.9), MASK, rejections=order) for order in (both, both[::-1])]

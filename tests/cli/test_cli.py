@@ -18,6 +18,7 @@ from tandem.base.errors import DataError, TandemError
 from tandem.cli.app import app
 from tandem.cli.starter import starter
 from tandem.config.load import load_words
+from tests.plan.folders import write_model
 
 ROOT = Path(__file__).parents[2]
 runner = CliRunner()
@@ -26,8 +27,7 @@ runner = CliRunner()
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what the starter configs name; ``run.yaml`` and ``sft.yaml`` plan without a problem."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"max_position_embeddings": 4096}')
+    write_model(tmp_path / "model", max_position_embeddings=4096)
     row = json.dumps({"prompt": "1+1=", "answer": "2", "response": "2"})
     (tmp_path / "train.jsonl").write_text(f"{row}\n" * 100)
     (tmp_path / "run.yaml").write_text(starter("train").replace("Qwen/Qwen3-0.6B ", "./model "))

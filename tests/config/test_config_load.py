@@ -16,7 +16,7 @@ from tandem.config.flags import SFT_FLAGS, TRAIN_FLAGS
 from tandem.config.load import InvalidConfigError, config_from_tree, load_config, load_words
 from tandem.config.node import TypedNode
 from tandem.config.schema import Config, SftConfig
-from tandem.config.spellings import KL_SPELLINGS
+from tandem.config.spellings import SPELLINGS
 from tandem.config.suggest import BALANCE_REASON
 from tandem.config.tree import Field, is_bool, paths_of, walk
 
@@ -123,7 +123,7 @@ def test_resume_without_a_value_is_the_latest_checkpoint(tmp_path: Path) -> None
 @pytest.mark.parametrize(("flags", "root"), [(TRAIN_FLAGS, Config), (SFT_FLAGS, SftConfig)])
 def test_every_alias_leads_to_a_field(flags: dict[str, str], root: Any) -> None:
     known = paths_of(root)
-    free = ("algorithm.policy_loss.", *KL_SPELLINGS)
+    free = ("algorithm.policy_loss.", *SPELLINGS)
     assert [path for path in flags.values() if path not in known and not path.startswith(free)] == []
 
 

@@ -72,7 +72,7 @@ def test_a_byte_level_tokenizer_keeps_the_tokens_of_the_whole(
     learned = "".join(byte_level.decode([i]) if m else "" for i, m in zip(ids, mask, strict=True) if i < 2)
     assert learned == "<|im_end|>" * sum(m["role"] == "assistant" for m in messages)
     runs = byte_level.decode([i for i, m in zip(ids, mask, strict=True) if m])
-    assert runs == "".join(m["content"] + "<|im_end|>\n" for m in messages if m["role"] == "assistant")
+    assert runs == "".join(m["content"] + "<|im_end|>" for m in messages if m["role"] == "assistant")
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -175,7 +175,12 @@ def agree(tokenizer: PreTrainedTokenizerFast, way: Way, talk: list[Message], too
         return
     ids, mask = encode_conversation(tokenizer, talk, tools=tools)
     assert ids == whole["input_ids"]
-    assert mask == [int(True in span) for span in spans]
+    expected, ended = [], False
+    for token, span in zip(ids, spans, strict=True):
+        ended = ended and True in span  # nothing of a turn is learned after its end token
+        expected.append(int(True in span and not ended))
+        ended = ended or (True in span and token == tokenizer.eos_token_id)
+    assert mask == expected
 
 
 @pytest.mark.parametrize("name", WAYS)

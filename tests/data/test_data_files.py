@@ -138,3 +138,14 @@ def test_columns_are_found_by_path_and_missed_by_name() -> None:
         row["answer"]
     with pytest.raises(RowError, match=r"no column 'meta\.other'"):
         row["meta.other"]
+
+
+def test_an_integer_that_python_does_not_read_is_the_row_s_fault(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b", "n": ' + "7" * 5000 + '}\n{"prompt": "c"}\n')
+    (table,) = open_tables([path])
+    rows = list(table.scan())
+    assert [getattr(row, "reason", "") for row in rows] == ["", "invalid json", ""]
+    assert "a.jsonl, row 2: Exceeds the limit" in str(rows[1]) and "write such a number as text" in str(rows[1])
+    with pytest.raises(RowError, match="row 2"):
+        table.row(2)

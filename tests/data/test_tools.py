@@ -23,7 +23,7 @@ from tandem.data.length import Overlong
 from tandem.data.preferences import Lengths, PreferenceColumns, PreferenceSource
 from tandem.data.prompts import PromptColumns, PromptSource
 from tandem.data.rows import Table
-from tandem.data.tools import wants_text
+from tandem.models.tool_calls import wants_text
 from tests.data.conftest import Write
 
 HEAD = "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"

@@ -110,7 +110,7 @@ def test_b85_interrupted_from_the_keyboard(task: Path, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
-    assert errors.splitlines()[-1] == "interrupted"
+    assert errors.splitlines()[-1].startswith("interrupted; ") and "go on with: tandem train" in errors
     assert "Traceback" not in errors
     assert "KeyboardInterrupt" in (tmp_path / "run" / "report.html").read_text()
     nobody_is_left(tmp_path)
@@ -131,7 +131,7 @@ def test_b85_ended_by_a_supervisor(task: Path, tmp_path: Path, mode: str) -> Non
     process.terminate()
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + signal.SIGTERM
-    assert errors.splitlines()[-1] == "terminated"
+    assert errors.splitlines()[-1].startswith("terminated; ") and "go on with: tandem train" in errors
     assert "Traceback" not in errors
     report = (tmp_path / "run" / "report.html").read_text()
     assert "Terminated" in report and "parts of a step" in report

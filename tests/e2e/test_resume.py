@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from tandem.base.errors import ConfigError, DataError
 from tandem.control import colocate
@@ -276,3 +279,26 @@ def test_the_coefficient_saved_is_of_the_trained_partition_however_far_ahead_its
     assert len(set(used)) == 4
     saved = [open_checkpoint(path).read()["kl"]["coef"] for path in sorted((tmp_path / "checkpoints").iterdir())]
     assert saved[:3] == pytest.approx(used[1:])
+
+
+DRAWING = """
+import random
+import numpy, torch
+
+def drawing(response, ground_truth):
+    return random.random() + numpy.random.rand() + float(torch.rand(()))
+"""
+
+
+def test_global_generators_go_on_where_they_were(words: tuple[str, ...], tmp_path: Path) -> None:
+    """A plug-in that draws from them gives a resumed run what it gave one that was never interrupted."""
+    scorer = tmp_path / "drawing.py"
+    scorer.write_text(DRAWING)
+    own = (*words, "reward_manager.type=drawing", f"reward_manager.file={scorer}", "trainer.save_interval=2")
+    torch.manual_seed(5), random.seed(5), np.random.seed(5)
+    uninterrupted = train(*own, f"trainer.output_dir={tmp_path / 'whole'}")
+    torch.manual_seed(6), random.seed(6), np.random.seed(6)
+    saved = tmp_path / "whole" / "checkpoints" / "step_00000002"
+    resumed = train(*own, f"trainer.output_dir={tmp_path / 'more'}", f"trainer.resume={saved}")
+    assert resumed.rewards == uninterrupted.rewards[2:]
+    assert equal(resumed.weights, uninterrupted.weights)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from tandem.base.errors import DataError, TandemError
 from tandem.base.folders import whole_folder
 from tandem.models.loading import as_causal_lm, load_causal_lm, load_model, new_model, save_pretrained_atomic
+from tandem.models.packing import PackedLayout
 
 SHAPE: dict[str, Any] = {
     "model_type": "llama",
@@ -93,13 +94,23 @@ def test_models_of_one_config_keep_their_own_attention() -> None:
             ours.config = theirs.config
     as_causal_lm(twin)
     assert plain(input_ids=IDS).logits.isfinite().all()
-    with pytest.raises(TandemError, match="layout"):
+    with pytest.raises(TandemError, match="documents begin"):
         twin(input_ids=IDS)
 
 
-def test_dropout_is_off_in_train_mode_too() -> None:
-    shape = {"model_type": "gpt2", "vocab_size": 17, "n_embd": 16, "n_layer": 2, "n_head": 2, "resid_pdrop": 0.5}
-    model = as_causal_lm(new_model(shape, seed=0)).train()
-    assert all(m.p == 0.0 for m in model.modules() if isinstance(m, torch.nn.Dropout))
-    attention = as_causal_lm(new_model({**SHAPE, "attention_dropout": 0.5}, seed=0)).train()
-    assert attention.layers[0].self_attn.attention_dropout == 0.0
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"model_type": "gpt2", "vocab_size": 17, "n_embd": 16, "n_layer": 2, "n_head": 2, "resid_pdrop": 0.5},
+        {**SHAPE, "attention_dropout": 0.5},
+        {**SHAPE, "model_type": "mixtral", "num_key_value_heads": 2, "router_jitter_noise": 0.5},
+    ],
+    ids=["dropout", "dropout in attention", "jitter of a router"],
+)
+def test_training_scores_with_the_distribution_that_is_sampled_from(shape: dict[str, Any]) -> None:
+    plain = new_model(shape, seed=0)
+    expected = plain(input_ids=IDS).logits[0]
+    model = as_causal_lm(plain).train()
+    layout = PackedLayout.of_lengths(torch.tensor([IDS.shape[1]]))
+    found = model(IDS[0], torch.arange(IDS.shape[1]), layout, lambda hidden, head: head.logits(hidden))
+    torch.testing.assert_close(found, expected)

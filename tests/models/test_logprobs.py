@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tandem.models.causal_lm import Head
+from tandem.models.head import Head, Transform, measured_transform
 from tandem.models.loading import new_model
 from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 
@@ -18,16 +18,16 @@ VOCAB, SIZE = 11, 6
 def head(seed: int, *, bias: bool = False, dtype: torch.dtype = torch.float64, **transforms: float) -> Head:
     torch.manual_seed(seed)
     projection = nn.Linear(SIZE, VOCAB, bias=bias, dtype=dtype)
-    return Head(projection.weight, projection.bias, **transforms)
+    return Head(projection.weight, projection.bias, Transform(**transforms))
 
 
 def naive(hidden: torch.Tensor, head: Head, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
     logits = hidden @ head.weight.T
     if head.bias is not None:
         logits = logits + head.bias
-    logits = logits * head.scale
-    if head.softcap is not None:
-        logits = head.softcap * torch.tanh(logits / head.softcap)
+    logits = logits * head.transform.scale
+    if head.transform.softcap is not None:
+        logits = head.transform.softcap * torch.tanh(logits / head.transform.softcap)
     every = (logits / temperature).log_softmax(-1)
     return every[torch.arange(len(targets)), targets], -(every.exp() * every).sum(-1)
 
@@ -160,8 +160,10 @@ def test_the_head_does_to_logits_what_the_architecture_does(shape: dict[str, obj
     ids = torch.tensor([[1, 2, 3, 4]])
     hidden = model.get_decoder()(input_ids=ids).last_hidden_state[0]
     expected = model(input_ids=ids).logits[0]
-    torch.testing.assert_close(Head.of(model).logits(hidden), expected)
-    logprobs, _ = token_logprobs(hidden, Head.of(model), ids[0])
+    output = model.get_output_embeddings()
+    found = Head(output.weight, output.bias, measured_transform(model, model.get_decoder()))
+    torch.testing.assert_close(found.logits(hidden), expected)
+    logprobs, _ = token_logprobs(hidden, found, ids[0])
     torch.testing.assert_close(logprobs, expected.log_softmax(-1).gather(1, ids.T)[:, 0])
 
 

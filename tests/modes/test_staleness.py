@@ -100,7 +100,8 @@ def test_b56_a_reward_that_always_fails_ends_the_first_step_with_the_reason(
 ) -> None:
     file = tmp_path / "failing.py"
     file.write_text("def failing(response):\n    raise ValueError('boom')\n")
-    words = ("algorithm.filter_groups.max_draws=3", "data.train_batch_size=4")
+    bound = ("algorithm.filter_groups.max_draws=3",) if policy == "refill" else ()
+    words = (*bound, "data.train_batch_size=4")
     with pytest.raises(error, match=message):
         train(
             task,

@@ -15,22 +15,13 @@ from tandem.config.load import load_words
 from tandem.config.schema import Config, SftConfig
 from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.sft import SftPlan, compile_sft_plan
-
-MODEL_CONFIG = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 100,
-    "max_position_embeddings": 1024,
-}
+from tests.plan.folders import MODEL_CONFIG, write_model
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the run, and the current one: a model, data, a scorer, a plugin, a config."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL_CONFIG))
+    write_model(tmp_path / "model", **MODEL_CONFIG)
     rows = [{"prompt": f"{x}+1=", "answer": str(x + 1), "topic": {"name": "sums"}} for x in range(40)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "val.jsonl").write_text(json.dumps({"prompt": "9+9=", "answer": "18"}) + "\n")

@@ -26,6 +26,12 @@ REFUSALS = [
     (f"{LOSS}.clip_ratio='0.3'", f"{LOSS}.clip_ratio", "a text where a number", "0.3 without quotes"),
     (f"{LOSS}.clip_ratio=true", f"{LOSS}.clip_ratio", "true or false where a number", "0.2"),
     (f"{LOSS}={{tipe: ppo_clip}}", f"{LOSS}.tipe", "no parameter", "'type'"),
+    (
+        f"{LOSS}={{clip_ratio: 0.3, clip_ratio_low: 0.1, clip_ratio_high: 0.2}}",
+        f"{LOSS}.clip_ratio",
+        "both written",
+        "Leave",
+    ),
     (f"{LOSS}.clip_ratio=-0.1", f"{LOSS}.clip_ratio", "must be >= 0", "0.2"),
     (f"{LOSS}.clip_ratio_c=1.0", f"{LOSS}.clip_ratio_c", "must be > 1", "3.0"),
     (f"{LOSS}.clip_ratio_c=0", f"{LOSS}.clip_ratio_c", "dual clip", "null"),
@@ -93,6 +99,8 @@ REFUSALS = [
     ("data.template='{prompt'", "data.template", "expected '}'", "{column}"),
     ("data.template='{prompt.x}'", "data.template", "no plain column", "{column}"),
     ("data.template='{promt}'", "data.template", "did you mean 'prompt'", "column"),
+    ("data.template='{prompt}{aligned}'", "data.template", "no column 'aligned'", "{{aligned}}"),
+    ("data.template='boxed{}'", "data.template", "no column", "{{ and }}"),
     ("data.system_prompt=Hello", "data.system_prompt", "chat", "data.chat: true"),
     ("data.tools_key=tools", "data.tools_key", "no column 'tools'", "column"),
     (f"{MODEL}.path=./absent", f"{MODEL}.path", "no such folder", "existing folder"),
@@ -157,6 +165,7 @@ REFUSALS = [
     # sampling and log-probs
     (f"{ROLLOUT}.temperature=0", f"{ROLLOUT}.temperature", "0 or less", "above 0"),
     (f"{ROLLOUT}.temperature=-1.0", f"{ROLLOUT}.temperature", "0 or less", "above 0"),
+    (f"{ROLLOUT}.temperature=1e-9", f"{ROLLOUT}.temperature", "practically greedy", "above 0"),
     (f"{ROLLOUT}.do_sample=false", f"{ROLLOUT}.do_sample", "greedy", "true"),
     (f"{ROLLOUT}.top_k=0", f"{ROLLOUT}.top_k", "no token", "-1"),
     (f"algorithm.use_tis=true {ROLLOUT}.top_p=0.9", "algorithm.use_tis", "truncated distribution", "logprobs_of: full"),
@@ -290,6 +299,7 @@ REFUSALS = [
         "role of its",
         "false",
     ),
+    (f"{HYBRID} execution.data_plane.capacity_groups=7", "execution.data_plane.capacity_groups", "held whole", "8"),
     # what a mode lacks
     ("execution.max_staleness=1", "execution.max_staleness", "no meaning in colocate", "hybrid"),
     (
@@ -368,4 +378,13 @@ REFUSALS = [
     ("data.reasoning_gym={dataset: chain_sum}", "data.reasoning_gym", "data.train_files already", "one of the two"),
     ("data.train_files=[] data.source={file: absent.py, type: S}", "data.source.file", "can't be read", "existing"),
     ("data.train_files=[] data.source={file: scorers.py, type: S}", "data.source.type", "no such class", "Polite"),
+    ("data.train_files=[] data.source={file: own.py, type: Bare, size: 3}", "data.source.size", "no parameter", "none"),
+    ("data.train_files=[] data.source={file: own.py, type: Own}", "data.source.size", "needs", "data.source.size="),
+    (
+        "data.train_files=[] data.source={file: own.py, type: Own, size: '3'}",
+        "data.source.size",
+        "a text where",
+        "3 without",
+    ),
+    ("data.train_files=[] data.source={file: own.py, type: BaseDataSource}", "data.source.type", "no such", "Bare"),
 ]

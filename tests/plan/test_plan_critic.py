@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tandem.plan.plan import Plan
-from tests.plan.conftest import MODEL_CONFIG
+from tests.plan.folders import MODEL_CONFIG, write_model
 from tests.plan.test_plan_memory import write_header
 
 Plans = Callable[..., Plan]
@@ -19,10 +18,7 @@ PPO = ("algorithm.adv_estimator=gae", "critic.enable=true")
 @pytest.fixture(autouse=True)
 def other(place: Path) -> Path:
     """A second model, of a shorter context."""
-    folder = place / "other"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**MODEL_CONFIG, "max_position_embeddings": 200}))
-    return folder
+    return write_model(place / "other", **{**MODEL_CONFIG, "max_position_embeddings": 200})
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,11 @@ def test_a_reference_with_the_adapters_off_costs_no_memory(place: Path, plan_of:
     assert moving.memory[0].parts["actor other tags"] == 2 * moving.memory[0].parts["actor gradients"]
 
 
-def test_a_broken_weight_file_costs_the_estimate_and_nothing_else(place: Path, plan_of: Plans) -> None:
+def test_a_broken_weight_file_is_refused_and_costs_no_more_than_the_estimate(place: Path, plan_of: Plans) -> None:
     (place / "model" / "model.safetensors").write_bytes(b"\xff" * 20)
-    assert plan_of().memory == ()
-    assert plan_of().problems == ()
+    plan = plan_of()
+    assert plan.memory == ()
+    assert [problem.key for problem in plan.problems] == ["actor_rollout_ref.model.path"]
 
 
 def test_targets_are_looked_for_among_the_modules_of_the_model(place: Path, plan_of: Plans) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.base.errors import Problem
+from tests.plan.folders import write_model
 from tests.plan.refusals import REFUSALS
 
 Problems = Callable[..., list[Problem]]
@@ -36,6 +37,10 @@ def furnished(place: Path) -> Path:
         "class PoliteManager:\n    def __init__(self, word='please'):\n        self.word = word\n\n"
         "    def __call__(self, data):\n        return [0.0] * len(data)\n"
     )
+    (place / "own.py").write_text(
+        "from tandem import BaseDataSource\n\n\nclass Bare(BaseDataSource):\n    pass\n\n\n"
+        "class Own(BaseDataSource):\n    def __init__(self, size: int):\n        self.size = size\n"
+    )
     (place / "broken_plugin.py").write_text("1 / 0\n")
     (place / "needy_plugin.py").write_text("import not_there\n")
     (place / "lab.py").write_text(LAB)
@@ -44,6 +49,7 @@ def furnished(place: Path) -> Path:
 
 LAB = """
 from tandem.algorithms import ADVANTAGES, POLICY_LOSSES
+from tandem.rollout.capabilities import EngineCapabilities
 from tandem.rollout.registry import register_engine
 
 
@@ -56,7 +62,7 @@ if "odd" not in ADVANTAGES:  # tests import it in several folders
     def plain(logprobs, advantages, response_mask):
         return None
 
-    @register_engine("mute", logprobs=False)
+    @register_engine("mute", capabilities=EngineCapabilities(weights=("shared", "own"), logprobs=()))
     def mute(model):
         return None
 """
@@ -184,8 +190,7 @@ def test_a_cached_hub_model_is_read_offline(
     place: Path, problems_of: Problems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = place / "hub" / "models--owner--name" / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text(json.dumps({"n_positions": 200}))
+    write_model(snapshot, n_positions=200)
     monkeypatch.setenv("HF_HUB_CACHE", str(place / "hub"))
     (problem,) = problems_of(f"{MODEL}.path=owner/name")
     assert problem.key == "data.max_response_length"

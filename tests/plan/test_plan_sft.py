@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,8 @@ def test_an_sft_plan_counts_updates(sft_plan_of: Callable[..., SftPlan]) -> None
         (["model.path=''"], "model.path"),
         (["model.new={alphabet: abc}"], "model.new"),
         (["model={new: {alphabet: abc, hidden_size: 10, num_heads: 4}}"], "model.new.num_heads"),
+        (["model={new: {alphabet: abc, hidden_size: 12, num_heads: 4}}"], "model.new.num_heads"),
+        (["model={new: {alphabet: abca}}"], "model.new.alphabet"),
         (["model={new: {alphabet: abc, max_position_embeddings: 32}}"], "data.max_length"),
         (["evaluation.interval=5"], "evaluation.interval"),
         (["evaluation.stop_at_accuracy=0.5"], "evaluation.stop_at_accuracy"),
@@ -65,3 +68,28 @@ def test_sft_refusals(place: Path, sft_plan_of: Callable[..., SftPlan], words: l
 
 def test_a_model_that_is_made_needs_no_folder(sft_plan_of: Callable[..., SftPlan]) -> None:
     assert sft_plan_of("model={new: {alphabet: abc}}").problems == ()
+
+
+TURN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}END{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("end", "ends", "told"),
+    [
+        ("{{ eos_token }}\n", {"eos_token": "<eos>"}, False),
+        ("<|im_end|>\n", {"eos_token": "<eos>"}, True),
+        ("<|im_end|>", {"eos_token": "<eos>", "added_tokens_decoder": {"7": {"content": "<|im_end|>"}}}, False),
+        ("", {"eos_token": {"content": "<eos>"}}, True),
+        ("{{ raise_exception('never') }}", {"eos_token": "<eos>"}, False),
+    ],
+)
+def test_turns_that_end_with_no_end_token_are_noted(
+    place: Path, sft_plan_of: Callable[..., SftPlan], end: str, ends: dict[str, Any], told: bool
+) -> None:
+    rows = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}] * 40
+    (place / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "model" / "chat_template.jinja").write_text(TURN.replace("END", end))
+    (place / "model" / "tokenizer_config.json").write_text(json.dumps(ends))
+    (place / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": [7]}))
+    notes = sft_plan_of("data.messages_key=messages").notes
+    assert any("no end token of the model" in note and "eos_token" in note for note in notes) is told

@@ -360,3 +360,30 @@ def test_a_scorer_of_the_running_script_is_refused_with_a_remedy(monkeypatch) ->
     spec = resolve("of_the_script")
     with pytest.raises(RewardError, match=r"'of_the_script' is defined in the script that runs.* file: FILE"):
         ScoringPool(dataclasses.replace(spec, module="__main__"))
+
+
+SPAWNING = '''
+import concurrent.futures, multiprocessing
+
+class Scores:
+    """Sent to other processes and back."""
+
+    def __init__(self, value):
+        self.value = value
+
+def length(text):
+    return Scores(float(len(text)))
+
+def spread(response):
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(length, response).result(timeout=60).value
+'''
+
+
+def test_a_scorer_s_file_can_be_imported_by_the_processes_that_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "spreading.v2.py").write_text(SPAWNING)
+    spec = resolve("spread", str(tmp_path / "spreading.v2.py"))
+    with ScoringPool(spec, deadline_s=100.0) as pool:
+        found = pool.collect(pool.submit([Sample("abc")]), Deadline(200))
+    assert found.rewards == (3.0,), found.reasons

@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+)
 
 from tandem.base.deadline import Deadline
 from tandem.base.errors import DataError
 from tandem.columns.proto import DataProto
-from tandem.models.tokenizer import character_tokenizer
+from tandem.models.tokenizer import character_tokenizer, load_tokenizer
 from tandem.reward.process.pool import ScoringPool
 from tandem.reward.resolve import resolve
 from tandem.reward.scorers.reward_model import RewardModel
@@ -24,8 +30,15 @@ CHAT = "{% for m in messages %}{{ '<' if m.role == 'user' else '>' }}{{ m.conten
 
 
 def write_model(folder: Path, labels: int, chat: str | None = None) -> str:
+    tokenizer = character_tokenizer("\n0123456789+=<>", eos="\n", pad=None)
+    tokenizer.chat_template = chat
+    tokenizer.save_pretrained(folder)
+    return write_classifier(folder, labels, len(TOKENIZER))
+
+
+def write_classifier(folder: Path, labels: int, tokens: int) -> str:
     config = LlamaConfig(
-        vocab_size=len(TOKENIZER),
+        vocab_size=tokens,
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
@@ -38,10 +51,15 @@ def write_model(folder: Path, labels: int, chat: str | None = None) -> str:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
-    tokenizer = character_tokenizer("\n0123456789+=<>", eos="\n", pad=None)
-    tokenizer.chat_template = chat
-    tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def read_alone(folder: str, ids: list[int]) -> float:
+    """The classifier's own score of ``ids``, without a padding token to look for."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    model.config.pad_token_id = None
+    with torch.inference_mode():
+        return float(model(torch.tensor([ids])).logits)
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +99,7 @@ def test_a_chat_template_and_the_question_behind_the_prompt(folder: str) -> None
     model = RewardModel(path=folder, chat_template=True, question="asked")
     infos = [{"asked": "1+1="}, {"asked": [{"role": "user", "content": "1+1="}]}]
     first, second = scores(model, batch("2", "2", prompts=["<<1+1=>>"] * 2, extra_info=infos))
-    plain = RewardModel(path=folder)
-    (expected,) = scores(plain, batch("2\n", prompts=["<1+1=>"]))
-    assert [first, second] == pytest.approx([expected] * 2, abs=1e-5)
+    assert [first, second] == pytest.approx([read_alone(folder, TOKENIZER.encode("<1+1=>2"))] * 2, abs=1e-5)
     with pytest.raises(DataError, match=r"extra_info has no 'asked'.*data\.extra_keys"):
         model(batch("2"))
 
@@ -127,3 +143,89 @@ def test_in_a_process_of_its_own(folder: str) -> None:
         found = pool.collect(pool.submit(data), Deadline(120))
     assert list(found.rewards) == pytest.approx(expected, abs=1e-5)
     assert found.report()["cut"] == 0.0
+
+
+# --- the last token, the first token, and one template only ----------------------------------------------------------
+
+ENDS = "<s>{% for m in messages %}[{{ 'I' if m.role == 'user' else '/I' }}]{{ m.content }}{% endfor %}</s>"
+POLICY = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+
+
+def ending_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """One that begins each text with ``<s>``, ends with ``</s>`` and has nothing else to pad with."""
+    special = {"</s>": 0, "<unk>": 1, "<s>": 2}
+    vocabulary = special | {character: i for i, character in enumerate("[]/I0123456789+=<>|asitnuer", start=3)}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    core.decoder = decoders.Fuse()
+    core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
+    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", bos_token="<s>", unk_token="<unk>")
+    made.chat_template = ENDS
+    made.save_pretrained(folder)
+    return made
+
+
+@pytest.fixture(scope="module")
+def ending(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("ending")
+    return write_classifier(folder, 1, len(ending_tokenizer(folder)))
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The rows that reward models read, before padding."""
+    rows: list[list[int]] = []
+    read = RewardModel._read
+    monkeypatch.setattr(RewardModel, "_read", lambda self, given: rows.extend(given) or read(self, given))
+    return rows
+
+
+def asked(*answers: str, folder: str, policy: str = "", **columns: Any) -> DataProto:
+    tokenizer = load_tokenizer(folder, chat_template=policy)
+    rows = [torch.tensor(tokenizer.encode(answer, add_special_tokens=False)) for answer in answers]
+    return DataProto({"responses": rows}, columns, tokenizer=tokenizer)
+
+
+def test_the_head_is_read_at_the_last_token_though_the_model_pads_with_it(ending: str, seen: list[list[int]]) -> None:
+    answers = ("7", "77", "1+1=2")
+    found = scores(
+        RewardModel(path=ending, chat_template=True),
+        asked(*answers, folder=ending, messages=[[{"role": "user", "content": "7>"}]] * 3),
+    )
+    tokenizer = load_tokenizer(ending)
+    texts = {tokenizer.decode(row): row for row in seen}
+    assert [*texts] == [f"<s>[I]7>[/I]{answer}</s>" for answer in answers]
+    assert found == pytest.approx([read_alone(ending, row) for row in texts.values()], abs=1e-5)
+    assert found != pytest.approx([read_alone(ending, row[:-1]) for row in texts.values()], abs=1e-3)
+
+
+def test_also_where_the_rows_have_every_token_there_is(ending: str) -> None:
+    tokenizer = load_tokenizer(ending)
+    every = tokenizer.decode([*range(3, len(tokenizer))])
+    data = asked(every, "1", folder=ending, prompt_text=["<unk></s>", "2"])
+    expected = [read_alone(ending, tokenizer.encode(text)) for text in ("<unk></s>" + every, "21")]
+    assert scores(RewardModel(path=ending), data) == pytest.approx(expected, abs=1e-5)
+
+
+def test_one_begin_token_whatever_was_rendered_before(ending: str, seen: list[list[int]]) -> None:
+    prompts = ["<s>[I]7>[/I]", "[I]7>[/I]"]
+    scores(RewardModel(path=ending), asked("7", "7", folder=ending, prompt_text=prompts))
+    assert [row.count(2) for row in seen] == [1, 1]
+    assert seen[0] == seen[1]
+
+
+def test_a_prompt_is_in_one_template_only(ending: str, seen: list[list[int]]) -> None:
+    model = RewardModel(path=ending, chat_template=True)
+    rendered, talk = "<s><|user|>7><|assistant|>", [{"role": "user", "content": "7>"}]
+    scores(model, asked("7", folder=ending, prompt_text=[rendered], messages=[talk]))
+    assert load_tokenizer(ending).decode(seen[0]) == "<s>[I]7>[/I]7</s>"  # its own template, of the messages
+    for text in (rendered, "[I]7>[/I]"):
+        with pytest.raises(DataError, match=r"a chat template was applied to it already.*question"):
+            model(asked("7", folder=ending, prompt_text=[text]))
+    with pytest.raises(DataError, match=r"begins with '<\|user\|>'"):  # of the policy's template
+        model(asked("7", folder=ending, policy=POLICY, prompt_text=["<|user|>7><|assistant|>"]))
+
+
+def test_a_long_text_keeps_its_begin_token(ending: str, seen: list[list[int]]) -> None:
+    scores(RewardModel(path=ending, max_length=4), asked("123456", folder=ending, prompt_text=["7>"]))
+    assert load_tokenizer(ending).decode(seen[0]) == "<s>456"

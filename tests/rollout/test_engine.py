@@ -360,14 +360,15 @@ def test_memory_grows_by_doubling_not_with_each_token(monkeypatch: pytest.Monkey
     moved: list[int] = []
     allocate = KVStore._allocate
 
-    def counting(self: KVStore, like: torch.Tensor) -> torch.Tensor:
+    def counting(self: KVStore, *tensors: torch.Tensor) -> torch.Tensor:
         moved.append(self.capacity)
-        return allocate(self, like)
+        return allocate(self, *tensors)
 
-    monkeypatch.setattr(KVStore, "_allocate", counting)
     model = as_causal_lm(llama())
     model.model.config.max_position_embeddings = 1000
-    list(HfEngine(model).generate(requests(1), Sampling(n=2, max_tokens=600)))
+    engine = HfEngine(model)
+    monkeypatch.setattr(KVStore, "_allocate", counting)
+    list(engine.generate(requests(1), Sampling(n=2, max_tokens=600)))
     layers_and_kinds = 2 * 2
     assert sorted(set(moved)) == [64, 128, 256, 512, 1024]
     assert len(moved) <= layers_and_kinds * 6

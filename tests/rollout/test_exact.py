@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.models.causal_lm import CausalLM, Head
+from tandem.models.causal_lm import CausalLM
+from tandem.models.head import Head
 from tandem.rollout.hf import HfEngine
 from tandem.rollout.protocol import Sampling
 from tests.rollout.tiny_models import bits, lm, requests

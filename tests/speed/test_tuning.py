@@ -18,6 +18,7 @@ from tandem.config.schema import Config
 from tandem.speed.advice import Advice, advise, resource_of
 from tandem.speed.measured import read_measured, setting_of
 from tandem.speed.step_bound import Bound
+from tests.plan.folders import write_model
 
 HALF = 'execution.resource={"actor":[1,4],"rollout":[1,4]}'
 Run = Callable[..., Path]
@@ -26,8 +27,7 @@ Run = Callable[..., Path]
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a config that plans without a problem, and the current one."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"max_position_embeddings": 4096}')
+    write_model(tmp_path / "model", max_position_embeddings=4096)
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 100)
     tree = {
         "execution": {"mode": "hybrid", "resource": {"actor": [1, 4], "rollout": [1, 4]}},

@@ -16,8 +16,8 @@ from tandem.plan.adapters import (
     is_target,
     pushed_part,
     read_adapter,
-    takes_adapters,
 )
+from tandem.plan.engine import engine_capabilities
 from tandem.plan.model import ModelFacts
 from tandem.rollout.registry import engines
 
@@ -38,17 +38,9 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 def check_adapters(key: str, model: ModelConfig, facts: ModelFacts | None) -> Iterator[Problem]:
     """Whether LoRA, where it is on, has something to adapt, and can."""
     dtype = model.lora_base_dtype
-    if dtype != "float32" and not model.trains_adapters:
-        reason = "there are no adapters: what is trained is held in float32"
-        yield Problem(f"{key}.lora_base_dtype", dtype, reason, "Leave it out, or write lora_rank: 16")
-    elif dtype != "float32" and model.dtype == "float32":
+    if dtype != "float32" and model.trains_adapters and model.dtype == "float32":
         reason = f"the forward computes in float32 ({key}.dtype), so the weights must be there in float32"
         yield Problem(f"{key}.lora_base_dtype", dtype, reason, "Write dtype: bfloat16 too, or leave it out")
-    if model.lora_target_modules != "all-linear" and not model.trains_adapters:
-        reason = "there are no adapters: all weights are trained"
-        yield Problem(
-            f"{key}.lora_target_modules", model.lora_target_modules, reason, "Remove it, or write lora_rank: 16"
-        )
     if model.adapter_path is not None:
         yield from _check_start(key, model)
     elif model.trains_adapters:
@@ -62,7 +54,7 @@ def check_pushed(config: Config, shares: bool) -> Iterator[Problem]:
     if chosen == "adapter" and not adapted:
         reason = "all weights are trained, there is no adapter to send"
         yield Problem(SYNC, chosen, reason, "Leave it out, or write actor_rollout_ref.model.lora_rank: 16")
-    elif chosen == "adapter" and engine in engines and not takes_adapters(engine):
+    elif chosen == "adapter" and engine in engines and not engine_capabilities(config).adapters:
         yield Problem(SYNC, chosen, f"the engine {engine} takes whole weights only", "Write merged")
     elif adapted and not shares and config.trainer.exact and pushed_part(config) == "merged":
         reason = "merged weights round otherwise than adapters beside them, and trainer.exact promises equal bits"

@@ -8,7 +8,7 @@ from typing import Any
 from tandem.algorithms import PREFERENCE_LOSSES
 from tandem.base.errors import Problem
 from tandem.base.registry import Entry, Scope
-from tandem.config.schema import Config, KlConfig
+from tandem.config.schema import Config
 from tandem.plan.batch import longest_sequence, mini_batch_prompts
 from tandem.plan.checks.correction import check_correction, correction_scope
 from tandem.plan.checks.parameters import check_parameters, is_number
@@ -25,6 +25,9 @@ LOSS = "algorithm.policy_loss"
 ESTIMATOR = "algorithm.adv_estimator"
 ROLLOUT = "actor_rollout_ref.rollout"
 STAGES = "algorithm.stages"
+
+COLDEST = 0.01
+"""Logits a hundred times as far apart leave one token: below this nothing is sampled."""
 
 
 def check_algorithm(config: Config, entries: Entries) -> Iterator[Problem]:
@@ -43,12 +46,18 @@ def _check_loss(config: Config, entries: Entries) -> Iterator[Problem]:
         return
     loss = config.algorithm.policy_loss
     yield from check_parameters(LOSS, "policy loss", loss.type, loss.parameters, entries.policy_loss.signature)
+    yield from _check_sides(loss.parameters, entries.policy_loss)
     yield from _check_band(loss.parameters, entries.policy_loss)
     yield from _check_whole_mini_batch(config, entries.policy_loss)
-    if config.algorithm.loss_scale_factor is not None and config.algorithm.loss_agg_mode != "seq-mean-token-sum-norm":
-        reason = f"it divides the loss of seq-mean-token-sum-norm, and the mode is {config.algorithm.loss_agg_mode}"
-        remedy = "Remove it, or write loss_agg_mode: seq-mean-token-sum-norm"
-        yield Problem("algorithm.loss_scale_factor", config.algorithm.loss_scale_factor, reason, remedy)
+
+
+def _check_sides(written: Mapping[str, Any], loss: Entry[Any]) -> Iterator[Problem]:
+    """A bound for both sides is not read where each side has one of its own."""
+    for name, value in written.items():
+        sides = [f"{name}_low", f"{name}_high"]
+        if all(side in loss.signature.parameters and written.get(side) is not None for side in sides):
+            reason = f"nothing reads it: {' and '.join(sides)} are both written"
+            yield Problem(f"{LOSS}.{name}", value, reason, "Leave it out, or leave one of the sides to it")
 
 
 def _check_band(written: Mapping[str, Any], loss: Entry[Any]) -> Iterator[Problem]:
@@ -127,16 +136,9 @@ def _check_weights(config: Config, entries: Entries) -> Iterator[Problem]:
 
 def _check_kl(config: Config) -> Iterator[Problem]:
     kl = config.algorithm.kl
-    if kl.controller == "adaptive":
-        if kl.horizon <= 0:
-            reason = "the adaptive controller acts over this many samples"
-            yield Problem("algorithm.kl.horizon", kl.horizon, reason, "Write a positive number, such as 10000")
-        if kl.where != "reward":
-            reason = "the adaptive controller steers a KL in the reward; this config has none"
-            yield Problem("algorithm.kl.controller", kl.controller, reason, "Write kl.in: reward, or controller: fixed")
-    if kl.where == "off" and kl.coef not in (0, KlConfig.model_fields["coef"].default):
-        reason = "a KL that is off has no weight"
-        yield Problem("algorithm.kl.coef", kl.coef, reason, "Write algorithm.kl.in: loss or reward, or remove it")
+    if kl.controller == "adaptive" and kl.horizon <= 0:
+        reason = "the adaptive controller acts over this many samples"
+        yield Problem("algorithm.kl.horizon", kl.horizon, reason, "Write a positive number, such as 10000")
     yield from check_reference(config)
 
 
@@ -156,8 +158,12 @@ def check_reference(config: Config) -> Iterator[Problem]:
 
 def _check_sampling(config: Config) -> Iterator[Problem]:
     rollout = config.actor_rollout_ref.rollout
-    if rollout.temperature <= 0:
-        reason = "training samples; a temperature of 0 or less has no distribution to learn from"
+    if rollout.temperature < COLDEST:
+        reason = (
+            "training samples; a temperature of 0 or less has no distribution to learn from"
+            if rollout.temperature <= 0
+            else "practically greedy: the samples of a group would be equal, and gradients divided by it overflow"
+        )
         yield Problem(f"{ROLLOUT}.temperature", rollout.temperature, reason, "Write a number above 0, such as 1.0")
     if not rollout.do_sample:
         reason = "greedy answers are all equal and have nothing to learn from"

@@ -90,12 +90,11 @@ def _check_settings(config: Config) -> Iterator[Problem]:
     if algorithm.use_tis and correction.weights != "off":
         reason = "both ask for importance weights, and use_tis is short for weights: token"
         yield Problem(TIS, True, reason, f"Write use_tis: false, and tis_cap as {CORRECTION}.cap")
-    if algorithm.correction.weights == "off":
-        unread = {"floor": correction.floor is not None, "normalize": correction.normalize}
-        for name in (name for name, written in unread.items() if written):
-            reason = "it shapes importance weights, and there are none"
-            yield Problem(f"{CORRECTION}.{name}", getattr(correction, name), reason, "Write weights: token or sequence")
-    elif correction.floor is not None and correction.floor > algorithm.correction.cap:
+    if (
+        algorithm.correction.weights != "off"
+        and correction.floor is not None
+        and correction.floor > algorithm.correction.cap
+    ):
         reason = f"weights are kept from floor to cap, which is {algorithm.correction.cap:g}"
         yield Problem(f"{CORRECTION}.floor", correction.floor, reason, "Write a number below cap, such as 0.5")
     for index, rule in enumerate(correction.reject):
@@ -127,11 +126,7 @@ def _check_rule(key: str, rule: RejectionConfig) -> Iterator[Problem]:
 def _check_distribution(config: Config, entries: Entries) -> Iterator[Problem]:
     """The ratios only mean something between log-probs of the same distribution."""
     rollout, cut = config.actor_rollout_ref.rollout, cut_sampling(config)
-    silent = entries.engine is not None and not entries.engine.traits.get("logprobs", True)
     for key, value in list(readers(config, entries).items())[:1]:
-        if silent:
-            reason = f"the engine {rollout.name!r} gives no rollout log-probs, which this needs"
-            yield Problem(key, value, reason, "Turn it off, or use an engine that gives them")
         if cut is not None and rollout.logprobs_of == "sampled":
             reason = (
                 f"with {cut} the rollout log-probs are of the truncated distribution and the trainer's of the whole "

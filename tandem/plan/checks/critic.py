@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tandem.base.errors import Problem
-from tandem.config.model import CriticConfig, ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.plan.batch import BatchPlan, longest_sequence
 from tandem.plan.checks.adapters import check_adapters
+from tandem.plan.checks.folder import check_files_of
 from tandem.plan.checks.model import read_checked
 from tandem.plan.checks.trainer import check_schedule
 from tandem.plan.critic import critic_epochs, critic_model, critic_token_budget, other_tokens
@@ -23,11 +24,15 @@ def read_critic(config: Config, actor: ModelFacts | None) -> tuple[ModelFacts | 
     return (actor, []) if own is None or not config.critic.enable else read_checked(MODEL, own)
 
 
-def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None) -> Iterator[Problem]:
-    """All of them; none where there is no critic. ``facts`` are those of its own model, if it has one."""
+def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None, own_loop: bool) -> Iterator[Problem]:
+    """All of them; none where there is no critic. ``facts`` are those of its own model, if it has one.
+
+    ``own_loop``: see ``check_schedule``.
+    """
     if not config.critic.enable:
         return
     if config.critic.model is not None:
+        yield from check_files_of(MODEL, config.critic.model) if facts is not None else ()
         yield from check_adapters(MODEL, config.critic.model, facts)
         yield from _check_context(config, facts)
         yield from _check_tokens(config, config.critic.model)
@@ -41,21 +46,15 @@ def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None) -> 
     yield from _check_exact(config)
     yield from _check_pipelining(config)
     updates = None if batch.steps is None else batch.steps * batch.mini_batches * critic_epochs(config)
-    yield from check_schedule("critic.optim", config.critic.optim, updates)
-
-
-def critic_notes(config: Config) -> Iterator[str]:
-    """Harmless facts about it."""
-    if not config.critic.enable and config.critic != CriticConfig():
-        yield "critic.enable is false: the other keys of critic have no effect"
+    yield from check_schedule("critic.optim", config.critic.optim, updates, own_loop)
 
 
 def _check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
     longest, data = longest_sequence(config), config.data
-    if facts is None or facts.context is None or facts.context >= longest:
+    if facts is None or facts.context is None or facts.context.tokens >= longest:
         return
-    reason = f"a sequence can have {longest} tokens with its prompt, and the context of {MODEL} is {facts.context}"
-    room = facts.context - data.max_prompt_length
+    reason = f"a sequence can have {longest} tokens with its prompt, and of {MODEL} {facts.context.why}"
+    room = facts.context.tokens - data.max_prompt_length
     remedy = f"Name a {MODEL} of longer context" + (f", or write at most {room}" if room > 0 else "")
     yield Problem("data.max_response_length", data.max_response_length, reason, remedy)
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
-import string
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
 from tandem.base.errors import DataError, Problem
-from tandem.base.registry import near
+from tandem.base.registry import Signature
 from tandem.config.schema import Config, DataConfig, SftConfig, SourceConfig
+from tandem.data.base_source import BaseDataSource
 from tandem.data.examples import ExampleColumns
 from tandem.data.files import open_tables
 from tandem.data.rows import Row, RowError
 from tandem.data.tasks import TaskTable
+from tandem.data.template import REMEDY, Template, TemplateError
+from tandem.plan.checks.parameters import check_parameters
 from tandem.plan.mix import example_columns, mix_names
+from tandem.reward.static import describe_class
 
 Columns = Sequence[tuple[str, str]]
 """(config key, column that it names)."""
 
 SAMPLED_ROWS = 100
+_ALSO = {"data.answer_key": ", or null for none", "data.template": ", or {{{{{}}}}} where the braces are text"}
 COUNTED_BYTES = 1 << 26
 """Files up to this size are counted line by line for the arithmetic; parquet says its count at the end of the file."""
 
@@ -54,14 +57,6 @@ def check_given(data: DataConfig) -> Iterator[Problem]:
         yield from _check_template(data.template)
     if data.source is not None:
         yield from _check_source(data.source)
-    if data.tools_key is not None and data.reasoning_gym is not None:
-        yield Problem("data.tools_key", data.tools_key, "a procedural task has no tools", "Leave it out")
-    elif data.tools_key is not None and data.template is not None and not data.chat:
-        reason = "only a chat template has a place for tools, and data.chat is false"
-        yield Problem("data.tools_key", data.tools_key, reason, "Write data.chat: true, or leave it out")
-    if data.system_prompt is not None and not data.chat:
-        reason = "only a chat template has a place for it, and data.chat is false"
-        yield Problem("data.system_prompt", data.system_prompt, reason, "Write data.chat: true, or leave it out")
 
 
 def check_sft_data(config: SftConfig) -> Iterator[Problem]:
@@ -72,7 +67,6 @@ def check_sft_data(config: SftConfig) -> Iterator[Problem]:
     if data.source is not None:
         yield from _check_source(data.source)
     keys = _example_keys("data", example_columns(data))
-    yield from _check_tools("data", example_columns(data))
     yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row)
     yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row)
     yield from check_overlap([*data.train_files, *(file for part in data.mix for file in part.files)], data.val_files)
@@ -136,32 +130,24 @@ def _column_keys(data: DataConfig) -> list[tuple[str, str]]:
         "answer_key": data.answer_key,
         "uid_key": data.uid_key,
         "data_source_key": data.data_source_key,
-        "tools_key": data.tools_key,
+        "tools_key": data.tools_key if data.chat or data.template is None else None,  # else it has no place at all
     }
     return [*keys, *((f"data.{key}", name) for key, name in named.items() if name is not None)]
 
 
-def template_columns(template: str | None) -> list[str]:
-    """The columns that a template names; what is none or can't be parsed is reported by ``_check_template``."""
+def template_columns(template: str | None) -> tuple[str, ...]:
+    """The columns that a template names; none of one that ``_check_template`` reports."""
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template or "") if name is not None]
-        return [name for name in dict.fromkeys(names) if name.isidentifier()]
-    except ValueError:
-        return []
+        return () if template is None else Template(template).columns
+    except TemplateError:
+        return ()
 
 
 def _check_template(template: str) -> Iterator[Problem]:
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        yield Problem("data.template", template, str(error), "Write {column}, and double braces that are text")
-        return
-    if not names:
-        reason = "it names no column, so that all prompts would be equal"
-        yield Problem("data.template", template, reason, "Write {column} where a column's value belongs")
-    for name in names:
-        if not name.isidentifier():
-            yield Problem("data.template", template, f"{{{name}}} is no plain column name", "Write {column}")
+        Template(template)
+    except TemplateError as error:
+        yield Problem("data.template", template, error.reason, REMEDY)
 
 
 def _check_one_way(ways: dict[str, bool]) -> Iterator[Problem]:
@@ -198,7 +184,7 @@ def _check_columns(rows: Sequence[Row], columns: Columns) -> Iterator[Problem]:
     for key, column in columns:
         errors = [error for row in rows if (error := _lacks(row, column)) is not None]
         if len(errors) == len(rows):
-            remedy = "Write a column of the file" + (", or null for none" if key == "data.answer_key" else "")
+            remedy = "Write a column of the file" + _ALSO.get(key, "").format(column)
             if rows[0].values.keys() >= {"chosen", "rejected"}:
                 remedy += "; to learn from its preferences use tandem train with algorithm.policy_loss.type: dpo"
             yield Problem(key, column, f"{rows[0].table}: {str(errors[0]).partition(': ')[2]}", remedy)
@@ -247,22 +233,17 @@ def _wrong_counts(task: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _check_source(source: SourceConfig) -> Iterator[Problem]:
-    """Whether the file of a user's data source defines its class; the file is read, not run."""
-    try:
-        body = ast.parse(Path(source.file).expanduser().read_bytes()).body
-    except OSError as error:
-        reason = f"can't be read: {error.strerror or error}"
-        yield Problem("data.source.file", source.file, reason, "Write an existing Python file")
-    except (SyntaxError, ValueError) as error:
-        yield Problem("data.source.file", source.file, f"not Python: {error}", "Mend the file")
+    """Whether the file of a user's data source defines its class, and takes its parameters; it is read, not run."""
+    file = Path(source.file).expanduser()
+    found = describe_class(source.type, file, root=BaseDataSource.__name__)
+    if isinstance(found, Signature):
+        own = ("type", "file")
+        yield from check_parameters("data.source", "data source", source.type, source.parameters, found, own)
+    elif found.startswith(("can't be read", "not Python")):
+        remedy = "Mend the file" if file.is_file() else "Write an existing Python file"
+        yield Problem("data.source.file", source.file, found, remedy)
     else:
-        classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
-        classes += [
-            name.asname or name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names
-        ]
-        if source.type not in classes:
-            hint = near(source.type, classes) if classes else "it defines no class"
-            yield Problem("data.source.type", source.type, f"{source.file} defines no such class", _sentence(hint))
+        yield Problem("data.source.type", source.type, f"{source.file} defines no such class", _sentence(found))
 
 
 def _sentence(text: str) -> str:

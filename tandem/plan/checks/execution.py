@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.plan.batch import longest_sequence, mini_batch_prompts, sub_batches
+from tandem.plan.engine import engine_capabilities, engine_width
 from tandem.plan.entries import estimator_columns
-from tandem.plan.placement import REFERENCE_NAMES, Placement, choose_runtime, deployed_roles
-from tandem.plan.preference import samples_per_prompt
+from tandem.plan.placement import ADVANTAGES, REFERENCE_NAMES, Placement, choose_runtime, deployed_roles
+from tandem.plan.preference import learns_preferences, samples_per_prompt
 from tandem.plan.teacher import uses_teacher
 from tandem.stages.facts import TEACHER
 
@@ -23,8 +24,8 @@ def check_execution(config: Config, placed: tuple[Placement, ...]) -> Iterator[P
     yield from _check_roles(config)
     yield from _check_devices(config, placed)
     yield from _check_batches(config)
+    yield from _check_capacity(config)
     yield from _check_budgets(config)
-    yield from _check_weights(config)
     yield from _check_pipelining(config)
 
 
@@ -66,13 +67,14 @@ def _check_roles(config: Config) -> Iterator[Problem]:
 
 def _check_devices(config: Config, placed: tuple[Placement, ...]) -> Iterator[Problem]:
     devices = {placement.role: placement.devices for placement in placed}
+    for role, pair in config.execution.resource.items():
+        if pair[1] == 0 and role != ADVANTAGES:
+            reason = "a model computes there, on one device at least"
+            yield Problem(f"execution.resource.{role}", list(pair), reason, "Write [1, 1] or more")
+    widths = {"actor": config.actor_rollout_ref.actor.tensor_model_parallel_size, "rollout": engine_width(config)}
     for role, key in (("actor", ACTOR), ("rollout", ROLLOUT)):
-        node = config.actor_rollout_ref.actor if role == "actor" else config.actor_rollout_ref.rollout
-        width = node.tensor_model_parallel_size
-        engine = config.actor_rollout_ref.rollout.name
-        if role == "rollout" and engine == "hf":
-            continue  # it has no tensor parallelism: the plan notes that the width has no effect
-        if devices[role] % width:
+        width = widths[role]
+        if role in devices and devices[role] % width:
             reason = f"it doesn't divide the {devices[role]} devices of {role}"
             remedy = f"Write a divisor of {devices[role]}, or change execution.resource.{role}"
             yield Problem(f"{key}.tensor_model_parallel_size", width, reason, remedy)
@@ -113,6 +115,14 @@ def _check_batches(config: Config) -> Iterator[Problem]:
         yield Problem(f"{ACTOR}.ppo_micro_batch_size", micro, reason, f"Write a divisor of {mini * n}, or leave it out")
 
 
+def _check_capacity(config: Config) -> Iterator[Problem]:
+    """A partition must fit into the store whole: it is sealed when all of its groups are there."""
+    capacity, prompts = config.execution.data_plane.capacity_groups, config.data.train_batch_size
+    if capacity is not None and capacity < prompts and not learns_preferences(config):
+        reason = f"a partition of {prompts} groups ({P}) is held whole"
+        yield Problem("execution.data_plane.capacity_groups", capacity, reason, f"Write at least {prompts}")
+
+
 def _check_budgets(config: Config) -> Iterator[Problem]:
     actor, rollout, data = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
     longest = longest_sequence(config)
@@ -123,7 +133,7 @@ def _check_budgets(config: Config) -> Iterator[Problem]:
         )
         value = actor.ppo_max_token_len_per_gpu
         yield Problem(f"{ACTOR}.ppo_max_token_len_per_gpu", value, reason, f"Write at least {longest}")
-    chunked = rollout.name != "hf" and rollout.enable_chunked_prefill
+    chunked = engine_capabilities(config).chunked_prefill and rollout.enable_chunked_prefill
     if rollout.max_num_batched_tokens < data.max_prompt_length and not chunked:
         reason = f"one prompt can have {data.max_prompt_length} tokens (data.max_prompt_length)"
         remedy = f"Write at least {data.max_prompt_length}"
@@ -133,25 +143,6 @@ def _check_budgets(config: Config) -> Iterator[Problem]:
     if rollout.max_num_seqs < most:
         reason = f"the {most} samples of a prompt are in flight together"
         yield Problem(f"{ROLLOUT}.max_num_seqs", rollout.max_num_seqs, reason, f"Write at least {most}")
-
-
-def _check_weights(config: Config) -> Iterator[Problem]:
-    rollout, execution = config.actor_rollout_ref.rollout, config.execution
-    if execution.mode == "colocate":
-        if rollout.on_weight_update != "wait":
-            reason = "nothing is being generated when weights change in colocate"
-            remedy = "Remove it, or write execution.mode: hybrid"
-            yield Problem(f"{ROLLOUT}.on_weight_update", rollout.on_weight_update, reason, remedy)
-        if execution.weight_sync.overlap:
-            reason = "there is no transfer to overlap in colocate: actor and rollout take turns"
-            remedy = "Write false, or execution.mode: hybrid"
-            yield Problem("execution.weight_sync.overlap", True, reason, remedy)
-    if rollout.partial == "discard" and rollout.on_weight_update != "abort":
-        reason = f"nothing is aborted with on_weight_update: {rollout.on_weight_update}"
-        yield Problem(f"{ROLLOUT}.partial", rollout.partial, reason, "Remove it, or write on_weight_update: abort")
-    if rollout.keep_kv == "recompute" and rollout.on_weight_update != "keep":
-        reason = f"no generation goes on over new weights with on_weight_update: {rollout.on_weight_update}"
-        yield Problem(f"{ROLLOUT}.keep_kv", rollout.keep_kv, reason, "Remove it, or write on_weight_update: keep")
 
 
 def _check_pipelining(config: Config) -> Iterator[Problem]:

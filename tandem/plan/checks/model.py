@@ -48,15 +48,15 @@ def _adapter_as_model(key: str, path: str, folder: Path) -> Problem:
 def check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
     """Whether the longest prompt with the longest response fits the model's context."""
     longest = longest_sequence(config)
-    if facts is None or facts.context is None or facts.context >= longest:
+    if facts is None or facts.context is None or facts.context.tokens >= longest:
         return
     data = config.data
     reason = (
-        f"with max_prompt_length {data.max_prompt_length} a sequence can have {longest} tokens, and the model's "
-        f"context is {facts.context}"
+        f"with max_prompt_length {data.max_prompt_length} a sequence can have {longest} tokens, and {facts.context.why}"
     )
-    room = facts.context - data.max_prompt_length
-    remedy = f"Write at most {room}" if room > 0 else f"Lower data.max_prompt_length below {facts.context} first"
+    limit = facts.context.tokens
+    room = limit - data.max_prompt_length
+    remedy = f"Write at most {room}" if room > 0 else f"Lower data.max_prompt_length below {limit} first"
     yield Problem("data.max_response_length", data.max_response_length, reason, remedy)
 
 
@@ -66,6 +66,24 @@ def check_exact(config: Config) -> Iterator[Problem]:
     if config.trainer.exact and dtype != "float32":
         reason = f"bit-equal runs are computed in float32, and actor_rollout_ref.model.dtype is {dtype}"
         yield Problem("trainer.exact", True, reason, "Write dtype: float32, or exact: false")
+
+
+def exact_notes(config: Config) -> Iterator[str]:
+    """What ``trainer.exact`` makes of the bounds of a micro-batch."""
+    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    tokens, samples = n * longest_sequence(config), actor.ppo_micro_batch_size
+    if not config.trainer.exact:
+        return
+    if actor.ppo_max_token_len_per_gpu < tokens:
+        yield (
+            "trainer.exact trains each group as one micro-batch, which may have "
+            f"{tokens} tokens: ppo_max_token_len_per_gpu = {actor.ppo_max_token_len_per_gpu} does not bound it"
+        )
+    if samples is not None and samples < n:
+        yield (
+            f"trainer.exact trains each group of {n} samples as one micro-batch: ppo_micro_batch_size = {samples} does "
+            "not bound it"
+        )
 
 
 def _missing(key: str, path: str) -> Iterator[Problem]:

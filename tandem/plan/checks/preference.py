@@ -8,8 +8,7 @@ from typing import Any
 
 from tandem.base.errors import Problem
 from tandem.base.registry import Entry
-from tandem.config.model import RolloutConfig, TeacherConfig
-from tandem.config.schema import AlgorithmConfig, Config, RewardConfig
+from tandem.config.schema import Config
 from tandem.plan.batch import longest_sequence
 from tandem.plan.checks.algorithm import LOSS, ROLLOUT, check_reference
 from tandem.plan.checks.data import check_files, check_given, check_overlap, template_columns
@@ -22,19 +21,6 @@ STAGED = ("logprobs", "ref_logprobs", "reference_point")
 
 WEIGHTS = ("desirable_weight", "undesirable_weight")
 
-NO_SUCH_TERM = (
-    "loss_agg_mode",
-    "loss_scale_factor",
-    "entropy_coef",
-    "use_tis",
-    "rollout_correction",
-    "old_logprobs",
-    "overlong",
-    "distillation",
-    "stages",
-)
-"""Keys of ``algorithm`` that change a policy loss and have no place in a comparison."""
-
 
 def check_preferences(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
     """All of them."""
@@ -43,21 +29,6 @@ def check_preferences(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
     yield from check_reference(config)
     yield from _check_data(config, loss)
     yield from _check_budget(config, loss)
-
-
-def preference_notes(config: Config) -> Iterator[str]:
-    """Sections that a run with rewards reads and this one doesn't; they may stay, so that one line switches back."""
-    algorithm, rollout = config.algorithm, config.actor_rollout_ref.rollout
-    unused = {
-        "reward_manager": config.reward_manager != RewardConfig(),
-        "algorithm.adv_estimator": algorithm.adv_estimator != AlgorithmConfig().adv_estimator,
-        ROLLOUT: rollout != RolloutConfig(),
-        "actor_rollout_ref.teacher": config.actor_rollout_ref.teacher != TeacherConfig(),
-        "data.answer_key": config.data.answer_key not in (None, "answer"),
-    }
-    for key, written in unused.items():
-        if written:
-            yield f"{key} is not used: {algorithm.policy_loss.type} learns from given answers, nothing is generated"
 
 
 def _check_loss(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
@@ -78,7 +49,6 @@ def _check_loss(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
 def _check_ignored(config: Config) -> Iterator[Problem]:
     """What would change the result of a run with rewards and can't here."""
     algorithm, execution, name = config.algorithm, config.execution, config.algorithm.policy_loss.type
-    default = AlgorithmConfig()
     if execution.mode != "colocate":
         reason = f"{name} learns from given answers: nothing is generated that could go on beside the training"
         yield Problem("execution.mode", execution.mode, reason, "Write colocate, or leave it out")
@@ -90,18 +60,6 @@ def _check_ignored(config: Config) -> Iterator[Problem]:
     if config.actor_rollout_ref.rollout.temperature != 1.0:
         value, reason = config.actor_rollout_ref.rollout.temperature, "given answers have log-probs at temperature 1"
         yield Problem(f"{ROLLOUT}.temperature", value, reason, "Leave it out, or write 1.0")
-    for key in NO_SUCH_TERM:
-        value = getattr(algorithm, key)
-        if value != getattr(default, key):
-            reason = (
-                f"{name} is a mean over {'pairs' if config.data.label_key is None else 'answers'} and has no such term"
-            )
-            told = value if isinstance(value, str | int | float) else "..."
-            yield Problem(f"algorithm.{key}", told, reason, "Leave it out")
-    if algorithm.filter_groups.enable:
-        yield Problem(
-            "algorithm.filter_groups.enable", True, "nothing is drawn again: answers are given", "Write false"
-        )
 
 
 def _check_data(config: Config, loss: Entry[Any]) -> Iterator[Problem]:

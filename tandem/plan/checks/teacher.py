@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
 from tandem.config.schema import NO_REWARD, Config, DistillationConfig
 from tandem.plan.batch import longest_sequence
 from tandem.plan.checks.data import named_sources
+from tandem.plan.checks.folder import check_files_of
 from tandem.plan.checks.model import read_checked
 from tandem.plan.checks.parameters import check_parameters
 from tandem.plan.entries import Entries, distillation_parameter
@@ -44,9 +46,6 @@ def check_teacher(config: Config, entries: Entries, facts: ModelFacts | None) ->
 
 def notes_on_teacher(config: Config) -> Iterator[str]:
     """How the teachers live, and what their objective leaves without effect."""
-    teaching = config.algorithm.distillation
-    if teaching is not None and teaching.coef == 0:
-        yield f"{OBJECTIVE}.coef is 0: nothing is learned from a teacher, and none is loaded"
     if not uses_teacher(config):
         return
     if not teaches_as_tag(config):
@@ -107,8 +106,10 @@ def _check_only(config: Config) -> Iterator[Problem]:
 
 def _check_model(config: Config, teacher: Teacher, facts: ModelFacts | None) -> Iterator[Problem]:
     key = key_of(teacher)
-    theirs, problems = read_checked(key, ModelConfig(path=teacher.path))
-    for problem in problems:
+    model = ModelConfig(path=teacher.path)
+    theirs, problems = read_checked(key, model)
+    files = [] if problems else [replace(problem, key=key) for problem in check_files_of(key, model)]
+    for problem in [*problems, *files]:
         adapter = "LoRA adapter" in problem.reason
         remedy = "Merge it into its model first (tandem export), and name that folder" if adapter else problem.remedy
         yield Problem(key, problem.value, problem.reason, remedy)
@@ -123,8 +124,8 @@ def _check_model(config: Config, teacher: Teacher, facts: ModelFacts | None) -> 
         reason = f"it embeds {theirs.vocabulary} tokens, and the actor can sample {facts.vocabulary}"
         yield Problem(key, teacher.path, reason, "Take a teacher with at least as many")
     longest = longest_sequence(config)
-    if theirs.context is not None and theirs.context < longest:
-        reason = f"a sequence can have {longest} tokens, and its context is {theirs.context}"
+    if theirs.context is not None and theirs.context.tokens < longest:
+        reason = f"a sequence can have {longest} tokens, and {theirs.context.why}"
         yield Problem(key, teacher.path, reason, "Lower data.max_response_length, or take a teacher with a longer one")
 
 

@@ -33,11 +33,14 @@ def check_trainer(trainer: TrainerConfig, document: Config | SftConfig) -> Itera
     yield from check_output(trainer, document)
 
 
-def check_schedule(key: str, optim: OptimConfig, updates: int | None) -> Iterator[Problem]:
-    """Whether the warm-up ends before the run does, and the shape is that of the schedule."""
-    if optim.schedule != "cosine" and optim.num_cycles != OptimConfig().num_cycles:
-        reason = f"the schedule is {optim.schedule}, which has no periods"
-        yield Problem(f"{key}.num_cycles", optim.num_cycles, reason, f"Write {key}.schedule: cosine, or leave it out")
+def check_schedule(key: str, optim: OptimConfig, updates: int | None, own_loop: bool = False) -> Iterator[Problem]:
+    """Whether the warm-up ends before the run does, and a falling schedule has an end.
+
+    ``updates`` is None where only the data will tell; a run of the user's own (``own_loop``) never learns it.
+    """
+    if optim.schedule != "constant" and updates is None and own_loop:
+        reason = "where it ends is unknown: nothing says how many steps the loop makes"
+        yield Problem(f"{key}.schedule", optim.schedule, reason, "Write trainer.total_steps, or schedule: constant")
     if updates is not None and optim.warmup_steps >= updates and optim.warmup_steps > 0:
         reason = f"the run has {updates} optimizer steps, so the learning rate never leaves the warm-up"
         yield Problem(f"{key}.warmup_steps", optim.warmup_steps, reason, f"Write less than {updates}")

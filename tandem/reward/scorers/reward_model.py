@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tandem.base.errors import DataError
 from tandem.base.lazy import LazyModule
+from tandem.models.tokenizer import begins, encode_once, load_tokenizer, rendered_opening
+from tandem.models.tool_calls import fit_calls
 from tandem.reward.outcome import Sample
 from tandem.reward.ranges import Count, Whole
 from tandem.reward.registry import register_reward
@@ -31,10 +33,10 @@ class RewardModel:
     number ``label``. At most ``batch_size`` texts are read at a time, on ``device``; of a longer text the last
     ``max_length`` tokens count, and the metric ``cut`` says so.
 
-    ``chat_template`` wraps prompt and answer as messages of user and assistant in the model's own template; otherwise
-    they are joined. ``question`` names the field of ``extra_info`` (see ``data.extra_keys``) to take for the prompt, a
-    text or a list of messages, where the prompt as the policy sees it has another template in it. Deterministic: no
-    dropout, no gradients.
+    ``chat_template`` puts prompt and answer into the model's own template: the messages that the policy's prompt was
+    rendered from, or a plain prompt as a user's. Otherwise both are joined as the policy sees them. ``question`` names
+    the field of ``extra_info`` (see ``data.extra_keys``) to take for the prompt instead, a text or a list of messages.
+    The head is read at the last token of the text, whatever it is. Deterministic: no dropout, no gradients.
     """
 
     def __init__(
@@ -49,8 +51,6 @@ class RewardModel:
         chat_template: bool = False,
         question: str | None = None,
     ) -> None:
-        from tandem.models.tokenizer import load_tokenizer
-
         self._tokenizer = load_tokenizer(path)
         if chat_template and not self._tokenizer.chat_template:
             raise DataError(f"the tokenizer of {path} has no chat template: write chat_template: false")
@@ -58,7 +58,6 @@ class RewardModel:
         outputs = int(self._model.config.num_labels)
         if outputs > 1 and (label is None or not 0 <= label < outputs):
             raise DataError(f"the reward model {path} has {outputs} outputs: write label: 0 to {outputs - 1}")
-        self._model.config.pad_token_id = self._tokenizer.pad_token_id  # the classifier looks at the last other token
         self._model.to(device).eval()
         self._label = label if outputs > 1 else None
         self._batch_size, self._max_length = batch_size, max_length
@@ -66,23 +65,45 @@ class RewardModel:
 
     def __call__(self, data: DataProto) -> list[dict[str, float]]:
         """One score per sample, whatever it shares a batch with."""
-        rows = [self._encoded(sample) for sample in samples_of(data)]
+        rows = [self._encoded(sample, data.tokenizer) for sample in samples_of(data)]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # so that little is padding
         scores: list[dict[str, float]] = [{}] * len(rows)
         for start in range(0, len(order), self._batch_size):
             chosen = order[start : start + self._batch_size]
-            cut = [rows[i][-self._max_length :] for i in chosen]
-            for i, score in zip(chosen, self._forward(cut), strict=True):
+            for i, score in zip(chosen, self._read([self._cut(rows[i]) for i in chosen]), strict=True):
                 scores[i] = {"score": score, "cut": float(len(rows[i]) > self._max_length)}
         return scores
 
-    def _forward(self, rows: Sequence[list[int]]) -> list[float]:
+    def _cut(self, row: list[int]) -> list[int]:
+        """The last ``max_length`` tokens, the begin token before them kept."""
+        if len(row) <= self._max_length:
+            return row
+        kept = begins(self._tokenizer, row) if self._max_length > 1 else 0
+        return [*row[:kept], *row[len(row) - self._max_length + kept :]]
+
+    def _read(self, rows: Sequence[list[int]]) -> list[float]:
+        """The scores of ``rows``, each read at its last token.
+
+        A classifier looks for the last token that is not its padding token, by the ids: one that ends its texts with
+        what it pads with would be read before that end. So rows are padded with a token that none of them has.
+        """
+        own, used = self._tokenizer.pad_token_id, {token for row in rows for token in row}
+        if own not in used:
+            return self._forward(rows, own)
+        unused = next((token for token in range(len(self._tokenizer)) if token not in used), None)
+        if unused is not None:
+            return self._forward(rows, unused)
+        return [score for row in rows for score in self._forward([row], None)]
+
+    def _forward(self, rows: Sequence[list[int]], padding: int | None) -> list[float]:
         longest = max(1, *map(len, rows)) if len(rows) > 1 else max(1, len(rows[0]))
-        ids = torch.full((len(rows), longest), self._tokenizer.pad_token_id)  # (B, T), padded on the right
+        ids = torch.full((len(rows), longest), padding or 0)  # (B, T), padded on the right
         mask = torch.zeros_like(ids)
         for i, row in enumerate(rows):
             ids[i, : len(row)] = torch.tensor(row, dtype=ids.dtype)
             mask[i, : len(row)] = 1
+        config = self._model.config
+        config.pad_token_id = config.get_text_config().pad_token_id = padding
         with torch.inference_mode():
             device = self._model.device
             logits = self._model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.float()  # (B, labels)
@@ -90,19 +111,34 @@ class RewardModel:
         values: list[float] = chosen.tolist()
         return values
 
-    def _encoded(self, sample: Sample) -> list[int]:
+    def _encoded(self, sample: Sample, policy: Any) -> list[int]:
         asked: Any = sample.prompt
         if self._question is not None:
             if self._question not in (sample.extra_info or {}):
                 raise DataError(f"extra_info has no {self._question!r}: name its column in data.extra_keys")
             asked = sample.extra_info[self._question]  # type: ignore[index]
+        elif self._chat and sample.messages is not None:
+            asked = sample.messages
         if self._chat:
-            messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
-            messages.append({"role": "assistant", "content": sample.response})
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False)
-            return list(self._tokenizer.encode(text, add_special_tokens=False))
+            return self._conversation(asked, sample.response, policy)
         text = asked if isinstance(asked, str) else "\n".join(str(message["content"]) for message in asked)
-        return list(self._tokenizer.encode(text + sample.response))
+        return encode_once(self._tokenizer, text + sample.response)
+
+    def _conversation(self, asked: Any, response: str, policy: Any) -> list[int]:
+        """Prompt and answer in the model's own template. Raises ``DataError`` where the prompt is in one already."""
+        if isinstance(asked, str):
+            openings = (rendered_opening(tokenizer, asked) for tokenizer in (self._tokenizer, policy))
+            if opening := next((found for found in openings if found is not None), None):
+                raise DataError(
+                    f"the prompt begins with {opening!r}, so a chat template was applied to it already, and "
+                    "chat_template: true would put it into another: name the column of the bare question as question, "
+                    "or write chat_template: false"
+                )
+            asked = [{"role": "user", "content": asked}]
+        messages = fit_calls(self._tokenizer, [*asked, {"role": "assistant", "content": response}])
+        return encode_once(
+            self._tokenizer, str(self._tokenizer.apply_chat_template(messages, tokenize=False)), rendered=True
+        )
 
 
 def _trained(path: str, dtype: torch.dtype) -> Any:

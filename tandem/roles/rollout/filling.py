@@ -23,6 +23,7 @@ from tandem.reward.process.job import Handle
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.generation import as_batch, request
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
+from tandem.rollout.sound import sound_outputs
 
 FAILED, FILTERED = "reward failed", "equal rewards"
 
@@ -114,7 +115,7 @@ class Rollout:
         """Generate a group for every ticket that is due; score them; how many of them were dropped."""
         pending: dict[Ticket, Pending] = {}
         by_key: dict[int | str, Ticket] = {}
-        for output in self.engine.generate(self._requests(pending, by_key), self._filling.sampling):
+        for output in sound_outputs(self.engine, self._requests(pending, by_key), self._filling.sampling):
             self._store(by_key[output.request.key], pending, output)
         return sum(self._settle(ticket, pending[ticket], scores) for ticket in sorted(pending))
 

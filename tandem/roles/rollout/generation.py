@@ -15,7 +15,7 @@ from tandem.config.model import RolloutConfig
 from tandem.config.schema import EvaluationConfig
 from tandem.data.chat import checked_messages, encode_chat_prompt
 from tandem.data.prompts import Prompt
-from tandem.models.tokenizer import encode_text, leading_ids
+from tandem.models.tokenizer import encode_plain
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def as_batch(prompt: Prompt, output: GroupOutput, group_id: int, tokenizer: Any)
             "ground_truth": [prompt.ground_truth] * count,
             "data_source": [prompt.data_source] * count,
             "extra_info": [prompt.extra_info] * count,
+            "messages": [prompt.messages] * count,
         },
         tokenizer=tokenizer,
     )
@@ -109,7 +110,7 @@ def _as_prompt(index: int, prompt: object, tokenizer: PreTrainedTokenizerBase) -
     if isinstance(prompt, Prompt):
         return prompt
     if isinstance(prompt, str):
-        return Prompt(prompt, tuple(leading_ids(tokenizer) + encode_text(tokenizer, prompt)), prompt)
+        return Prompt(prompt, tuple(encode_plain(tokenizer, prompt)), prompt)
     if isinstance(prompt, torch.Tensor):
         prompt = prompt.tolist()
     if isinstance(prompt, Sequence) and prompt and all(isinstance(token, int) for token in prompt):

@@ -24,6 +24,7 @@ from tandem.roles.rollout.filling import Filling, Pending, Rollout
 from tandem.roles.rollout.utilization import Utilization, wall
 from tandem.rollout.connection import QUIET_S
 from tandem.rollout.protocol import EngineStats, GroupOutput, GroupRequest, Heartbeat, RolloutEngine, Supervised
+from tandem.rollout.sound import sound_outputs
 
 _TICK_S = 0.05  # between looks at scorings while the engine has nothing to do
 _LEAVE_S = 10.0  # for a loop whose engine has died to hand its tickets on
@@ -156,7 +157,7 @@ class RolloutWorker(Rollout):
                 self._keeper.wait(_TICK_S)
                 continue
             self._calling = True
-            for output in self.engine.generate(self._stream(), self._filling.sampling):
+            for output in sound_outputs(self.engine, self._stream(), self._filling.sampling):
                 self._generating -= 1
                 if output.aborted:
                     self._again.append(output.resumed() if self._partial == "resume" else output.restarted())

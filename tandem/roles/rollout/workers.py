@@ -16,6 +16,7 @@ from tandem.roles.rollout.engine_pool import EnginePool
 from tandem.roles.rollout.filling import first_failure, require_rewards
 from tandem.roles.rollout.utilization import Work
 from tandem.roles.rollout.worker import RolloutWorker, silence
+from tandem.rollout.process import HostedEngine
 from tandem.rollout.protocol import Supervised
 from tandem.weights.sync import Receiver, WeightSync
 
@@ -114,11 +115,18 @@ class RolloutWorkers:
         while True:
             try:
                 if self.publisher.version != version:
+                    self._await_starts()
                     return self.publisher.push(version)
                 self.publisher.wait()
                 return self.publisher.arrived
             except EngineDiedError as error:
                 self._handle_death(error)
+
+    def _await_starts(self) -> None:
+        """Every engine takes orders: a start has a limit of its own, and is no part of a push."""
+        for stream in list(self.streams):
+            if isinstance(stream.engine, HostedEngine):
+                stream.engine.wait_until_ready()
 
     def settle(self) -> None:
         """Wait for the push under way, whichever engines die on the way."""
@@ -171,6 +179,8 @@ class RolloutWorkers:
         """Who keeps the actor's loop waiting where it waits for the engines themselves, in words."""
         causes = [self.publisher.blocked_by, *(f"{name} has died and is starting again" for name in self.starting)]
         causes += [f"{stream.name} {quiet}" for stream in list(self.streams) if (quiet := silence(stream))]
+        hosted = [(stream.name, stream.engine) for stream in list(self.streams)]
+        causes += [f"{name} {e.starting}" for name, e in hosted if isinstance(e, HostedEngine) and e.starting]
         return "; ".join(cause for cause in causes if cause) or "its rollout engines are not done"
 
     # --- deaths ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import torch
 from tandem.base.errors import ContractError
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.ray.store import RayStore
-from tandem.models.fingerprint import fingerprint, joined
+from tandem.models.fingerprint import joined
 from tandem.plan.placement import Placement
 from tandem.roles.train_group import TrainGroup
 from tandem.rollout.spec import EngineSpec
@@ -61,10 +61,17 @@ class RayRuntime:
 
     def ranks(self, role: str, setup: RankSetup, *, several: int = 1) -> list[RayRank]:
         """A train rank on each device of the role, which ``several`` such groups share. They end with the runtime."""
-        return start_ranks(self._slots(role), setup, part=self._part(role) / several)
+        return start_ranks(self._slots(role), setup, part=self._part(role) / several, role=role)
 
     def engines(
-        self, role: str, spec: EngineSpec, *, deadline_s: float, bucket_bytes: int, devices_each: int = 1
+        self,
+        role: str,
+        spec: EngineSpec,
+        *,
+        deadline_s: float,
+        bucket_bytes: int,
+        start_s: float = 600.0,
+        devices_each: int = 1,
     ) -> list[RayEngine]:
         """An engine for each ``devices_each`` devices of the role, named ``ROLE-0``, ``ROLE-1``, …, all starting."""
         slots = self._slots(role)
@@ -73,7 +80,14 @@ class RayRuntime:
         part, names = self._part(role), [f"{role}-{i}" for i in range(len(slots) // devices_each)]
         for name, slot in zip(names, slots[::devices_each], strict=True):
             self._makers[name] = partial(
-                RayEngine, name, spec, slot, part=part, deadline_s=deadline_s, bucket_bytes=bucket_bytes
+                RayEngine,
+                name,
+                spec,
+                slot,
+                part=part,
+                start_s=start_s,
+                deadline_s=deadline_s,
+                bucket_bytes=bucket_bytes,
             )
         return [self.restart(name) for name in names]
 
@@ -145,4 +159,4 @@ class RemoteSnapshots:
         """The weights as they are now."""
         beside = (self._base(),) if self._part == "adapter" else ()
         weights = gather_weights(self._group, self._bucket_bytes, self._dtype, self._part)
-        return Snapshot(weights, lambda: joined(fingerprint(dict(weights).items()), *beside))
+        return Snapshot(weights, lambda: joined(weights.fingerprint, *beside))

@@ -162,14 +162,14 @@ class RayRank:
         self.remote.kill()
 
 
-def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0) -> list[RayRank]:
+def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, role: str = "actor") -> list[RayRank]:
     """A rank on each slot (``part`` of its device), all of them met and with their engines built.
 
     Raises what building raised, ``DiedError`` for a rank that dies, ``DeadlineError`` for one that hangs.
     """
     ray = import_ray()
     actors = [ray.remote(RankActor).options(**slot.options(part)) for slot in slots]
-    remotes = [Remote(a.remote(rank, len(slots)), f"rank {rank} of the actor") for rank, a in enumerate(actors)]
+    remotes = [Remote(a.remote(rank, len(slots)), f"rank {rank} of the {role}") for rank, a in enumerate(actors)]
     try:
         meeting = remotes[0].ask("open_meeting", setup.meeting_s, awaited="its start", waits=_START_S)
         packed = pack(setup)

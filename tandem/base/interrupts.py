@@ -1,0 +1,129 @@
+"""SIGINT and SIGTERM: raised where the run may end, kept back where it may not, so that no step is left half done.
+
+The first signal unwinds what is under way, as an exception; inside ``held()``, or from ``hold()`` to ``release()``, it
+waits for the end. A second signal ends the process at once. State is of the process, as signals are.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+_PATIENCE_S = 2.0
+_NOTICE = "the step under way ends first, and is saved; a second signal ends the run at once\n"
+
+
+class Terminated(BaseException):
+    """A supervisor ends the run with SIGTERM: like Ctrl-C it unwinds everything that is under way."""
+
+
+INTERRUPTS = (KeyboardInterrupt, Terminated)
+
+
+@dataclass
+class _State:
+    """``requested``: the signal that came. ``raised``: it has unwound already. ``saved``: the last whole checkpoint."""
+
+    depth: int = 0
+    holding: bool = False
+    requested: int | None = None
+    raised: bool = False
+    saved: str = ""
+    before: dict[int, Any] = field(default_factory=dict)
+
+
+_state = _State()
+
+
+def install() -> None:
+    """From here on signals are handled as this module says. Does nothing outside the main thread."""
+    global _state
+    if threading.current_thread() is not threading.main_thread():
+        return
+    before = _state.before or {number: signal.getsignal(number) for number in SIGNALS}
+    _state = _State(before=before)
+    for number in SIGNALS:
+        signal.signal(number, _hear)
+
+
+def restore() -> None:
+    """Give the signals back to who had them before."""
+    for number, handler in _state.before.items():
+        signal.signal(number, handler)
+    _state.before = {}
+
+
+def requested() -> int | None:
+    """The signal that came, if one did."""
+    return _state.requested
+
+
+def saved() -> str:
+    """The last whole checkpoint of this process' run, in words; empty before there is one."""
+    return _state.saved
+
+
+def note_saved(what: str) -> None:
+    """There is a whole checkpoint, which the message at the end of an interrupted run names."""
+    _state.saved = what
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """A signal waits for the end of the block. Of no effect in other threads than the main one, which hears signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _state.depth += 1
+    try:
+        yield
+    finally:
+        _state.depth -= 1
+        _raise_pending()
+
+
+def hold() -> None:
+    """From here to ``release`` a signal waits; harmless where one waits already."""
+    _state.holding = True
+
+
+def release() -> None:
+    """See ``hold``."""
+    _state.holding = False
+    _raise_pending()
+
+
+def _raise_pending() -> None:
+    state = _state
+    if state.depth == 0 and not state.holding and state.requested is not None and not state.raised:
+        _raise(state.requested)
+
+
+def _raise(number: int) -> None:
+    _state.raised = True
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+
+
+def _hear(number: int, frame: FrameType | None) -> None:
+    if _state.requested is not None:
+        os._exit(128 + number)
+    _state.requested = number
+    if _state.depth == 0 and not _state.holding:
+        _raise(number)
+    timer = threading.Timer(_PATIENCE_S, _tell, (_state,))
+    timer.daemon = True
+    timer.start()
+
+
+def _tell(state: _State) -> None:
+    if not state.raised:
+        sys.stderr.write(_NOTICE)

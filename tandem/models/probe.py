@@ -1,0 +1,297 @@
+"""Proof that a model, as Tandem runs it, gives what plain transformers gives: a few tokens through each route.
+
+Routes are tried from the fastest to the slowest, and the first that is equal is taken. No name is trusted: packed rows
+are wrong for models that mix tokens outside of attention, shared prompts and caches for those with state of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any, Literal
+
+import torch
+
+from tandem.base.errors import DataError
+from tandem.columns.ragged import Ragged
+from tandem.models.attention import watched
+from tandem.models.causal_lm import ROUTES, CausalLM, Route, quiet
+from tandem.models.families import PER_DOCUMENT
+from tandem.models.head import Head
+from tandem.models.kv_store import closing
+from tandem.models.lora import adapted_layers, adapters_off
+from tandem.models.packing import pack_samples
+from tandem.models.row_cache import Placed, RowCache
+
+Use = Literal["training", "generation"]
+
+logger = logging.getLogger(__name__)
+
+_FULL, _HALF = 1e-3, 0.2
+"""Largest difference of hidden states, in units of their spread: with float32 weights, with some in half precision."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is run: groups of a prompt and answers. All are short, and differ: that shows each kind of mixing.
+
+    ``prompts`` are tokens of each prompt, ``answers`` of each answer to it; each prompt has equally many.
+    """
+
+    prompts: tuple[int, ...] = (4, 3)
+    answers: tuple[tuple[int, ...], ...] = ((2, 3), (3, 2))
+
+
+def prove(
+    model: CausalLM, use: Use, probe: Probe = Probe(), *, known: Mapping[str, str] = PER_DOCUMENT
+) -> dict[Route, str]:
+    """Have ``model`` take the fastest route that is right for ``use``, and for what it was proved for before.
+
+    Gives why the faster ones are not. Families that are ``known`` to need a row per document get one. Raises
+    ``DataError`` naming the family where no route is right.
+    """
+    if use in model.proved:
+        return {}
+    uses: list[Use] = [*model.proved, use]
+    fixed = not model.proved and model.route == "rows"
+    reasons: dict[Route, str] = {"packed": "its attention can't be replaced"} if fixed else {}
+    with _undisturbed(model):
+        for route in ROUTES[ROUTES.index(model.route) :]:
+            reason = _known(model, route, known) or _difference(model, route, uses, probe)
+            if reason is None:
+                model.proved = frozenset(uses)
+                _say(model, reasons)
+                return reasons
+            reasons[route] = reason
+    tried = "; ".join(f"{route}: {reason}" for route, reason in reasons.items())
+    raise DataError(
+        f"the model family {model.family!r} can't be used for {use}: no way of running it gives what plain "
+        f"transformers gives ({tried}). Choose another model; docs/models.md lists what works"
+    )
+
+
+def _say(model: CausalLM, reasons: Mapping[Route, str]) -> None:
+    if model.route == "packed":
+        return
+    rows = "a row per document" if model.route == "rows" else "in one row, prompts not shared"
+    cache = "without a cache, each token anew" if model.recomputes else "with its own cache"
+    logger.warning(
+        "the model family %r runs %s and generates %s, which is right and slower (%s)",
+        model.family,
+        rows,
+        cache,
+        reasons.get("packed"),
+    )
+
+
+def _known(model: CausalLM, route: Route, known: Mapping[str, str]) -> str | None:
+    """Why the family can't take ``route``, whatever a few tokens show."""
+    families = (model.family, model.model.config.get_text_config().model_type)
+    return None if route == "rows" else next((known[family] for family in families if family in known), None)
+
+
+def _difference(model: CausalLM, route: Route, uses: list[Use], probe: Probe) -> str | None:
+    """Why ``model`` can't take ``route``; None where it has taken it, and can."""
+    checks: dict[Use, _Check] = {"training": _trained, "generation": _generated}
+    for state in (_stirred, adapters_off) if adapted_layers(model) else (nullcontext,):
+        with state(model):
+            model.take("rows")
+            reference = _Reference(model, probe)
+            model.take(route)
+            if model.route != route:
+                return "its attention can't be replaced"
+            with watched() as seen:
+                reason = next((found for use in uses if (found := _tried(checks[use], model, reference))), None)
+        if reason is None and route != "rows" and seen.masks - {None} != seen.layers - {None}:
+            reason = f"windows of its masks are {seen.masks - {None}}, of its attention {seen.layers - {None}}"
+        if reason is not None:
+            return reason
+    return None
+
+
+class _Reference:
+    """Documents, and what the plain model gives for each alone: states (L, d), which its head must know how to read."""
+
+    def __init__(self, model: CausalLM, probe: Probe) -> None:
+        self._model, tokens = model, _tokens(model)
+        self.prompts = [next_tokens(tokens, length) for length in probe.prompts]
+        self.answers = [[next_tokens(tokens, length) for length in row] for row in probe.answers]
+        self.states = [
+            [self._alone(torch.cat([prompt, answer])) for answer in row]
+            for prompt, row in zip(self.prompts, self.answers, strict=True)
+        ]
+
+    def differs(self, states: torch.Tensor, at: list[tuple[int, int, int]], what: str) -> str | None:
+        """Whether ``states`` (N, d) are others than those of (prompt, answer, position) each: then says so."""
+        expected = torch.stack([self.states[prompt][answer][position] for prompt, answer, position in at])
+        return _unequal(states, expected, what, self._model)
+
+    def _alone(self, ids: torch.Tensor) -> torch.Tensor:
+        model, found = self._model, list[torch.Tensor]()
+        hook = model.decoder.register_forward_hook(lambda *args: found.append(args[2].last_hidden_state[0]))
+        try:
+            output: Any = model.model(input_ids=ids[None].to(model.model.device), use_cache=False)
+        finally:
+            hook.remove()
+        logits = output.logits[0]
+        if not bool(logits.isfinite().all()):
+            raise DataError(
+                f"the model of the family {model.family!r} gives logits that are not finite: its weights are broken"
+            )
+        own = model.outputs(found[0])
+        reason = _unequal(own, logits[:, : own.shape[1]], "the head", model)
+        if reason is not None:
+            raise DataError(f"the model family {model.family!r} can't be used: {reason}. Choose another model")
+        return found[0]
+
+
+_Check = Callable[[CausalLM, _Reference], str | None]
+
+
+def _trained(model: CausalLM, reference: _Reference) -> str | None:
+    """Whether packed samples, some with a prompt in common, give other states than each alone."""
+    rows = [(p, a) for p, answers in enumerate(reference.answers) for a in range(len(answers))]
+    responses = [reference.answers[p][a] for p, a in rows]
+    samples = pack_samples(
+        Ragged.from_rows([reference.prompts[p] for p, _ in rows]),
+        Ragged.from_rows(responses),
+        Ragged.from_rows([torch.ones(len(response), dtype=torch.bool) for response in responses]),
+        share_prompts=model.shares_prompts,
+        device=model.model.device,
+        layout=model.layout,
+    )
+    states = model(samples.input_ids, samples.positions, samples.layout, _states)[samples.read]
+    at = [
+        (p, a, len(reference.prompts[p]) - 1 + i)
+        for (p, a), response in zip(rows, responses, strict=True)
+        for i in range(len(response))
+    ]
+    return reference.differs(states, at, "packed documents")
+
+
+def _generated(model: CausalLM, reference: _Reference) -> str | None:
+    """Whether answers that grow by a token at a time behind their prompts get other states than each alone.
+
+    The caches of some families give others than a forward without one: those compute each document anew for each token.
+    """
+    model.recomputes = False
+    reason = _tried(_grown, model, reference)
+    if reason is not None and model.route == "rows":
+        model.recomputes = True
+        logger.info("the cache of %r: %s", model.family, reason)
+        return _grown(model, reference)
+    return reason
+
+
+def _tried(check: _Check, model: CausalLM, reference: _Reference) -> str | None:
+    """What ``check`` says; or what it provokes in a model that is run otherwise than it knows, whatever that is."""
+    try:
+        return check(model, reference)
+    except Exception as error:
+        return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _grown(model: CausalLM, reference: _Reference) -> str | None:
+    prompts, lengths = reference.prompts, torch.tensor([len(prompt) for prompt in reference.prompts])
+    copies = len(reference.answers[0])
+    cache = model.new_cache()
+    layout = cache.append(lengths, copies)
+    states = _run(model, torch.cat(prompts), layout)[layout.last.to(model.model.device)]
+    reason = reference.differs(states, [(p, 0, len(prompt) - 1) for p, prompt in enumerate(prompts)], "prompts")
+    rows = [(p, a, 0) for p in range(len(prompts)) for a in range(copies)]
+    reason = reason or _decoded(model, reference, cache, rows)
+    if reason is not None:
+        return reason
+    # Again from the middle, as after a change of the weights: one token of each answer is there already.
+    cache, rows = model.new_cache(), [(p, a, 1) for p, a, _ in rows]
+    begun = [reference.answers[p][a][:1] for p, a, _ in rows]
+    layout = cache.resume(lengths, torch.full_like(lengths, copies), torch.ones(len(rows), dtype=torch.int64))
+    states = _run(model, torch.cat([*prompts, *begun]), layout)[layout.last.to(model.model.device)]
+    reason = reference.differs(states, [(p, a, len(prompts[p])) for p, a, _ in rows], "begun answers")
+    return reason or _decoded(model, reference, cache, rows)
+
+
+def _decoded(model: CausalLM, reference: _Reference, cache: RowCache, rows: list[tuple[int, int, int]]) -> str | None:
+    """Grow the ``rows`` (prompt, answer, tokens that are there) of ``cache`` until each has its answer."""
+    while rows:
+        tokens = torch.stack([reference.answers[p][a][done] for p, a, done in rows])
+        states = _run(model, tokens, cache.extend())
+        at = [(p, a, len(reference.prompts[p]) + done) for p, a, done in rows]
+        reason = reference.differs(states, at, "decoded tokens")
+        if reason is not None:
+            return reason
+        rows = [(p, a, done + 1) for p, a, done in rows]
+        kept = torch.tensor([done < len(reference.answers[p][a]) for p, a, done in rows])
+        source, target = closing(kept)
+        cache.move(source, target, int(kept.sum()))
+        for to, origin in zip(target.tolist(), source.tolist(), strict=True):
+            rows[to] = rows[origin]
+        rows = rows[: int(kept.sum())]
+    return None
+
+
+def _run(model: CausalLM, ids: torch.Tensor, layout: Placed) -> torch.Tensor:
+    device = model.model.device
+    states: torch.Tensor = model(ids.to(device), layout.positions.to(device), layout, _states)
+    return states
+
+
+def _states(hidden: torch.Tensor, head: Head) -> torch.Tensor:
+    return hidden
+
+
+def _unequal(found: torch.Tensor, expected: torch.Tensor, what: str, model: CausalLM) -> str | None:
+    spread = float(expected.float().std(correction=0))
+    off = float((found.float() - expected.float()).abs().max())
+    tolerance = _HALF if _rounded(model) else _FULL
+    return None if off <= tolerance * spread + 1e-9 else f"{what} differ by {off / (spread or 1.0):.2g} of their spread"
+
+
+def _tokens(model: CausalLM) -> Iterator[int]:
+    """Ids of ordinary tokens, always the same ones: no id that the config names, such as that of an image."""
+    config = model.model.config.get_text_config().to_dict() | model.model.config.to_dict()
+    named = {value for key, value in config.items() if key.endswith("token_id") and isinstance(value, int)}
+    count = int(model.model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
+    order = torch.randperm(min(count, 4096), generator=torch.Generator().manual_seed(0)).tolist()
+    ordinary = [token for token in order if token not in named]
+    return cycle(ordinary or order)
+
+
+def next_tokens(tokens: Iterator[int], length: int) -> torch.Tensor:
+    """The next ``length`` of ``tokens``, (length,) int64."""
+    return torch.tensor(list(islice(tokens, length)))
+
+
+def _rounded(model: CausalLM) -> bool:
+    return any(weight.dtype in (torch.bfloat16, torch.float16) for weight in model.parameters())
+
+
+@contextmanager
+def _undisturbed(model: CausalLM) -> Iterator[None]:
+    """No gradient, no log lines of transformers, and products in the weights' own dtype where they have one."""
+    compute = model.compute_dtype
+    if not _rounded(model):
+        model.compute_dtype = torch.float32
+    try:
+        with quiet(), torch.no_grad(), model.computing():
+            yield
+    finally:
+        model.compute_dtype = compute
+
+
+@contextmanager
+def _stirred(model: CausalLM) -> Iterator[None]:
+    """Fresh adapters change nothing; for the block they do, so that a route that leaves them out is seen."""
+    generator = torch.Generator().manual_seed(0)
+    weights: list[Any] = [up.weight for layer in adapted_layers(model).values() for up in layer.lora_B.values()]
+    kept = [weight.clone() for weight in weights]
+    for weight in weights:
+        weight.copy_(torch.randn(weight.shape, generator=generator) * 0.05)
+    try:
+        yield
+    finally:
+        for weight, value in zip(weights, kept, strict=True):
+            weight.copy_(value)

@@ -1,0 +1,118 @@
+"""Contradictions between the config and the files of models: weights, tokenizer, chat template, end tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from tandem.base.errors import DataError, Problem
+from tandem.config.model import ModelConfig
+from tandem.config.schema import Config, DataConfig, SftConfig
+from tandem.data.files import open_tables
+from tandem.data.rows import Row, RowError
+from tandem.plan.folder import TokenizerFacts, faults_of_weights, read_tokenizer
+from tandem.plan.mix import example_columns
+from tandem.plan.model import ModelFacts, model_folder, offline
+from tandem.plan.preference import learns_preferences
+
+ROLLOUT = "actor_rollout_ref.rollout"
+NO_TEMPLATE = "the tokenizer has no chat template"
+WITH_TEMPLATE = "Take an instruction-tuned model, put a chat_template.jinja into its folder, or use plain text"
+
+
+def check_files_of(key: str, model: ModelConfig) -> Iterator[Problem]:
+    """Whether weights and tokenizer of the model at ``key`` are there and whole; a hub may bring what is not."""
+    folder = model_folder(model.path)
+    if folder is not None and (folder / "config.json").is_file() and _is_all(model.path):
+        for name, fault in islice(faults_of_weights(folder), 1):
+            remedy = "Save or download the model again, or name another folder"
+            yield Problem(f"{key}.path", model.path, f"{name}: {fault}", remedy)
+    place = model_folder(model.tokenizer)
+    broken = read_tokenizer(place).fault if place is not None and _is_all(model.tokenizer) else None
+    if broken is not None:
+        named = "path" if model.tokenizer_path is None else "tokenizer_path"
+        remedy = f"Write tokenizer.save_pretrained there, or name a folder that has one as {key}.tokenizer_path"
+        yield Problem(f"{key}.{named}", model.tokenizer, broken, remedy)
+
+
+def _is_all(path: str) -> bool:
+    """Whether what is there now is all there will be: what a hub's cache lacks is downloaded when it is needed."""
+    return Path(path).expanduser().is_dir() or offline()
+
+
+def tokenizer_of(model: ModelConfig) -> TokenizerFacts | None:
+    """Of the model's tokenizer; None where its files are not here, or are broken."""
+    folder = model_folder(model.tokenizer)
+    facts = None if folder is None or not _is_all(model.tokenizer) else read_tokenizer(folder)
+    return None if facts is None or facts.fault is not None else facts
+
+
+def check_template(config: Config) -> Iterator[Problem]:
+    """Whether messages can be rendered, where the config or the first row has some."""
+    facts, data = tokenizer_of(config.actor_rollout_ref.model), config.data
+    if facts is None or facts.chat_template:
+        return
+    if data.chat:
+        yield Problem("data.chat", True, NO_TEMPLATE, WITH_TEMPLATE)
+        return
+    keys = {} if data.template is not None or data.reasoning_gym is not None else {"prompt_key": data.prompt_key}
+    if learns_preferences(config):
+        answers = ("chosen_key", "rejected_key") if data.label_key is None else ("response_key",)
+        keys |= {name: getattr(data, name) for name in answers}
+    for name, column in keys.items():
+        if isinstance(_first_value(data, column), list):
+            reason = f"its rows are lists of messages, and {NO_TEMPLATE}"
+            yield Problem(f"data.{name}", column, reason, WITH_TEMPLATE)
+
+
+def check_sft_template(config: SftConfig) -> Iterator[Problem]:
+    """As ``check_template``, for fine-tuning: its columns say what is rendered."""
+    model, data = config.model, config.data
+    facts = None if model.new is not None else tokenizer_of(model)
+    has = facts is None or facts.chat_template if model.new is None else model.new.chat_template is not None
+    if has:
+        return
+    remedy = WITH_TEMPLATE if model.new is None else "Write model.new.chat_template, or use plain text"
+    parts = [("data", None), *((f"data.mix[{index}]", part) for index, part in enumerate(data.mix))]
+    for at, part in parts[1:] or parts:
+        columns = example_columns(data, part)
+        if columns.messages_key is not None:
+            yield Problem(f"{at}.messages_key", columns.messages_key, NO_TEMPLATE, remedy)
+        elif columns.chat:
+            yield Problem(f"{at}.chat", True, NO_TEMPLATE, remedy)
+
+
+def check_ends(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
+    """Whether the tokens that end an answer are tokens, and an answer that counts can end at all."""
+    rollout, most = config.actor_rollout_ref.rollout, None if facts is None else facts.vocabulary
+    for index, token in enumerate(rollout.stop_token_ids):
+        if most is not None and token >= most:
+            reason = f"the model knows the tokens 0 to {most - 1}, so that it would never end an answer"
+            yield Problem(f"{ROLLOUT}.stop_token_ids[{index}]", token, reason, "Write the id of a token")
+    if config.algorithm.overlong == "mask" and not rollout.stop_token_ids and rollout.ignore_eos:
+        reason = "no answer ever ends before its limit (ignore_eos), so that every one would be left out"
+        remedy = f"Write train, {ROLLOUT}.ignore_eos: false, or {ROLLOUT}.stop_token_ids"
+        yield Problem("algorithm.overlong", "mask", reason, remedy)
+
+
+def notes_on_ends(config: Config) -> Iterator[str]:
+    """Where no token ends an answer."""
+    rollout, facts = config.actor_rollout_ref.rollout, tokenizer_of(config.actor_rollout_ref.model)
+    if facts is not None and facts.ends is False and not rollout.stop_token_ids and not rollout.ignore_eos:
+        yield (
+            "neither the tokenizer nor the model names an end token: every answer has data.max_response_length tokens; "
+            f"{ROLLOUT}.stop_token_ids names one"
+        )
+
+
+def _first_value(data: DataConfig, column: str) -> object:
+    """What the first row that can be read has there; None where there is none."""
+    for name in data.train_files[:1]:
+        try:
+            (table,) = open_tables([name])
+            row = next((row for row in islice(table.scan(), 10) if isinstance(row, Row)), None)
+            return None if row is None else row.find(column)
+        except (DataError, RowError, OSError, StopIteration):
+            return None  # another check says what is wrong with it
+    return None

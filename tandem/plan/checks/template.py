@@ -1,0 +1,106 @@
+"""Whether the turns of a chat template end with an end token of the model, by the files of its folder alone."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tandem.config.schema import Config, SftConfig
+from tandem.data.chat import endless_turns
+from tandem.plan.mix import example_columns
+from tandem.plan.model import model_folder
+
+_MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+_SAID = "what was said"
+
+
+def notes_on_template(config: Config) -> Iterator[str]:
+    """Of a run whose prompts the chat template wraps."""
+    if config.data.chat:
+        yield from _notes(*_of_folder(config.actor_rollout_ref.model.tokenizer))
+
+
+def notes_on_conversations(config: SftConfig) -> Iterator[str]:
+    """Of a fine-tuning on conversations."""
+    data, new = config.data, config.model.new
+    columns = [example_columns(data), *(example_columns(data, part) for part in data.mix)]
+    if not any(found.chat or found.messages_key is not None for found in columns):
+        return
+    if new is None:
+        yield from _notes(*_of_folder(config.model.tokenizer))
+    elif new.chat_template is not None:
+        yield from _notes(new.chat_template, [new.alphabet[:1]])
+
+
+def _notes(template: str | None, ends: list[str]) -> Iterator[str]:
+    after = None if template is None or not ends else _after_turn(template, ends[0])
+    if after is not None and not any(end in after for end in ends):
+        told = (
+            f"the chat template ends a turn of the assistant with {after[:30]!r}"
+            if after.strip()
+            else ("the chat template ends a turn of the assistant with nothing")
+        )
+        yield endless_turns(told, ", ".join(map(repr, ends)))
+
+
+def _of_folder(path: str) -> tuple[str | None, list[str]]:
+    """The chat template and the texts of the end tokens; None or none where the files don't tell."""
+    folder = model_folder(path)
+    if folder is None:
+        return None, []
+    config, file = _read(folder / "tokenizer_config.json"), folder / "chat_template.jinja"
+    try:
+        template = file.read_text("utf-8") if file.is_file() else config.get("chat_template")
+    except (OSError, ValueError):
+        return None, []
+    listed = _read(folder / "generation_config.json").get("eos_token_id")
+    ends = _texts(folder, config, [str(token) for token in (listed if isinstance(listed, list) else [listed])])
+    own = config.get("eos_token")
+    ends.append(own.get("content") if isinstance(own, Mapping) else own)
+    return template if isinstance(template, str) else None, [end for end in dict.fromkeys(ends) if isinstance(end, str)]
+
+
+def _texts(folder: Path, config: Mapping[str, Any], ids: list[str]) -> list[object]:
+    """Of special tokens, by their ids; the large file is read only if the small one lacks some."""
+    small = config.get("added_tokens_decoder") or {}
+    names = {token: entry.get("content") for token, entry in small.items()}
+    if not set(ids) <= {*names, "None"}:
+        added = _read(folder / "tokenizer.json").get("added_tokens", [])
+        names |= {str(entry["id"]): entry["content"] for entry in added}
+    return [names.get(token) for token in ids]
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _after_turn(template: str, end: str) -> str | None:
+    """What the template writes after the text of the assistant; None where it can't be rendered here."""
+    import jinja2.sandbox
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": _SAID}]
+    try:
+        text = environment.from_string(_MARKS.sub("", template)).render(
+            messages=talk, add_generation_prompt=False, bos_token="", eos_token=end, tools=None
+        )
+    except Exception:  # a template is foreign code: it raises what it likes, and the run will say it
+        return None
+    _, found, after = text.rpartition(_SAID)
+    return after if found else None

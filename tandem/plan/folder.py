@@ -1,0 +1,108 @@
+"""What the files of a model's folder say of its weights and its tokenizer, read without loading either."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.models.tokenizer import PLAIN_CLASSES
+
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.gguf")
+"""Other forms of weights: whether they are whole, only loading them tells."""
+
+VOCABULARIES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+    "vocab.bpe",
+    "tekken.json",
+    "*.tiktoken",
+    "tokenization_*.py",
+)
+"""Files of which one is there where a folder has a tokenizer."""
+
+
+def faults_of_weights(folder: Path) -> Iterator[tuple[str, str]]:
+    """(file, what is wrong with it) for weights that are missing or cut; a file's header says how long it must be."""
+    names = {path.name for path in folder.glob("*.safetensors")}
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        listed = _mapping(index).get("weight_map")
+        if not isinstance(listed, dict):
+            yield index.name, "can't be read"
+            continue
+        names |= {str(name) for name in listed.values()}
+    if not names and not any(True for form in PICKLED for _ in folder.glob(form)):
+        yield "*.safetensors", "there are no weights in the folder"
+    for name in sorted(names):
+        if fault := _fault_of(folder / name):
+            yield name, fault
+
+
+def _fault_of(file: Path) -> str | None:
+    """What is wrong with a safetensors file (eight bytes of length, a JSON header, the tensors); None if nothing is."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            if length > size:
+                return f"is cut or no safetensors file: {size} bytes, and its header alone has {length}"
+            header = json.loads(handle.read(length))
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+    except FileNotFoundError:
+        return "is missing, and the index lists it"
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        return f"can't be read ({error})"
+    needed = 8 + length + max(ends, default=0)
+    return None if size == needed else f"is cut: {size} of {needed} bytes" if size < needed else "is too long"
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """``chat_template``: whether there is one. ``ends``: whether any token ends an answer; None where files don't say.
+
+    ``fault``: what keeps it from being loaded, if anything.
+    """
+
+    chat_template: bool
+    ends: bool | None
+    fault: str | None
+
+
+def read_tokenizer(folder: Path) -> TokenizerFacts:
+    """From the files that ``save_pretrained`` writes."""
+    declared = _mapping(folder / "tokenizer_config.json")
+    named = {**_mapping(folder / "special_tokens_map.json"), **declared}.get("eos_token")
+    written = (folder / "chat_template.jinja").is_file() or any(folder.glob("chat_templates/*.jinja"))
+    template = written or bool(declared.get("chat_template") or _mapping(folder / "chat_template.json"))
+    ends: bool | None = named is not None or any(
+        _mapping(folder / name).get("eos_token_id") is not None for name in ("generation_config.json", "config.json")
+    )
+    if not ends and declared.get("tokenizer_class") not in PLAIN_CLASSES:
+        ends = None  # other classes bring an end token of their own
+    return TokenizerFacts(template, ends, _fault_of_tokenizer(folder))
+
+
+def _fault_of_tokenizer(folder: Path) -> str | None:
+    if not any(True for name in VOCABULARIES for _ in folder.glob(name)):
+        return "there is no tokenizer in the folder: no tokenizer.json"
+    file = folder / "tokenizer.json"
+    try:
+        whole = not file.exists() or isinstance(json.loads(file.read_text("utf-8")), dict)
+    except (OSError, ValueError) as error:
+        return f"its tokenizer.json can't be read ({error})"
+    return None if whole else "its tokenizer.json holds no tokenizer"
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is none to be read."""
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

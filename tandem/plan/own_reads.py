@@ -1,0 +1,48 @@
+"""Which keys a trainer of the user's own has no reader for, beside those that no fine-tuning has."""
+
+from __future__ import annotations
+
+from tandem.plan.reads import Reads
+from tandem.plan.sft_reads import SftSetting
+
+TRAINER_READS: tuple[Reads[SftSetting], ...] = (
+    Reads(
+        (
+            "trainer.resume",
+            "trainer.save_interval",
+            "trainer.keep_checkpoints",
+            "evaluation",
+            "runtime.device",
+            "runtime.name",
+            "runtime.threads",
+        ),
+        lambda s: False,
+        "a trainer of your own runs from start to end, in this process",
+        "Leave it out, or use `tandem sft`",
+    ),
+    Reads(
+        ("trainer.export",),
+        lambda s: False,
+        "a trainer of your own leaves a model with its adapters merged",
+        "Leave it out, or use `tandem sft`",
+    ),
+    Reads(
+        ("data.source", "data.mix"),
+        lambda s: False,
+        "a trainer of your own has its rows from the data source that fit() is given",
+        "Leave it out, or use `tandem sft`",
+    ),
+    Reads(
+        ("data.max_token_len_per_gpu",),
+        lambda s: False,
+        "a trainer of your own pads a whole batch, in one piece",
+        "Leave it out, or use `tandem sft`",
+    ),
+    Reads(
+        ("data.on_bad_row",),
+        lambda s: False,
+        "rows come from your data source, and a bad one is an error",
+        "Leave it out",
+    ),
+)
+"""For ``BaseTrainer.fit``; keys of ``model`` and columns of ``data`` are for the user's own code to read."""

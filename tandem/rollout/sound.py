@@ -1,0 +1,99 @@
+"""What an engine gives is checked where it comes in: a defect of an engine is named as its own, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args
+
+import torch
+
+from tandem.base.errors import ContractError
+from tandem.rollout.protocol import FinishReason, GroupOutput, GroupRequest, RolloutEngine, SampleOutput, Sampling
+
+_ROUNDING = 1e-3  # a log-prob may exceed 0 by so much
+
+
+def sound_outputs(
+    engine: RolloutEngine, requests: Iterable[GroupRequest | None], sampling: Sampling
+) -> Iterator[GroupOutput]:
+    """``engine.generate``, each group checked; see ``RolloutEngine.generate``.
+
+    Raises ``ContractError`` for an answer that nobody asked for or that breaks the protocol, and for an engine that
+    ends before it has answered everything and seen the end of ``requests``.
+    """
+    name, asked = type(engine).__name__, _Asked(requests)
+    outputs = engine.generate(iter(asked), sampling)
+    if not isinstance(outputs, Iterable):
+        raise ContractError(f"the rollout engine {name} returned {outputs!r} from generate: yield GroupOutputs")
+    return _checked(name, outputs, asked, sampling)
+
+
+class _Asked:
+    """Requests on their way to an engine: the keys that it owes an answer to, and whether it has seen their end."""
+
+    def __init__(self, requests: Iterable[GroupRequest | None]) -> None:
+        self.owed: set[int | str] = set()
+        self.ended = False
+        self._requests = requests
+
+    def __iter__(self) -> Iterator[GroupRequest | None]:
+        for request in self._requests:
+            if request is not None:
+                self.owed.add(request.key)
+            yield request
+        self.ended = True
+
+
+def _checked(name: str, outputs: Iterable[GroupOutput], asked: _Asked, sampling: Sampling) -> Iterator[GroupOutput]:
+    for output in outputs:
+        wrong = _wrong(output, asked.owed, sampling)
+        if wrong is not None:
+            raise ContractError(f"the rollout engine {name} gave {wrong}")
+        asked.owed.discard(output.request.key)
+        yield output
+    if asked.owed or not asked.ended:
+        left = f"{len(asked.owed)} groups unanswered" if asked.owed else "requests that it never took"
+        raise ContractError(
+            f"generate of the rollout engine {name} ended with {left}: it must answer each request until they end"
+        )
+
+
+def _wrong(output: Any, asked: set[int | str], sampling: Sampling) -> str | None:
+    """What is not as the protocol has it, in words."""
+    if not isinstance(output, GroupOutput):
+        return f"{type(output).__name__} instead of a GroupOutput"
+    key, samples = output.request.key, output.samples
+    if key not in asked:
+        return f"a group {key!r} that nobody waits for"
+    if len(samples) != sampling.samples:
+        return f"{len(samples)} samples of group {key!r} instead of {sampling.samples}"
+    for number, sample in enumerate(samples):
+        if wrong := _wrong_sample(sample, sampling.max_tokens):
+            return f"sample {number} of group {key!r} {wrong}"
+    return None
+
+
+def _wrong_sample(sample: SampleOutput, most: int) -> str | None:
+    ids: Any = sample.token_ids
+    reason: Any = sample.finish_reason
+    columns: list[tuple[str, Any, bool]] = [("logprobs", sample.logprobs, True), ("versions", sample.versions, False)]
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
+        return f"with token_ids {_shown(ids)} instead of (T,) int64"
+    if len(ids) > most:
+        return f"of {len(ids)} tokens, more than max_tokens = {most}"
+    if len(ids) and int(ids.min()) < 0:
+        return f"with the token id {int(ids.min())}"
+    if reason not in get_args(FinishReason):
+        return f"with finish_reason {reason!r} instead of {', '.join(get_args(FinishReason))}"
+    for name, values, floating in columns:
+        if not isinstance(values, torch.Tensor) or values.is_floating_point() != floating or values.shape != ids.shape:
+            return f"with {name} {_shown(values)} instead of ({len(ids)},) {'float32' if floating else 'int32'}"
+    odd = ~(sample.logprobs <= _ROUNDING) | sample.logprobs.isinf()  # a NaN is neither below nor above
+    if bool(odd.any()):
+        place = int(odd.nonzero()[0])
+        return f"with the log-prob {float(sample.logprobs[place])} of its token {place}"
+    return None
+
+
+def _shown(value: object) -> str:
+    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else repr(value)

@@ -1,0 +1,101 @@
+"""Values that no one means: refused at once, by name, whatever they would have done further on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.base.errors import ConfigError, Problem
+from tandem.config.document import MOST_LEVELS, MOST_NODES
+from tandem.config.load import config_from_tree, load_config, load_words
+from tandem.config.schema import Config, SftConfig
+
+MODEL = "--model=m"
+
+
+def only(*words: str | Path, kind: Any = Config) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        load_words([str(word) for word in words], kind)
+    (problem,) = caught.value.problems
+    return problem
+
+
+@pytest.mark.parametrize("digits", [20, 400, 5000])
+@pytest.mark.parametrize("key", ["data.train_batch_size", "actor_rollout_ref.actor.optim.lr", "trainer.seed"])
+def test_a_number_of_very_many_digits_is_refused(key: str, digits: int) -> None:
+    problem = only(MODEL, f"{key}={'9' * digits}")
+    assert problem.key == key and "shorter" in problem.remedy
+
+
+def test_a_number_in_a_tree_of_dicts_too() -> None:
+    tree = {"actor_rollout_ref": {"model": {"path": "m"}}, "data": {"train_files": ["x"], "train_batch_size": 10**400}}
+    with pytest.raises(ConfigError, match=r"data\.train_batch_size"):
+        config_from_tree(tree, Config)
+
+
+def test_a_text_may_be_of_digits() -> None:
+    assert load_words([MODEL, f"trainer.output_dir={'9' * 30}"], Config).trainer.output_dir == "9" * 30
+
+
+def nested_aliases() -> str:
+    names = "abcdefghi"
+    lines = [f"{name}: &{name} [{', '.join([f'*{below}'] * 9)}]" for below, name in pairwise(names)]
+    return "\n".join(["a: &a [x, x, x, x, x, x, x, x, x]", *lines])
+
+
+# what the file holds | part of the reason
+DOCUMENTS = [
+    (nested_aliases(), f"{MOST_NODES} nodes"),
+    ("a: &a [x, *a]", "stands for itself"),
+    ("a: " + "[" * 30_000, f"{MOST_LEVELS} levels"),
+    ("- " * 20_000, "nested too deeply"),
+    ("- x\n" * 300_000, "too large for a config"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), DOCUMENTS, ids=["aliases", "circle", "brackets", "dashes", "rows"])
+def test_a_document_that_stands_for_too_much_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    problem = only(tmp_path / "run.yaml")
+    assert reason in problem.reason
+    assert len(str(problem)) < 400
+
+
+def test_an_alias_that_is_used_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "actor_rollout_ref: {model: &m {path: m}}\ncritic: {enable: true, model: *m}\nalgorithm: {adv_estimator: gae}"
+    )
+    config = load_words([str(tmp_path / "run.yaml")], Config)
+    assert config.critic.model is not None and config.critic.model.path == "m"
+
+
+# words | key | part of the reason
+VALUES = [
+    ("execution.weight_sync.bucket_mb=1000000000", "execution.weight_sync.bucket_mb", "<= 65536"),
+    ("reward_manager.workers=100000", "reward_manager.workers", "<= 1024"),
+    ("runtime.torch_threads=100000", "runtime.torch_threads", "<= 1024"),
+    ("execution.deadline_s=1e300", "execution.deadline_s", "<= 100000000"),
+    ("reward_manager.timeout_s=1e300", "reward_manager.timeout_s", "<= 100000000"),
+]
+
+
+@pytest.mark.parametrize(("word", "key", "reason"), VALUES, ids=[row[1] for row in VALUES])
+def test_what_no_machine_has_is_refused(word: str, key: str, reason: str) -> None:
+    problem = only(MODEL, word)
+    assert problem.key == key and reason in problem.reason
+
+
+def test_a_new_model_needs_an_alphabet_and_a_size_that_fits() -> None:
+    assert "empty" in only("model.new={alphabet: ''}", "data.train_files=x", kind=SftConfig).reason
+    found = only("model.new={alphabet: ab, hidden_size: 1}", "data.train_files=x", kind=SftConfig)
+    assert found.key == "model.new.hidden_size"
+
+
+def test_overrides_that_are_a_text_are_refused_as_one_thing() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("run.yaml", "a.b=4", kind=Config)
+    (problem,) = caught.value.problems
+    assert problem.remedy == "Write ['a.b=4']"

@@ -1,0 +1,154 @@
+"""What the files of a model say is the plan's to say: the run would find it after it was started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tandem.base.errors import Problem
+from tandem.plan.plan import Plan
+from tandem.plan.sft import SftPlan
+from tests.plan.folders import MODEL_CONFIG, write_model, write_weights
+
+Plans = Callable[..., Plan]
+SftPlans = Callable[..., SftPlan]
+Problems = Callable[..., list[Problem]]
+
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def remove_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def cut(folder: Path) -> None:
+    write_weights(folder / "model.safetensors", {"a": 1000})
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-1])
+
+
+def cut_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((500).to_bytes(8, "little") + b"{")
+
+
+def index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-2.safetensors"}}))
+
+
+def broken_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text("[]")
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def cut_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"model": {')
+
+
+FAULTS = [
+    (remove_weights, "there are no weights"),
+    (cut, "is cut: "),
+    (cut_header, "its header alone has 500"),
+    (index, "model-2.safetensors: is missing"),
+    (broken_index, "model.safetensors.index.json: can't be read"),
+    (no_tokenizer, "no tokenizer.json"),
+    (cut_tokenizer, "its tokenizer.json can't be read"),
+]
+
+
+@pytest.mark.parametrize(("damage", "reason"), FAULTS, ids=[row[0].__name__ for row in FAULTS])
+def test_a_folder_that_is_not_whole_is_refused(
+    place: Path, problems_of: Problems, sft_plan_of: SftPlans, damage: Callable[[Path], None], reason: str
+) -> None:
+    damage(place / "model")
+    (problem,) = problems_of()
+    assert problem.key == f"{MODEL}.path" and reason in problem.reason and problem.remedy
+    (problem,) = sft_plan_of().problems
+    assert problem.key == "model.path" and reason in problem.reason
+
+
+def test_so_is_that_of_a_critic_a_teacher_and_a_tokenizer(place: Path, problems_of: Problems) -> None:
+    remove_weights(write_model(place / "other", **MODEL_CONFIG))
+    gae = ("algorithm.adv_estimator=gae", "critic.enable=true", "critic.model.path=other")
+    assert [problem.key for problem in problems_of(*gae)] == ["critic.model.path"]
+    taught = ("algorithm.distillation.type=reverse_kl", "actor_rollout_ref.teacher.path=other")
+    assert [problem.key for problem in problems_of(*taught)] == ["actor_rollout_ref.teacher.path"]
+    no_tokenizer(place / "other")
+    assert [p.key for p in problems_of(f"{MODEL}.tokenizer_path=other")] == [f"{MODEL}.tokenizer_path"]
+
+
+def test_pickled_weights_are_left_to_the_loading(place: Path, problems_of: Problems) -> None:
+    remove_weights(place / "model")
+    (place / "model" / "pytorch_model.bin").write_bytes(b"x")
+    assert problems_of() == []
+
+
+@pytest.fixture
+def plain(place: Path) -> Path:
+    """The model without a chat template, and rows of messages."""
+    (place / "model" / "chat_template.jinja").unlink()
+    message = {"role": "user", "content": "1+1="}
+    row = {"prompt": [message], "answer": "2", "chosen": [message], "rejected": "3", "talk": [message, message]}
+    (place / "messages.jsonl").write_text(json.dumps(row) + "\n")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("data.chat=true", "data.chat"),
+        ("data.train_files=messages.jsonl data.train_batch_size=1", "data.prompt_key"),
+        (
+            "data.train_files=messages.jsonl data.train_batch_size=1 data.prompt_key=answer "
+            "algorithm.policy_loss.type=dpo",
+            "data.chosen_key",
+        ),
+    ],
+)
+def test_messages_need_a_chat_template(plain: Path, problems_of: Problems, words: str, key: str) -> None:
+    (problem,) = problems_of(*words.split())
+    assert problem.key == key and "no chat template" in problem.reason and "chat_template.jinja" in problem.remedy
+    (plain / "model" / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    assert problems_of(*words.split()) == []
+
+
+def test_so_do_conversations_of_fine_tuning(plain: Path, sft_plan_of: SftPlans) -> None:
+    talk = ("data.train_files=messages.jsonl", "data.train_batch_size=1", "data.messages_key=talk")
+    for words, key in ((talk, "data.messages_key"), (("data.chat=true",), "data.chat")):
+        (problem,) = sft_plan_of(*words).problems
+        assert problem.key == key and "no chat template" in problem.reason
+    mix = ("data.train_files=[]", "data.mix=[{files: train.jsonl}, {files: messages.jsonl, messages_key: talk}]")
+    assert [p.key for p in sft_plan_of(*mix).problems] == ["data.mix[1].messages_key"]
+    new = "model={new: {alphabet: '0123456789+=', max_position_embeddings: 64}}"
+    assert [p.key for p in sft_plan_of(new, "data.chat=true").problems] == ["data.chat"]
+
+
+def test_a_stop_token_is_a_token(problems_of: Problems) -> None:
+    (problem,) = problems_of(f"{ROLLOUT}.stop_token_ids=[3, 100]")
+    assert problem.key == f"{ROLLOUT}.stop_token_ids[1]" and "0 to 99" in problem.reason
+    assert problems_of(f"{ROLLOUT}.stop_token_ids=[99]") == []
+
+
+def test_a_model_that_names_no_end_token_is_told(place: Path, plan_of: Plans) -> None:
+    def notes(*words: str) -> list[str]:
+        return [note for note in plan_of(*words).notes if "end token" in note]
+
+    assert notes() == []
+    (place / "model" / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "TokenizersBackend"}))
+    assert len(notes()) == 1
+    assert notes(f"{ROLLOUT}.stop_token_ids=[3]") == notes(f"{ROLLOUT}.ignore_eos=true") == []
+    (place / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    assert notes() == []
+
+
+def test_answers_that_never_end_can_not_all_be_left_out(problems_of: Problems) -> None:
+    never = ("algorithm.overlong=mask", f"{ROLLOUT}.ignore_eos=true")
+    (problem,) = problems_of(*never)
+    assert problem.key == "algorithm.overlong" and "ignore_eos" in problem.reason
+    assert problems_of(*never, f"{ROLLOUT}.stop_token_ids=[3]") == []
