@@ -1,7 +1,7 @@
 """One case by hand at each place where a formula and its likely misreading part.
 
-A mask too wide, a side for the other, a bound that is or isn't reached, a mean by another count, a digit lost: elsewhere
-the two agree, which is why random batches rarely tell them apart.
+A mask too wide, a side for the other, a bound reached or not, a mean by another count, a digit lost: elsewhere the two
+agree, which is why random batches rarely tell them apart.
 """
 
 from __future__ import annotations
