@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tandem.session.shared import SharedSession
 from typer.testing import CliRunner
 
 import tandem.control.entry
@@ -25,7 +25,9 @@ from tandem.roles.actor import Actor
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.train_group import TrainGroup
 from tandem.session.exports import Exporter
-from tandem.session.session import Session
+from tandem.session.rollout import SharedRollout
+from tandem.session.samples import Samples
+from tandem.session.weights import SharedWeights
 from tandem.train import saved
 from tests.e2e.seven import write_rows
 
@@ -37,12 +39,12 @@ Instant = tuple[Any, str, int, int]
 
 INSTANTS: dict[str, Instant] = {
     "start-up": (tandem.control.entry, "build_session", 1, 0),
-    "generation of the first step": (SharedSession, "fill", 1, 0),
-    "generation": (SharedSession, "fill", 2, 1),
-    "reading a partition": (Session, "take", 2, 1),
+    "generation of the first step": (SharedRollout, "fill", 1, 0),
+    "generation": (SharedRollout, "fill", 2, 1),
+    "reading a partition": (Samples, "complete", 2, 1),
     "training": (Actor, "step", 2, 2),
     "an optimizer step": (TrainGroup, "optim_step", 2, 2),
-    "publishing": (SharedSession, "publish", 3, 2),
+    "publishing": (SharedWeights, "push", 3, 2),
     "evaluation": (Evaluator, "answers", 1, 2),
     "the tensors of a save": (tandem.train.checkpoint, "write_tensors", 1, 2),
     "the end of a save": (tandem.train.checkpoint, "write_manifest", 1, 2),
@@ -173,3 +175,19 @@ def test_an_sft_run_too(task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_the_command_that_goes_on_says_once_from_where(given: list[str], kept: list[str]) -> None:
     assert without_resume(given) == kept
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_a_file_that_cannot_be_written_is_one_line_with_its_name(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The first model in a checkpoint can't be written; what to go on from is told only where there is something."""
+    file = tmp_path / "run" / "checkpoints" / "somewhere"
+
+    def failing(*_: object) -> None:
+        raise OSError(number, os.strerror(number), str(file))
+
+    monkeypatch.setattr(Exporter, "write_parts", failing)
+    result = run("train", *words, f"trainer.output_dir={tmp_path / 'run'}")
+    assert result.exit_code == 1
+    assert result.stderr == f"error: {file}: {os.strerror(number)}. Mend that\n"

@@ -49,6 +49,7 @@ def furnished(place: Path) -> Path:
 
 LAB = """
 from tandem.algorithms import ADVANTAGES, POLICY_LOSSES
+from tandem.rollout.capabilities import EngineCapabilities
 from tandem.rollout.registry import register_engine
 
 
@@ -61,7 +62,7 @@ if "odd" not in ADVANTAGES:  # tests import it in several folders
     def plain(logprobs, advantages, response_mask):
         return None
 
-    @register_engine("mute", logprobs=False)
+    @register_engine("mute", capabilities=EngineCapabilities(weights=("shared", "own"), logprobs=()))
     def mute(model):
         return None
 """

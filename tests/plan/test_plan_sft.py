@@ -88,9 +88,8 @@ def test_turns_that_end_with_no_end_token_are_noted(
 ) -> None:
     rows = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}] * 40
     (place / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (place / "model" / "tokenizer_config.json").write_text(
-        json.dumps({"chat_template": TURN.replace("END", end), **ends})
-    )
+    (place / "model" / "chat_template.jinja").write_text(TURN.replace("END", end))
+    (place / "model" / "tokenizer_config.json").write_text(json.dumps(ends))
     (place / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": [7]}))
     notes = sft_plan_of("data.messages_key=messages").notes
     assert any("no end token of the model" in note and "eos_token" in note for note in notes) is told

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 
 from tandem.base.errors import ConfigError, Problem
@@ -80,6 +82,7 @@ RUNS = {
     "taught": "algorithm.distillation.type=reverse_kl actor_rollout_ref.teacher.path=MODEL",
     "evaluated": "data.val_files=VAL data.drop_val_prompts=false evaluation.interval=1 evaluation.temperature=1.0",
     "saved": "trainer.save_interval=1",
+    "parquet": "data.train_files=PARQUET",
     "processes": "runtime.threads=false",
     "keep": f"--hybrid {ROLLOUT}.on_weight_update=keep",
     "abort": f"--hybrid {ROLLOUT}.on_weight_update=abort",
@@ -98,9 +101,12 @@ def changed(task: Path) -> Callable[[str], Config]:
     answers = {"rejected": "00", "response": "11"}
     pairs = [{"prompt": f"{d}>", "chosen": str(d), "good": d > 4, **answers} for d in range(10)]
     held_out = [{"prompt": f"{d}>", "answer": str(d) * 4} for d in (3, 8)]
+    rows = [{"prompt": f"{d}>", "answer": str(d) * 4} for d in range(10)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), task.parent / "train.parquet")
     files = {
         "CHAT": chat,
         "PAIRS": write_rows(task.parent / "pairs.jsonl", pairs),
+        "PARQUET": task.parent / "train.parquet",
         "VAL": write_rows(task.parent / "held_out.jsonl", held_out),
         "MODEL": task.parent / "model",
     }
@@ -148,6 +154,7 @@ def test_every_key_is_read_by_some_run(changed: Callable[[str], Config]) -> None
 
 # words | key | part of the reason
 UNREAD = [
+    ("data.tools_key=tools data.template={prompt}", "data.tools_key", "plain text"),
     (f"{OPTIM}.min_lr_ratio=0.1", f"{OPTIM}.min_lr_ratio", "constant"),
     (f"{MODEL}.lora_alpha=16", f"{MODEL}.lora_alpha", "no adapters"),
     ("algorithm.kl.type=k1", "algorithm.kl.type", "off"),

@@ -130,7 +130,7 @@ def _column_keys(data: DataConfig) -> list[tuple[str, str]]:
         "answer_key": data.answer_key,
         "uid_key": data.uid_key,
         "data_source_key": data.data_source_key,
-        "tools_key": data.tools_key,
+        "tools_key": data.tools_key if data.chat or data.template is None else None,  # else it has no place at all
     }
     return [*keys, *((f"data.{key}", name) for key, name in named.items() if name is not None)]
 

@@ -68,6 +68,24 @@ def check_exact(config: Config) -> Iterator[Problem]:
         yield Problem("trainer.exact", True, reason, "Write dtype: float32, or exact: false")
 
 
+def exact_notes(config: Config) -> Iterator[str]:
+    """What ``trainer.exact`` makes of the bounds of a micro-batch."""
+    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    tokens, samples = n * longest_sequence(config), actor.ppo_micro_batch_size
+    if not config.trainer.exact:
+        return
+    if actor.ppo_max_token_len_per_gpu < tokens:
+        yield (
+            "trainer.exact trains each group as one micro-batch, which may have "
+            f"{tokens} tokens: ppo_max_token_len_per_gpu = {actor.ppo_max_token_len_per_gpu} does not bound it"
+        )
+    if samples is not None and samples < n:
+        yield (
+            f"trainer.exact trains each group of {n} samples as one micro-batch: ppo_micro_batch_size = {samples} does "
+            "not bound it"
+        )
+
+
 def _missing(key: str, path: str) -> Iterator[Problem]:
     if not path:
         yield Problem(key, path, "no model is named", "Write a Hugging Face folder or a hub id such as Qwen/Qwen3-0.6B")
