@@ -5,6 +5,7 @@ Heavy imports stay inside the commands, so that ``tandem plan`` answers in under
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -23,6 +24,8 @@ from tandem.base.errors import DataError, TandemError
 from tandem.base.folders import means_no_room
 from tandem.cli.doctor import examine
 from tandem.config.arguments import without_resume
+
+_OF_THE_DISK = (errno.EACCES, errno.EPERM, errno.EIO, errno.EROFS)
 
 RAW = {"ignore_unknown_options": True}
 """Words such as ``--max-staleness 2`` are not typer's: ``tandem.config`` reads them."""
@@ -114,15 +117,18 @@ def _told() -> Iterator[None]:
             raise
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
-    except BaseException as error:  # torch's error of a checkpoint that can't be written is no Exception
-        if not means_no_room(error):
+    except BaseException as error:  # what libraries raise of a disk that is full need not be an OSError
+        file = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        if means_no_room(error):
+            told = "no room is left to write to (a full disk, a quota, or a limit of file sizes). Free some, or choose "
+            told += "another trainer.output_dir"
+        elif file and isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            told = f"{error.strerror}. Mend that"
+        else:
             raise
-        place = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-        typer.echo(
-            f"error: {place}no room is left to write to (a full disk, a quota, or a limit of file sizes). Free some, "
-            "or choose another trainer.output_dir; a run with checkpoints goes on with --resume",
-            err=True,
-        )
+        saved = interrupts.saved()
+        again = f"; {saved}, so the run goes on with --resume" if saved else ""
+        typer.echo(f"error: {file}{told}{again}", err=True)
         raise typer.Exit(1) from None
 
 

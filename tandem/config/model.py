@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from tandem.config.node import File, MaybeFile, Node, Whole
-
-if TYPE_CHECKING:
-    from tandem.config.schema import Config
+from tandem.config.node import File, MaybeFile, Node, Section
 
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -73,7 +70,7 @@ class OptimConfig(Node):
     warmup_steps: NonNegativeInt = 0
     """Updates of linear warm-up."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Last learning rate as a part of the peak."""
+    """Where the learning rate is after the last update, as a part of the peak; that update's own is a little more."""
     num_cycles: PositiveFloat = 0.5
     """Periods of the cosine: a half falls once, each more rises to the peak and falls again."""
 
@@ -103,6 +100,9 @@ class RolloutConfig(Node):
 
     name: str = "hf"
     """Rollout engine."""
+    python: MaybeFile = None
+    """Interpreter of the engine's process, where the engine is installed in an environment of its own; default: the
+    one that runs Tandem."""
     n: PositiveInt = 8
     """Samples per prompt."""
     do_sample: bool = True
@@ -157,7 +157,7 @@ class TeacherConfig(Node):
     """Data source -> folder or hub id of its teacher."""
 
 
-class ActorRolloutRef(Node):
+class ActorRolloutRef(Section):
     """The composite node: one model as actor, rollout and reference."""
 
     hybrid_engine: bool | None = None
@@ -167,16 +167,9 @@ class ActorRolloutRef(Node):
     rollout: RolloutConfig = RolloutConfig()
     ref: RefConfig = RefConfig()
     teacher: TeacherConfig = TeacherConfig()
-    _whole: Whole = PrivateAttr(default_factory=Whole)
-
-    @property
-    def root(self) -> Config | None:
-        """The whole config that this section belongs to; None for a section made by hand."""
-        root: Config | None = self._whole.config
-        return root
 
 
-class CriticConfig(Node):
+class CriticConfig(Section):
     """The value model: a critic for estimators that need ``values``, such as gae."""
 
     enable: bool = False
@@ -194,10 +187,3 @@ class CriticConfig(Node):
     """How per-token losses become one number."""
     ppo_max_token_len_per_gpu: PositiveInt | None = None
     """Token budget of a micro-batch on one device; default: the actor's."""
-    _whole: Whole = PrivateAttr(default_factory=Whole)
-
-    @property
-    def root(self) -> Config | None:
-        """The whole config that this section belongs to; None for a section made by hand."""
-        root: Config | None = self._whole.config
-        return root

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 
 class Node(BaseModel):
@@ -60,6 +60,18 @@ Seconds = Annotated[float, Field(gt=0, le=1e8)]
 """A time limit; what waits for it can't count beyond some hundred years."""
 Count = Annotated[int, Field(gt=0, le=1024)]
 """Of processes or threads on one machine."""
+
+
+class Section(Node):
+    """A node that is also handed out alone, to code that builds what it describes."""
+
+    _whole: Whole = PrivateAttr(default_factory=Whole)
+
+    @property
+    def root(self) -> Node | None:
+        """The whole config that this section belongs to; None for a section made by hand."""
+        root: Node | None = self._whole.config
+        return root
 
 
 def _as_list(value: Any) -> Any:

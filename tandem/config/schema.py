@@ -239,7 +239,7 @@ class TrainerConfig(Node):
     output_dir: File = "runs/default"
     """Everything the run writes."""
     save_interval: NonNegativeInt = 0
-    """Steps between checkpoints and exports; 0: only at the end."""
+    """Steps between checkpoints, the last step included; 0: none is written at a step."""
     save_on_interrupt: bool = True
     """Write a checkpoint of the steps that are done where Ctrl-C or SIGTERM ends the run."""
     export: Literal["merged", "adapter"] = "merged"

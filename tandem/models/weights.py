@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tandem.base.errors import ContractError
 from tandem.base.registry import near
 from tandem.models.causal_lm import CausalLM
-from tandem.models.lora import is_adapter
+from tandem.models.fingerprint import fingerprint, joined
+from tandem.models.lora import adapted_layers, base_weights, is_adapter
 
 
 @torch.no_grad()
@@ -41,6 +42,16 @@ def copy_weights(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -
         names = sorted(missing.values())
         raise ContractError(f"load: {len(names)} weights did not come, {names[0]!r} among them: send all of them")
     return list(came)
+
+
+def take_over(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """``copy_weights``, then the fingerprint of what the model has now: what a rollout engine's ``load`` answers.
+
+    It is that of the names that came, joined with that of the base weights where they are adapters.
+    """
+    names, own = copy_weights(model, weights), model.model.state_dict()
+    loaded = fingerprint((name, own[name]) for name in names)
+    return joined(fingerprint(base_weights(model.model)), loaded) if adapted_layers(model) else loaded
 
 
 def own_weights(model: CausalLM) -> dict[str, torch.Tensor]:

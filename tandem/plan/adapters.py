@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
+from tandem.plan.engine import engine_capabilities
 from tandem.plan.model import ModelFacts, shapes_in_files
-from tandem.rollout.registry import engines
 
 ADAPTER = "adapter_config.json"
 """Marks a folder of PEFT."""
@@ -57,12 +57,7 @@ def pushed_part(config: Config) -> Literal["merged", "adapter"]:
     chosen = config.execution.weight_sync.lora
     if chosen is not None:
         return chosen
-    return "adapter" if takes_adapters(config.actor_rollout_ref.rollout.name) else "merged"
-
-
-def takes_adapters(engine: str) -> bool:
-    """Whether the registered engine computes adapters beside its weights."""
-    return engine in engines and bool(engines[engine].traits.get("adapters", False))
+    return "adapter" if engine_capabilities(config).adapters else "merged"
 
 
 def adapted_modules(model: ModelConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:

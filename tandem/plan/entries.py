@@ -38,7 +38,6 @@ class Entries:
     kl: Entry[Any] | None
     distillation: Entry[Any] | None
     estimates: bool
-    engine: Entry[Any] | None
     reward: Signature | None
     stages: tuple[Stage, ...] = ()
 
@@ -85,7 +84,6 @@ def look_up(config: Config) -> Entries:
         kl=_find(KL_TYPES, algorithm.kl.type),
         distillation=None if algorithm.distillation is None else _find(DISTILLATIONS, algorithm.distillation.type),
         estimates=learns_from_reward(config),
-        engine=_find(engines, config.actor_rollout_ref.rollout.name),
         reward=reward if isinstance(reward, Signature) else None,
         stages=tuple(stage for stage in map(made_stage, named_stages(config)) if isinstance(stage, Stage)),
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
+from tandem.plan.engine import engine_capabilities
 from tandem.plan.preference import learns_preferences
 from tandem.rollout.registry import LATER as ENGINES_LATER
+from tandem.rollout.registry import engines
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,10 @@ def _runtime(config: Config, runtime: str) -> str:
 
 def _engine(config: Config, runtime: str) -> str:
     return config.actor_rollout_ref.rollout.name
+
+
+def _engine_later(config: Config, runtime: str) -> bool:
+    return _engine(config, runtime) in ENGINES_LATER and _engine(config, runtime) not in engines
 
 
 def _strategy(config: Config, runtime: str) -> str:
@@ -53,7 +59,7 @@ LATER = (
         lambda c, r: r == "ray" and learns_preferences(c),
         "Give the actor one device, and write local or auto: preference training has one rank",
     ),
-    Later("actor_rollout_ref.rollout.name", _engine, lambda c, r: _engine(c, r) in ENGINES_LATER, "Write hf"),
+    Later("actor_rollout_ref.rollout.name", _engine, _engine_later, "Write hf"),
     Later(
         "actor_rollout_ref.actor.tensor_model_parallel_size",
         _width,
@@ -68,4 +74,13 @@ LATER = (
 def what_comes_later(config: Config, runtime: str) -> tuple[Problem, ...]:
     """One line for each part of the config that can be planned but not be run yet."""
     found = [later for later in LATER if later.applies(config, runtime)]
-    return tuple(Problem(later.key, later.value(config, runtime), later.reason, later.instead) for later in found)
+    problems = [Problem(later.key, later.value(config, runtime), later.reason, later.instead) for later in found]
+    return (*problems, *_lacking_package(config))
+
+
+def _lacking_package(config: Config) -> Iterator[Problem]:
+    """The engine's own package, which is looked for where the engine would run."""
+    rollout, capabilities = config.actor_rollout_ref.rollout, engine_capabilities(config)
+    if rollout.name in engines and rollout.python is None and (reason := capabilities.lacks_package()) is not None:
+        remedy = f"pip install {capabilities.requirement!r}; or install it elsewhere, and write rollout.python"
+        yield Problem("actor_rollout_ref.rollout.name", rollout.name, reason, remedy)

@@ -25,6 +25,7 @@ from tandem.config.schema import Config
 from tandem.plan.adapters import adapter_parameters
 from tandem.plan.batch import longest_sequence
 from tandem.plan.critic import critic_model, critic_token_budget
+from tandem.plan.engine import engine_width
 from tandem.plan.model import ModelFacts
 from tandem.plan.placement import Placement
 from tandem.plan.teacher import teacher_parameters
@@ -103,6 +104,6 @@ def _rollout(config: Config, facts: ModelFacts, shares: bool) -> dict[str, int]:
     rollout, width = config.actor_rollout_ref.rollout, BYTES[config.actor_rollout_ref.model.dtype]
     in_flight = min(rollout.max_num_seqs, config.data.train_batch_size * rollout.n)
     per_token = 2 * width * facts.layers * (facts.kv_heads or 0) * (facts.head_dim or 0)
-    weights = {} if shares else {"weights": width * facts.parameters // rollout.tensor_model_parallel_size}
-    cache = per_token * in_flight * longest_sequence(config) // rollout.tensor_model_parallel_size
+    weights = {} if shares else {"weights": width * facts.parameters // engine_width(config)}
+    cache = per_token * in_flight * longest_sequence(config) // engine_width(config)
     return {**weights, "KV cache": cache}

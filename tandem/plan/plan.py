@@ -20,6 +20,7 @@ from tandem.plan.checks.algorithm import check_algorithm
 from tandem.plan.checks.correction import correction_notes
 from tandem.plan.checks.critic import check_critic, read_critic
 from tandem.plan.checks.data import check_data, count_rows
+from tandem.plan.checks.engine import check_engine, engine_notes
 from tandem.plan.checks.execution import check_execution
 from tandem.plan.checks.folder import check_ends, check_files_of, check_template, notes_on_ends
 from tandem.plan.checks.model import check_context, check_exact, exact_notes, read_checked
@@ -29,6 +30,7 @@ from tandem.plan.checks.stages import check_stages
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
 from tandem.plan.checks.template import notes_on_template
 from tandem.plan.checks.trainer import check_evaluation, check_length, check_schedule, check_trainer
+from tandem.plan.engine import shares_weights
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
 from tandem.plan.later import what_comes_later
 from tandem.plan.memory import MemoryPlan, plan_memory
@@ -149,13 +151,14 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
     step = step_facts(config, entries)
     stages = plan_step(step, entries.stages)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
-    shares = _shares_weights(config, runtime)
+    shares = shares_weights(config, runtime)
     found = [
         *plugin_problems,
         *unknown_names(config),
         *model_problems,
         *critic_problems,
         *_contradictions(config, entries, placed, facts),
+        *([] if learns_preferences(config) else check_engine(config, entries, runtime)),
         *check_pushed(config, shares),
         *check_critic(config, batch, critic_facts, own_loop),
         *check_length(config, batch, rows),
@@ -188,7 +191,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
             critic=critic_facts,
         ),
         later=what_comes_later(config, runtime),
-        notes=(*_notes(config, entries, facts), *noted),
+        notes=(*_notes(config, entries, facts, runtime), *noted),
         problems=tuple({(problem.key, problem.reason): problem for problem in [*found, *ignored]}.values()),
     )
 
@@ -217,14 +220,9 @@ def _contradictions(
     yield from check_trainer(config.trainer, config)
 
 
-def _shares_weights(config: Config, runtime: str) -> bool:
-    """Whether the rollout engine generates with the actor's own parameters: in one process with it."""
-    one_process = config.execution.mode == "colocate" and runtime == "local"
-    return one_process and config.actor_rollout_ref.rollout.name == "hf"
-
-
-def _notes(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterator[str]:
+def _notes(config: Config, entries: Entries, facts: ModelFacts | None, runtime: str) -> Iterator[str]:
     kl, interval = config.algorithm.kl, config.evaluation.interval
+    yield from engine_notes(config, runtime)
     if kl.where != "off" and kl.coef == 0:
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
     yield from exact_notes(config)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from tandem.config.schema import Config
+from tandem.plan.engine import engine_asks_for
 from tandem.plan.entries import Entries
 from tandem.plan.mix import has_united_rows
 from tandem.plan.placement import train_ranks
@@ -187,6 +189,11 @@ ALGORITHM: tuple[Reads[Setting], ...] = (
     *adapter_reads("critic.model", lambda s: s.config.critic.model),
 )
 
+
+def _engine_asks_for(setting: str, s: Setting) -> bool:
+    return engine_asks_for(s.config, setting)
+
+
 _TAKES_TURNS = "the engine generates with the actor's own weights, in turns with it"
 
 EXECUTION: tuple[Reads[Setting], ...] = (
@@ -211,15 +218,19 @@ EXECUTION: tuple[Reads[Setting], ...] = (
         ),
         "Remove it, or write on_weight_update: keep",
     ),
-    Reads(
-        (
-            f"{ROLLOUT}.gpu_memory_utilization",
-            f"{ROLLOUT}.enable_chunked_prefill",
-            f"{ROLLOUT}.tensor_model_parallel_size",
-        ),
-        lambda s: s.entries.engine is None,  # of the engines that run today none reads them
-        lambda s: f"the engine {s.config.actor_rollout_ref.rollout.name} has nothing of the kind",
-        told=True,
+    *(
+        Reads(
+            (f"{ROLLOUT}.{setting}",),
+            partial(_engine_asks_for, setting),
+            lambda s: f"the engine {s.config.actor_rollout_ref.rollout.name} has nothing of the kind",
+            told=True,
+        )
+        for setting in (
+            "max_num_batched_tokens",
+            "gpu_memory_utilization",
+            "enable_chunked_prefill",
+            "tensor_model_parallel_size",
+        )
     ),
     Reads(
         ("actor_rollout_ref.ref.fsdp_config",),

@@ -117,6 +117,14 @@ def _locate(type_: str, file: str | None, plugins: Sequence[str]) -> tuple[Modul
         module = sys.modules[target.__module__]
         name = getattr(target, "__name__", "")
         return module, name if getattr(module, name, None) is target else ""
+    if "." in type_ and not isinstance(describe(type_), str):
+        at, _, type_ = type_.rpartition(".")
+        try:
+            importlib.import_module(at)
+        except (Exception, SystemExit) as error:
+            reason = f"importing {at} fails: {type(error).__name__}: {error}"
+            raise ConfigError([Problem("reward_manager.type", f"{at}.{type_}", reason, "Mend the module")]) from error
+        plugins = (at,)
     for plugin in plugins:
         module = sys.modules[plugin]
         for name in candidate_names(type_):

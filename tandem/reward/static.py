@@ -33,6 +33,10 @@ def describe(type_: str, file: str | None = None, plugins: Sequence[str] = ()) -
         return _describe_file(type_, Path(file))
     if type_ in REWARDS:
         return REWARDS[type_].signature
+    if "." in type_:  # package.module.name
+        module, _, name = type_.rpartition(".")
+        path = _source_of(module)
+        return f"there is no module {module!r}" if path is None else _describe_file(name, path)
     for plugin in plugins:
         path = _source_of(plugin)
         if path is not None and not isinstance(found := _describe_file(type_, path), str):

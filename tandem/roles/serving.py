@@ -11,10 +11,12 @@ from tandem.base.errors import ContractError, DeadlineError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.models.causal_lm import CausalLM
+from tandem.models.fingerprint import fingerprint, joined
+from tandem.models.lora import adapted_layers, base_weights
 from tandem.models.weights import copy_weights, own_weights
 from tandem.stages.stage import BatchStage
 from tandem.train.protocol import TrainEngine, Wanted, logprobs_and
-from tandem.weights.sync import Weights
+from tandem.weights.sync import LEFT_OUT, Weights
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class Scorer(Protocol):
     def keep(self, weights: Weights) -> Weights:
         """``weights`` (Hugging Face names) as they are now, to be put in place later."""
 
+    def fingerprint(self, weights: Weights) -> str:
+        """Of ``weights``, joined with that of the base weights where they are adapters."""
+
     def place(self, weights: Weights) -> None:
         """Score with these weights from now on."""
 
@@ -57,10 +62,19 @@ class LocalScorer:
 
     def __init__(self, model: CausalLM, engine: TrainEngine) -> None:
         self._model, self._engine = model, engine
+        self._base: str | None = None
 
     def keep(self, weights: Weights) -> Weights:
         """See ``Scorer``; a copy."""
         return [(name, tensor.detach().clone()) for name, tensor in weights]
+
+    def fingerprint(self, weights: Weights) -> str:
+        """See ``Scorer``."""
+        if not adapted_layers(self._model):
+            return fingerprint(weights)
+        if self._base is None:
+            self._base = fingerprint(base_weights(self._model.model))
+        return joined(self._base, fingerprint(weights))
 
     def place(self, weights: Weights) -> None:
         """See ``Scorer``."""
@@ -92,16 +106,20 @@ class ForwardModel:
         self._newest: tuple[int, Weights] | None = None
         self._arrived = threading.Condition()
 
-    def load(self, weights: Weights, version: int) -> None:
-        """Keep ``weights`` (Hugging Face names) as ``version``, if it is one of those to be taken."""
+    def load(self, weights: Weights, version: int) -> str:
+        """Keep ``weights`` (Hugging Face names) as ``version``, if it is one of those to be taken.
+
+        Answers the fingerprint of what is kept, or ``LEFT_OUT``.
+        """
         if self._every is None or version % self._every:
-            return
+            return LEFT_OUT
         kept = self._scorer.keep(weights)
         with self._arrived:
             if self._newest is not None and version < self._newest[0]:
                 raise ContractError(f"{self.name} was sent version {version} after {self._newest[0]}")
             self._newest = version, kept
             self._arrived.notify_all()
+        return self._scorer.fingerprint(kept)
 
     def adopt(self, oldest: int, newest: int, seconds: float) -> None:
         """Put the newest version held into place; it must lie in ``oldest`` to ``newest``.

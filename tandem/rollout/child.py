@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections import deque
+from pathlib import Path
 
 from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Channel
@@ -17,29 +19,44 @@ from tandem.rollout.wire import Channel
 _LINES = 20  # of standard error that are remembered
 _SEND_S = 30  # a process that takes nothing for so long is stopped, not slow
 _ENDING_S = 2.0  # for a process that is ending to do so by itself
+_HOST = "tandem.rollout.host"
+
+# This package for an interpreter that doesn't find it, and whose own packages must not be hidden by ours.
+_ELSEWHERE = f"""
+import importlib.util, runpy, sys
+folder = sys.argv.pop(1)
+found = importlib.util.spec_from_file_location("tandem", folder + "/__init__.py", submodule_search_locations=[folder])
+sys.modules["tandem"] = importlib.util.module_from_spec(found)
+found.loader.exec_module(sys.modules["tandem"])
+runpy.run_module("{_HOST}", run_name="__main__", alter_sys=True)
+"""
 
 
 class HostProcess:
     """A child in a process group of its own, which runs ``tandem.rollout.host``; the user's script is not run again.
 
-    What it writes to standard output or error appears on this process's standard error.
+    With ``spec.python`` it is of another environment: it has the packages of that, this ``tandem``, and the folders of
+    the user's own modules. What it writes to standard output or error appears on this process's standard error.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
         ours, theirs = socket.socketpair()
         threads = {} if spec.threads is None else {"OMP_NUM_THREADS": str(spec.threads)}
-        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+        folders = [folder or os.getcwd() for folder in sys.path]
+        program = [sys.executable, "-P", "-m", _HOST]
+        if spec.python is not None:
+            folders = [folder for folder in folders if not _of_this_environment(folder)]
+            program = [spec.python, "-P", "-c", _ELSEWHERE, str(Path(__file__).parents[1])]
         with theirs:
-            command = [sys.executable, "-P", "-m", "tandem.rollout.host", str(theirs.fileno()), str(os.getpid())]
             self._child = subprocess.Popen(
-                command,
+                [*program, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
                 start_new_session=True,
-                env=os.environ | {"PYTHONPATH": path} | threads,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)} | threads,
             )
         self.channel = Channel(ours, _SEND_S)
         self._lines: deque[str] = deque(maxlen=_LINES)
@@ -75,3 +92,14 @@ class HostProcess:
             self._lines.append(line)
             with contextlib.suppress(OSError, ValueError):  # ours may be closed
                 sys.stderr.write(line)
+
+
+def _of_this_environment(folder: str) -> bool:
+    """Whether a folder of ``sys.path`` holds the packages of this interpreter, not modules of the user's."""
+    own = {Path(path).resolve() for path in sysconfig.get_paths().values()}
+    place = Path(folder).resolve()
+    return (
+        place.suffix == ".zip"
+        or bool(own & {place, *place.parents})
+        or place.name in ("site-packages", "dist-packages")
+    )

@@ -18,21 +18,22 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 
 from tandem.base.errors import TandemError
-from tandem.models.loading import load_causal_lm
 from tandem.models.numerics import prepare_process
 from tandem.models.shared_weights import Place, map_weights
 from tandem.rollout.protocol import EngineStats, RolloutEngine
-from tandem.rollout.registry import find_engine
+from tandem.rollout.registry import capabilities_of, find_engine, make_engine
 from tandem.rollout.request_stream import RequestStream
 from tandem.rollout.sound import sound_outputs
 from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Channel, Line, Message, unpack_sampling
+
+if TYPE_CHECKING:
+    from tandem.models.causal_lm import CausalLM
 
 _BEAT_S = 0.5
 _MOST_CALLS = 1000
@@ -70,21 +71,27 @@ def host(spec: EngineSpec, line: Line, serving: type[Host]) -> None:
 
 
 def build_engine(spec: EngineSpec) -> RolloutEngine:
-    """The engine on its own copy of the model."""
-    transformers.utils.logging.disable_progress_bar()
+    """The engine with weights of its own: on a copy of the model, or on its path where it loads that itself."""
     prepare_process(threads=spec.threads, exact=spec.exact)
     for plugin in spec.plugins:
         importlib.import_module(plugin)
-    factory = find_engine(spec.engine).target
-    return factory(
-        load_causal_lm(spec.model, dtype=spec.dtype, trust_remote_code=spec.trust_remote_code, adapter=spec.adapter),
-        shares_weights=False,
-        version=spec.version,
-        exact=spec.exact,
-        max_num_seqs=spec.max_num_seqs,
-        max_num_batched_tokens=spec.max_num_batched_tokens,
-        keep_kv=spec.keep_kv,
-    )
+    find_engine(spec.engine)  # raises for one that isn't there
+    capabilities = capabilities_of(spec.engine)
+    assert capabilities is not None
+    if (lacking := capabilities.lacks_package()) is not None:
+        raise TandemError(f"rollout engine {spec.engine!r} {lacking} ({sys.executable})")
+    model = spec.model if capabilities.wants == "path" else _load(spec)
+    return make_engine(spec, model, shares_weights=False)
+
+
+def _load(spec: EngineSpec) -> CausalLM:
+    """Its model. Imported here: the environment of an engine that wants a path need not have what this needs."""
+    import transformers
+
+    from tandem.models.loading import load_causal_lm
+
+    transformers.utils.logging.disable_progress_bar()
+    return load_causal_lm(spec.model, dtype=spec.dtype, trust_remote_code=spec.trust_remote_code, adapter=spec.adapter)
 
 
 class Host:

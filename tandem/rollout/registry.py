@@ -3,36 +3,138 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.base.errors import TandemError
 from tandem.base.registry import Entry, Registry, Scope
+from tandem.rollout.capabilities import EngineCapabilities
+from tandem.rollout.spec import SETTINGS, EngineSpec
 
 if TYPE_CHECKING:
     from tandem.models.causal_lm import CausalLM
     from tandem.rollout.protocol import KeepKV, RolloutEngine
 
-LATER: dict[str, str] = {
-    "vllm": "the vllm engine comes later; write rollout.name: hf",
-    "sglang": "the sglang engine comes later; write rollout.name: hf",
+Factory = Callable[..., "RolloutEngine"]
+F = TypeVar("F", bound=Factory)
+
+LATER: dict[str, EngineCapabilities] = {
+    "vllm": EngineCapabilities(
+        weights=("own",),
+        wants="path",
+        proof="probe",
+        devices=("cpu", "cuda"),
+        tensor_parallel=True,
+        chunked_prefill=True,
+        frees=("kv_cache", "weights"),
+        in_flight=("abort", "keep"),
+        keep_kv=("old", "recompute"),
+        prefix_cache=True,
+        logprobs=("sampled", "raw"),
+        seeds=True,
+    ),
+    "sglang": EngineCapabilities(
+        weights=("own",),
+        wants="path",
+        proof="probe",
+        devices=("cpu", "cuda"),
+        tensor_parallel=True,
+        chunked_prefill=True,
+        frees=("kv_cache", "weights"),
+        in_flight=("abort", "keep"),
+        keep_kv=("old", "recompute"),
+        prefix_cache=True,
+        logprobs=("sampled", "raw"),
+    ),
 }
-"""Names that the config knows but that can't run yet, each with the line that says so."""
+"""Engines that can be planned and not be run yet."""
 
-engines: Registry[Callable[..., RolloutEngine]] = Registry("rollout engine")
-"""Factories ``(model: CausalLM, *, shares_weights, version, exact, max_num_seqs, max_num_batched_tokens, keep_kv)``."""
-
-register_engine = engines.register
-"""The trait ``adapters=True`` says that ``load`` takes adapters alone where ``model`` has them."""
+engines: Registry[Factory] = Registry("rollout engine")
+"""Factories ``(model, *, settings...)``; see ``register_engine``."""
 
 
-def find_engine(name: str) -> Entry[Callable[..., RolloutEngine]]:
+def register_engine(name: str, *, capabilities: EngineCapabilities) -> Callable[[F], F]:
+    """Decorator of a factory of engines, a function or the class itself; ``capabilities`` say what they can do.
+
+    A factory takes the model (or its path, with ``wants="path"``) and, as keyword parameters, those of ``SETTINGS``
+    that it names; with ``**settings`` it gets all. Example:
+
+        @register_engine("mine", capabilities=EngineCapabilities(weights=("own",)))
+        def mine(model: CausalLM, *, version: int, max_num_seqs: int) -> RolloutEngine: ...
+    """
+    register: Callable[[Any], Any] = engines.register(name, scope=Scope.SEQUENCE, capabilities=capabilities)
+
+    def add(factory: F) -> F:
+        wanted = wanted_settings(factory)
+        for setting in wanted.required:
+            if setting not in SETTINGS:
+                raise TandemError(
+                    f"rollout engine {name!r}: its factory must have {setting!r}, which nothing gives it: give it a "
+                    f"default, or take {', '.join(sorted(SETTINGS))}"
+                )
+        register(factory)
+        return factory
+
+    return add
+
+
+def find_engine(name: str) -> Entry[Factory]:
     """The registered engine ``name``. Raises ``TandemError`` for one that comes later, and for an unknown name."""
-    if name in LATER:
-        raise TandemError(f"rollout engine {name!r}: {LATER[name]}")
+    if name in LATER and name not in engines:
+        raise TandemError(f"rollout engine {name!r}: the {name} engine comes later; write rollout.name: hf")
     return engines[name]
 
 
-@register_engine("hf", scope=Scope.SEQUENCE, adapters=True)
+def capabilities_of(name: str) -> EngineCapabilities | None:
+    """What the engine ``name`` declares; None for an unknown one."""
+    if name not in engines:
+        return LATER.get(name)
+    declared = engines[name].traits["capabilities"]
+    assert isinstance(declared, EngineCapabilities)
+    return declared
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The keyword parameters of a factory: those that it names, those that it must have, whether it takes any."""
+
+    names: tuple[str, ...]
+    required: tuple[str, ...]
+    any: bool
+
+
+def wanted_settings(factory: Factory) -> Wanted:
+    """What a factory asks for beside the model, which is its first parameter. Raises ``TandemError`` without one."""
+    parameters = list(signature(factory).parameters.values())
+    if not parameters or parameters[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+        raise TandemError("a rollout engine is made from a model: its factory takes that as its first parameter")
+    named = [p for p in parameters[1:] if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
+    required = tuple(p.name for p in named if p.default is p.empty)
+    return Wanted(tuple(p.name for p in named), required, any(p.kind is Parameter.VAR_KEYWORD for p in parameters))
+
+
+def make_engine(spec: EngineSpec, model: CausalLM | str, *, shares_weights: bool) -> RolloutEngine:
+    """The engine of ``spec`` on ``model``, which is what its capabilities say that it wants."""
+    factory, settings = find_engine(spec.engine).target, spec.settings(shares_weights=shares_weights)
+    wanted = wanted_settings(factory)
+    return factory(model, **{name: value for name, value in settings.items() if wanted.any or name in wanted.names})
+
+
+@register_engine(
+    "hf",
+    capabilities=EngineCapabilities(
+        weights=("shared", "own"),
+        adapters=True,
+        devices=("cpu", "cuda"),
+        frees=("kv_cache",),
+        in_flight=("abort", "keep"),
+        keep_kv=("old", "recompute"),
+        logprobs=("sampled", "full"),
+        seeds=True,
+        exact=True,
+    ),
+)
 def hf(
     model: CausalLM,
     *,

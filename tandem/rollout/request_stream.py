@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from tandem.base.errors import TandemError
 from tandem.rollout.protocol import GroupOutput, GroupRequest
@@ -69,6 +69,8 @@ class RequestStream:
         else:
             self._channel.send("done", number=self._number)
         finally:
+            if isinstance(outputs, Generator):  # else the engine would be at work until somebody forgets it
+                outputs.close()
             self.over.set()
 
     def _send(self, output: GroupOutput) -> None:

@@ -1,22 +1,23 @@
-"""What a process is told about the engine that it hosts."""
+"""What an engine is made from, here or in the process that hosts it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from tandem.models.adapter_spec import AdapterSpec
-from tandem.rollout.protocol import KeepKV
+from tandem.rollout.protocol import KeepKV, LogprobsOf
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """A registered ``engine`` on a copy of its own of the model in ``model`` (folder or hub id).
+    """A registered ``engine`` on the model in ``model`` (folder or hub id).
 
     ``plugins`` are imported first, so that engines of the user's are found. ``version`` is that of the weights in the
-    folder. ``threads`` of the process; None: PyTorch's own choice. With an ``adapter`` the engine computes it beside
-    the model's weights, and is sent adapters alone.
+    folder. ``python`` is the interpreter of its process; None: the one that runs this. ``threads`` of the process;
+    None: PyTorch's own choice. With an ``adapter`` the engine computes it beside the model's weights, and is sent
+    adapters alone. Everything but ``plugins``, ``python`` and ``threads`` is a setting that a factory may ask for.
     """
 
     model: str
@@ -24,12 +25,17 @@ class EngineSpec:
     dtype: Literal["float32", "bfloat16"] = "float32"
     trust_remote_code: bool = False
     plugins: tuple[str, ...] = ()
+    python: str | None = None
+    threads: int | None = None
     version: int = 0
     exact: bool = False
     max_num_seqs: int = 512
     max_num_batched_tokens: int = 16384
     keep_kv: KeepKV = "old"
-    threads: int | None = None
+    logprobs_of: LogprobsOf = "sampled"
+    tensor_model_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.8
+    enable_chunked_prefill: bool = True
     adapter: AdapterSpec | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -42,3 +48,14 @@ class EngineSpec:
         adapter = fields["adapter"]
         known = {"plugins": tuple(fields["plugins"]), "adapter": adapter and AdapterSpec.from_json(adapter)}
         return cls(**{**fields, **known})
+
+    def settings(self, *, shares_weights: bool) -> dict[str, Any]:
+        """What a factory may ask for, by name."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name in SETTINGS}
+        return {**own, "shares_weights": shares_weights}
+
+
+_NOT_FOR_A_FACTORY = {"model", "engine", "plugins", "python", "threads"}
+
+SETTINGS = frozenset(field.name for field in fields(EngineSpec)) - _NOT_FOR_A_FACTORY | {"shares_weights"}
+"""The keyword parameters that a factory may have."""

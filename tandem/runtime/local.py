@@ -31,21 +31,20 @@ ENGINE = "rollout-0"
 
 
 class LocalRuntime:
-    """A ``Runtime`` for one train rank and one rollout engine. In colocate the engine shares the actor's parameters."""
+    """A ``Runtime`` for one train rank and one rollout engine. In colocate an engine that can shares the actor's
+    parameters."""
 
     def __init__(self, config: Config, plan: Plan) -> None:
         self._config, self._plan = config, plan
-        self.fleet = EnginePool({} if plan.mode == "colocate" else {ENGINE: self._start(ENGINE)})
+        self.fleet = EnginePool({} if plan.pushed == "nothing" else {ENGINE: self._start(ENGINE)})
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
         """See ``Runtime``."""
         config, plan = self._config, self._plan
         critic = local_critic(config, tokenizer, steps) if config.critic.enable else None
         updates = trained_steps(config, steps) * plan.batch.optimizer_steps
-        composite = build_composite(config, plan, tokenizer, updates, critic, self.scorer)
-        if self.fleet.engines:
-            composite.engine = self.fleet
-        return composite
+        engine = self.fleet if self.fleet.engines else None
+        return build_composite(config, plan, tokenizer, updates, critic, self.scorer, engine)
 
     def restart(self, name: str) -> RolloutEngine:
         """See ``Runtime``."""

@@ -67,7 +67,7 @@ def build_session(config: Config, plan: Plan) -> Session:
         if resumed is not None:
             _restore(composite, resumed)
         parts = Parts(config, plan, runtime, composite, source, held_out, rewards, progress, closing, resumed)
-        session = CONNECTORS[plan.runtime, plan.mode](parts)
+        session = connect_shared(parts) if plan.pushed == "nothing" else CONNECTORS[plan.mode](parts)
         if resumed is not None:
             resumed.restore_random_state()  # last: what was built here has drawn
         return session
@@ -78,15 +78,12 @@ def build_session(config: Config, plan: Plan) -> Session:
 
 RUNTIMES: dict[str, Callable[[Config, Plan], Runtime]] = {"local": LocalRuntime, "ray": RayRoles}
 
-CONNECTORS: dict[tuple[str, str], Callable[[Parts], Session]] = {
-    ("local", "colocate"): connect_shared,
-    ("local", "hybrid"): connect_streaming,
-    ("local", "fully_async"): connect_async,
-    ("ray", "colocate"): connect_time_sharing,
-    ("ray", "hybrid"): connect_streaming,
-    ("ray", "fully_async"): connect_async,
+CONNECTORS: dict[str, Callable[[Parts], Session]] = {
+    "colocate": connect_time_sharing,
+    "hybrid": connect_streaming,
+    "fully_async": connect_async,
 }
-"""(Runtime, mode) -> what connects its roles."""
+"""Mode -> what connects the roles where engines have weights of their own."""
 
 
 def continue_from(progress: Progress, source: Sampler[Any], batch_size: int, saved: Checkpoint) -> None:

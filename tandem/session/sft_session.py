@@ -30,7 +30,8 @@ from tandem.roles.accuracy import greedy_accuracy
 from tandem.roles.examples import as_samples
 from tandem.roles.rollout.generation import end_tokens
 from tandem.rollout.hf import HfEngine
-from tandem.runtime.build.composite import load_trainable, model_tokenizer, run_device
+from tandem.runtime.build.composite import load_trainable, model_tokenizer
+from tandem.runtime.build.engine_specs import run_device
 from tandem.runtime.build.sources import example_source, held_out_examples, rows_of, user_source
 from tandem.session.exports import Exporter
 from tandem.session.idle import IdleSteps

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from tandem.config.execution import Devices
 from tandem.config.schema import Config
+from tandem.plan.engine import engine_width
 from tandem.plan.placement import device_groups, placements
 from tandem.speed.measured import Measured, setting_of
 from tandem.speed.step_bound import Limit, Mode, Parts, Setting, best_step
@@ -109,7 +110,7 @@ def _best_of(parts: Parts, splits: Iterable[Setting], staleness: int, prompts: i
 def _splits(config: Config, mode: Mode, total: int, parts: Parts) -> Iterator[Setting]:
     """Ways to divide ``total`` devices among the roles of ``mode``, in whole engines and whole model copies."""
     rollout, shard = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.tensor_model_parallel_size
-    engine = 1 if rollout.name == "hf" else rollout.tensor_model_parallel_size
+    engine = engine_width(config)
     current = setting_of(config)
     flags = replace(current, mode=mode, actor=1, drains=rollout.on_weight_update == "wait")
     if mode == "hybrid":

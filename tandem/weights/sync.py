@@ -21,11 +21,18 @@ Weights: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 merged; or adapters alone, for receivers that have the base weights and compute adapters beside them."""
 
 
+LEFT_OUT = "left out"
+"""What a receiver answers to a version that it is not meant to take, such as a reference between two refreshes."""
+
+
 class Receiver(Protocol):
     """Whoever takes weights over: a rollout engine, a model for forwards."""
 
     def load(self, weights: Weights, version: int) -> str | None:
-        """Take over ``weights`` as ``version``; the fingerprint of what is there now, None from one that has none."""
+        """Take over ``weights`` as ``version``; the fingerprint of what is there now, or ``LEFT_OUT``.
+
+        None, of one that can't tell what it has, is refused: silence is no proof.
+        """
 
 
 @runtime_checkable
@@ -233,7 +240,13 @@ class WeightSync:
             answer = receiver.load(snapshot.weights, version)
             seconds = time.perf_counter() - started
             sent = expected()
-            if answer is not None and answer != sent:
+            if answer is None:
+                raise TandemError(
+                    f"{name} answered no fingerprint to weights version {version}, which have {sent}, so nothing shows "
+                    "that it generates with them: let its load() copy them and answer tandem.models.fingerprint of "
+                    "what it has then"
+                )
+            if answer not in (sent, LEFT_OUT):
                 raise TandemError(
                     f"{name} answered fingerprint {answer} to weights version {version}, which have {sent}: "
                     "it does not generate with what was sent"

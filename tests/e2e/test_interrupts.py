@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -173,3 +174,19 @@ def test_an_sft_run_too(task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_the_command_that_goes_on_says_once_from_where(given: list[str], kept: list[str]) -> None:
     assert without_resume(given) == kept
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_a_file_that_cannot_be_written_is_one_line_with_its_name(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The first model in a checkpoint can't be written; what to go on from is told only where there is something."""
+    file = tmp_path / "run" / "checkpoints" / "somewhere"
+
+    def failing(*_: object) -> None:
+        raise OSError(number, os.strerror(number), str(file))
+
+    monkeypatch.setattr(Exporter, "write_parts", failing)
+    result = run("train", *words, f"trainer.output_dir={tmp_path / 'run'}")
+    assert result.exit_code == 1
+    assert result.stderr == f"error: {file}: {os.strerror(number)}. Mend that\n"

@@ -20,8 +20,6 @@ SHORT = ("data.train_batch_size=4", "trainer.total_steps=9", "trainer.max_idle_s
     [
         (("reward_manager.type=length_penalty", "reward_manager.target=100", "reward_manager.over=50"),
          "rewards of each group are all equal"),
-        (("algorithm.overlong=mask", "actor_rollout_ref.rollout.ignore_eos=true"),
-         "all answers were cut at data.max_response_length, and algorithm.overlong is mask"),
     ],
 )  # fmt: skip
 def test_a_run_that_trains_nothing_again_and_again_ends_with_the_reason(
@@ -50,6 +48,7 @@ def test_the_reason_is_the_nearest_one() -> None:
     assert why_idle(quiet, 4, masks_overlong=False) == "the rewards of each group are all equal"
     assert why_idle(quiet | {"reward/excluded": 2.0}, 4, masks_overlong=False).endswith("(2 samples count for nothing)")
     assert why_idle(quiet | {"length/max": 0.0}, 4, masks_overlong=False) == "all answers are empty"
+    assert "algorithm.overlong is mask" in why_idle(quiet | {"length/truncated": 1.0}, 4, masks_overlong=True)
     assert "not finite (grad/norm = nan)" in why_idle(quiet | {"grad/norm": float("nan")}, 4, masks_overlong=False)
     assert "every gradient was 0" in why_idle(quiet, 5, masks_overlong=True)
 

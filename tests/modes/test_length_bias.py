@@ -15,6 +15,7 @@ from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.partition import Order
 from tandem.dataflow.store import LocalStore
 from tandem.dataflow.tickets import Ticket
+from tandem.models.fingerprint import fingerprint
 from tandem.roles.batch_metrics import sample_lags
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import Filling
@@ -65,7 +66,7 @@ class DecodingEngine:
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
         self.version = version
-        return None
+        return None if weights is None else fingerprint(weights)
 
     def pause(self, abort: bool = False) -> None: ...
 

@@ -316,19 +316,23 @@ def test_planning_imports_no_torch(place: Path) -> None:
         "for name in ('torch', 'transformers', 'ray', 'datasets'):\n"
         "    sys.modules[name] = None\n"
         "from tandem.config.load import load_words\n"
-        "from tandem.plan.plan import compile_plan\n"
-        "plan = compile_plan(load_words(sys.argv[1:]))\n"
-        "assert plan.problems == (), plan.problems\n"
+        "from tandem.plan.plan import compile_plan; from tandem.plan.sft import compile_sft_plan\n"
+        "for config in map(load_words, map(str.split, sys.argv[1:])):\n"
+        "    plan = compile_plan(config) if hasattr(config, 'execution') else compile_sft_plan(config)\n"
+        "    assert plan.problems == (), plan.problems\n"
         "assert not [name for name in sys.modules if name.startswith('torch.')]\n"
     )
-    words = ["run.yaml", "algorithm.kl.in=reward", "--use-tis", "trainer.logger=[console, tensorboard]"]
-    run = subprocess.run(
-        [sys.executable, "-c", code, *words],
-        cwd=place,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        capture_output=True,
-        text=True,
-    )
+    sft = {"model": {"path": "model"}, "data": {"train_files": ["train.jsonl"], "response_key": "answer"}}
+    (place / "sft.yaml").write_text(json.dumps(sft))
+    words = [
+        "run.yaml algorithm.kl.in=reward --use-tis trainer.logger=[console,tensorboard]",
+        "run.yaml execution.mode=hybrid actor_rollout_ref.model.lora_rank=4",
+        "run.yaml execution.mode=fully_async critic.enable=true algorithm.adv_estimator=gae",
+        "run.yaml algorithm.distillation.type=reverse_kl actor_rollout_ref.teacher.path=model",
+        "sft.yaml",
+    ]
+    command, environment = [sys.executable, "-c", code, *words], {"PYTHONPATH": str(ROOT), "PATH": ""}
+    run = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 
 

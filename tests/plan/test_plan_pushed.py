@@ -9,6 +9,7 @@ import pytest
 from tandem.base.registry import Registry
 from tandem.plan.plan import Plan
 from tandem.rollout import registry
+from tandem.rollout.capabilities import EngineCapabilities
 
 Plans = Callable[..., Plan]
 HYBRID, LORA = "execution.mode=hybrid", "actor_rollout_ref.model.lora_rank=4"
@@ -19,7 +20,7 @@ def whole_only(monkeypatch: pytest.MonkeyPatch) -> str:
     """An engine that says nothing of adapters."""
     known: Registry[Callable[..., object]] = registry.engines  # type: ignore[assignment]
     monkeypatch.setattr(known, "_entries", dict(known._entries))
-    known.register("whole_only")(lambda model: model)
+    known.register("whole_only", capabilities=EngineCapabilities(weights=("shared", "own")))(lambda model: model)
     return "actor_rollout_ref.rollout.name=whole_only"
 
 

@@ -49,6 +49,7 @@ def furnished(place: Path) -> Path:
 
 LAB = """
 from tandem.algorithms import ADVANTAGES, POLICY_LOSSES
+from tandem.rollout.capabilities import EngineCapabilities
 from tandem.rollout.registry import register_engine
 
 
@@ -61,7 +62,7 @@ if "odd" not in ADVANTAGES:  # tests import it in several folders
     def plain(logprobs, advantages, response_mask):
         return None
 
-    @register_engine("mute", logprobs=False)
+    @register_engine("mute", capabilities=EngineCapabilities(weights=("shared", "own"), logprobs=()))
     def mute(model):
         return None
 """
@@ -194,6 +195,27 @@ def test_a_cached_hub_model_is_read_offline(
     (problem,) = problems_of(f"{MODEL}.path=owner/name")
     assert problem.key == "data.max_response_length"
     assert "context is 200" in problem.reason
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {
+            "max_position_embeddings": 4096,
+            "rope_scaling": {"type": "longrope"},
+            "original_max_position_embeddings": 200,
+        },
+        {"max_position_embeddings": 200, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+    ],
+)
+def test_a_rope_whose_factor_moves_ends_the_context_where_it_begins_to_move(
+    place: Path, problems_of: Problems, config: dict[str, object]
+) -> None:
+    folder = place / "moving"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (problem,) = (p for p in problems_of(f"{MODEL}.path={folder}") if p.key == "data.max_response_length")
+    assert "stands still for 200 tokens" in problem.reason
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,20 @@ MANAGER = """
 """
 
 
+def test_a_type_may_name_an_importable_path(write, tmp_path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    write(MANAGER, "path_of_mine.py")
+    write("1 / 0\n\ndef score(response):\n    return 1.0\n", "broken_path.py")
+    spec = resolve("path_of_mine.KeywordRewardManager", None, {"keyword": "ok"})
+    assert bind(spec) is not None and spec.module == "path_of_mine"
+    assert problems("path_of_mine.KeywordRewardManager", None, {}) == []
+    assert problems("path_of_mine.KeywordRewardManager", None, {"kw": 1})[0].key == "reward_manager.kw"
+    assert "no module 'absent_path'" in problems("absent_path.Score", None, {})[0].reason
+    assert "defines no Other" in problems("path_of_mine.Other", None, {})[0].reason
+    with pytest.raises(ConfigError, match="ZeroDivisionError"):
+        resolve("broken_path.score")
+
+
 @pytest.mark.parametrize("type_", ["keyword_reward", "KeywordRewardManager", "KeywordReward"])
 def test_a_class_is_found_by_the_names_that_a_type_may_mean(write, type_) -> None:
     file = write(MANAGER)

@@ -15,6 +15,7 @@ from tandem.data.sampler import Sampler
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.store import LocalStore
+from tandem.models.fingerprint import fingerprint
 from tandem.reward.outcome import Scores, Verdict
 from tandem.reward.process.job import Handle
 from tandem.roles.reward import RewardManager
@@ -70,9 +71,9 @@ class FakeEngine:
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
         self.calls.append(f"load {version}")
         self._version = version
-        return None
+        return None if weights is None else fingerprint(weights)
 
-    def pause(self) -> None:
+    def pause(self, abort: bool = False) -> None:
         self.calls.append("pause")
 
     def resume(self) -> None:

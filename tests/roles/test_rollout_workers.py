@@ -18,6 +18,7 @@ from tandem.dataflow.gate import Gate
 from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.store import LocalStore
+from tandem.models.fingerprint import fingerprint
 from tandem.reward.outcome import Verdict, failed
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.engine_pool import EnginePool
@@ -30,6 +31,7 @@ from tandem.weights.sync import Snapshot, WeightSync
 from tests.roles.fake_roles import LENGTH, FakeEngine, FakeScoring, FakeTokenizer, prompts
 
 N, TICKETS, STALENESS, STEPS = 2, 4, 1, 4
+WEIGHTS = [("w", torch.zeros(1))]
 SAMPLING = Sampling(n=N, max_tokens=LENGTH)
 
 
@@ -115,7 +117,7 @@ class Company:
         streams = [self.stream(name) for name in self.names]
         engines: dict[str, RolloutEngine] = {stream.name: stream.engine for stream in streams}
         publisher = WeightSync(
-            lambda: Snapshot([("w", torch.zeros(1))], lambda: "same"),
+            lambda: Snapshot(WEIGHTS, lambda: fingerprint(WEIGHTS)),
             {stream.name: self.receiver(stream) for stream in streams},
             require_actor=lambda purpose: None,
             acknowledged=self.keeper.acknowledge,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterable, Iterator
 
@@ -9,6 +11,8 @@ import torch
 
 from tandem.base.errors import ContractError
 from tandem.models.causal_lm import CausalLM
+from tandem.models.loading import load_causal_lm
+from tandem.rollout.capabilities import EngineCapabilities
 from tandem.rollout.hf import HfEngine
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 from tandem.rollout.registry import register_engine
@@ -35,7 +39,7 @@ class FaultyEngine(HfEngine):
             raise ContractError("order 33 is refused")
 
 
-@register_engine("test_faulty")
+@register_engine("test_faulty", capabilities=EngineCapabilities(weights=("own",), in_flight=("abort", "keep")))
 def faulty(
     model: CausalLM,
     *,
@@ -47,6 +51,17 @@ def faulty(
     keep_kv: str,
 ) -> FaultyEngine:
     return FaultyEngine(model, version=version, exact=exact, max_num_seqs=max_num_seqs, patience=20.0)
+
+
+@register_engine("test_elsewhere", capabilities=EngineCapabilities(weights=("own",), wants="path"))
+class ElsewhereEngine(HfEngine):
+    """Loads the model itself, and only in the environment that ``ELSEWHERE`` marks, without packages of another."""
+
+    def __init__(self, path: str, *, version: int, max_num_seqs: int) -> None:
+        inherited = [folder for folder in os.environ["PYTHONPATH"].split(os.pathsep) if "packages" in folder]
+        if "ELSEWHERE" not in os.environ or inherited:
+            raise ContractError(f"{sys.executable} is not elsewhere: it inherits {inherited}")
+        super().__init__(load_causal_lm(path), version=version, max_num_seqs=max_num_seqs)
 
 
 def order(number: int) -> GroupRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,12 +13,16 @@ import pytest
 import torch
 
 from tandem.base.errors import ContractError, DataError, TandemError
+from tandem.models.causal_lm import CausalLM
 from tandem.models.fingerprint import fingerprint
 from tandem.models.loading import as_causal_lm
 from tandem.models.shared_weights import SharedWeights
+from tandem.rollout.capabilities import EngineCapabilities
 from tandem.rollout.hf import HfEngine
+from tandem.rollout.host import build_engine
 from tandem.rollout.process import ProcessEngine
 from tandem.rollout.protocol import EngineStats, GroupOutput, GroupRequest, RolloutEngine, Sampling
+from tandem.rollout.registry import register_engine
 from tandem.rollout.spec import EngineSpec
 from tests.rollout.tiny_models import bits, llama, requests, tokens
 
@@ -272,3 +277,33 @@ def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
         pytest.raises(DataError, match=r"'rollout-1' can't start: .*nothing"),
     ):
         engine.generate(requests(1), SAMPLING)
+
+
+def test_an_engine_may_live_in_another_environment_and_load_the_model_itself(folder: Path, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nELSEWHERE=1 exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    spec = EngineSpec(
+        model=str(folder),
+        engine="test_elsewhere",
+        plugins=("tests.rollout.process_engines",),
+        python=str(python),
+        max_num_seqs=4,
+        threads=1,
+    )
+    with ProcessEngine("rollout-0", spec, deadline_s=60.0) as engine:
+        assert tokens(list(engine.generate(requests(2), SAMPLING))) == tokens(
+            list(here().generate(requests(2), SAMPLING))
+        )
+        assert engine.load(weights(2).items(), 1) == fingerprint(weights(2).items())
+
+
+def test_an_engine_whose_package_is_not_there_says_so_where_it_is_made(folder: Path) -> None:
+    can = EngineCapabilities(weights=("own",), package="no-such-package", versions=">=2")
+
+    @register_engine("test_needs_package", capabilities=can)
+    def needs_package(model: CausalLM) -> HfEngine:
+        raise AssertionError
+
+    with pytest.raises(TandemError, match=r"'test_needs_package' needs the package no-such-package>=2"):
+        build_engine(EngineSpec(model=str(folder), engine="test_needs_package"))

@@ -16,8 +16,8 @@ from tandem.plan.adapters import (
     is_target,
     pushed_part,
     read_adapter,
-    takes_adapters,
 )
+from tandem.plan.engine import engine_capabilities
 from tandem.plan.model import ModelFacts
 from tandem.rollout.registry import engines
 
@@ -54,7 +54,7 @@ def check_pushed(config: Config, shares: bool) -> Iterator[Problem]:
     if chosen == "adapter" and not adapted:
         reason = "all weights are trained, there is no adapter to send"
         yield Problem(SYNC, chosen, reason, "Leave it out, or write actor_rollout_ref.model.lora_rank: 16")
-    elif chosen == "adapter" and engine in engines and not takes_adapters(engine):
+    elif chosen == "adapter" and engine in engines and not engine_capabilities(config).adapters:
         yield Problem(SYNC, chosen, f"the engine {engine} takes whole weights only", "Write merged")
     elif adapted and not shares and config.trainer.exact and pushed_part(config) == "merged":
         reason = "merged weights round otherwise than adapters beside them, and trainer.exact promises equal bits"

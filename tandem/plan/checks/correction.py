@@ -126,11 +126,7 @@ def _check_rule(key: str, rule: RejectionConfig) -> Iterator[Problem]:
 def _check_distribution(config: Config, entries: Entries) -> Iterator[Problem]:
     """The ratios only mean something between log-probs of the same distribution."""
     rollout, cut = config.actor_rollout_ref.rollout, cut_sampling(config)
-    silent = entries.engine is not None and not entries.engine.traits.get("logprobs", True)
     for key, value in list(readers(config, entries).items())[:1]:
-        if silent:
-            reason = f"the engine {rollout.name!r} gives no rollout log-probs, which this needs"
-            yield Problem(key, value, reason, "Turn it off, or use an engine that gives them")
         if cut is not None and rollout.logprobs_of == "sampled":
             reason = (
                 f"with {cut} the rollout log-probs are of the truncated distribution and the trainer's of the whole "

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.plan.batch import longest_sequence, mini_batch_prompts, sub_batches
+from tandem.plan.engine import engine_capabilities, engine_width
 from tandem.plan.entries import estimator_columns
 from tandem.plan.placement import ADVANTAGES, REFERENCE_NAMES, Placement, choose_runtime, deployed_roles
 from tandem.plan.preference import learns_preferences, samples_per_prompt
@@ -70,13 +71,10 @@ def _check_devices(config: Config, placed: tuple[Placement, ...]) -> Iterator[Pr
         if pair[1] == 0 and role != ADVANTAGES:
             reason = "a model computes there, on one device at least"
             yield Problem(f"execution.resource.{role}", list(pair), reason, "Write [1, 1] or more")
+    widths = {"actor": config.actor_rollout_ref.actor.tensor_model_parallel_size, "rollout": engine_width(config)}
     for role, key in (("actor", ACTOR), ("rollout", ROLLOUT)):
-        node = config.actor_rollout_ref.actor if role == "actor" else config.actor_rollout_ref.rollout
-        width = node.tensor_model_parallel_size
-        engine = config.actor_rollout_ref.rollout.name
-        if role == "rollout" and engine == "hf":
-            continue  # it has no tensor parallelism: the plan notes that the width has no effect
-        if devices[role] % width:
+        width = widths[role]
+        if role in devices and devices[role] % width:
             reason = f"it doesn't divide the {devices[role]} devices of {role}"
             remedy = f"Write a divisor of {devices[role]}, or change execution.resource.{role}"
             yield Problem(f"{key}.tensor_model_parallel_size", width, reason, remedy)
@@ -135,7 +133,7 @@ def _check_budgets(config: Config) -> Iterator[Problem]:
         )
         value = actor.ppo_max_token_len_per_gpu
         yield Problem(f"{ACTOR}.ppo_max_token_len_per_gpu", value, reason, f"Write at least {longest}")
-    chunked = rollout.name != "hf" and rollout.enable_chunked_prefill
+    chunked = engine_capabilities(config).chunked_prefill and rollout.enable_chunked_prefill
     if rollout.max_num_batched_tokens < data.max_prompt_length and not chunked:
         reason = f"one prompt can have {data.max_prompt_length} tokens (data.max_prompt_length)"
         remedy = f"Write at least {data.max_prompt_length}"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-import torch
-
 from tandem.base.errors import ConfigError, ContractError, Problem
-from tandem.config.execution import RuntimeConfig
 from tandem.config.model import ActorRolloutRef as Section
 from tandem.config.model import CriticConfig, ModelConfig
 from tandem.config.schema import Config
@@ -19,8 +17,8 @@ from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, load_model
 from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
-from tandem.plan.checks.own_loop import check_own_loop, unread_in_own_loop
 from tandem.plan.critic import untrained_steps
+from tandem.plan.own_loop import check_own_loop, unread_in_own_loop
 from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.stages import columns_known
 from tandem.roles.actor import Actor
@@ -33,7 +31,8 @@ from tandem.roles.rollout.generation import end_tokens, training_sampling
 from tandem.roles.serving import Scorer
 from tandem.roles.train_group import TrainGroup
 from tandem.rollout.protocol import RolloutEngine
-from tandem.rollout.registry import find_engine
+from tandem.rollout.registry import capabilities_of, make_engine
+from tandem.runtime.build.engine_specs import engine_spec, run_device
 from tandem.runtime.build.stages import batch_stages, forward_models
 from tandem.runtime.build.teachers import check_tokenizers, load_teachers, teacher_stage
 from tandem.stages.facts import REF
@@ -75,22 +74,12 @@ def config_around(section: S | Config, kind: type[S], around: Callable[[S], Conf
         return section
     if not isinstance(section, kind):
         raise ContractError(f"give {wanted} of a config from load_config(FILE), not {type(section).__name__}")
-    return around(section) if section.root is None else section.root
+    return section.root if isinstance(section.root, Config) else around(section)
 
 
 def model_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of the model, or the one named in its place."""
     return load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
-
-
-def run_device(runtime: RuntimeConfig) -> torch.device:
-    """Where this process computes: ``auto`` is the first CUDA device if there is one, else the CPU."""
-    if runtime.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if runtime.device == "cuda" and not torch.cuda.is_available():
-        reason = "this torch finds no CUDA device"
-        raise ConfigError([Problem("runtime.device", "cuda", reason, "Write auto or cpu, or install a CUDA build")])
-    return torch.device(runtime.device)
 
 
 def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> CausalLM:
@@ -108,25 +97,32 @@ def build_composite(
     total_updates: int,
     critic: Critic | None = None,
     scorer: Callable[..., Scorer] | None = None,
+    engine: RolloutEngine | None = None,
 ) -> ActorRolloutRef:
     """The composite node of ``plan``; ``total_updates`` is where a falling learning rate ends.
 
     ``critic`` is built before, where one is deployed; without it its stages are left out. ``scorer`` (of ``Runtime``)
-    makes teachers on devices of their own; without it they are beside the actor.
+    makes teachers on devices of their own; without it they are beside the actor. ``engine`` has weights of its own;
+    without it one generates with the actor's parameters.
     """
     section, trainer = config.actor_rollout_ref, config.trainer
     prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
+    if engine is None:
+        require_shared_weights(section.rollout.name)
     check_tokenizers(config, plan, tokenizer)
     model = load_trainable(section.model, tokenizer, trainer.seed)
     actor = build_actor(config, plan, model, total_updates)
-    engine = find_engine(section.rollout.name).target(
-        model,
-        shares_weights=True,
-        exact=trainer.exact,
-        max_num_seqs=section.rollout.max_num_seqs,
-        max_num_batched_tokens=section.rollout.max_num_batched_tokens,
-    )
+    if engine is None:
+        engine = make_engine(replace(engine_spec(config), version=0), model, shares_weights=True)
     return assemble_composite(config, plan, tokenizer, model, actor, engine, critic, scorer)
+
+
+def require_shared_weights(engine: str) -> None:
+    """Raise ``ConfigError`` for an engine that can't generate with parameters that it shares."""
+    capabilities = capabilities_of(engine)
+    if capabilities is not None and "shared" not in capabilities.weights:
+        reason = "it generates with weights of its own only, and this generates with the parameters that are trained"
+        raise ConfigError([Problem("actor_rollout_ref.rollout.name", engine, reason, "Write hf")])
 
 
 def assemble_composite(

@@ -11,14 +11,15 @@ from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
 from tandem.models.value_model import ValueModel, load_value_model
 from tandem.plan.batch import mini_batch_prompts
-from tandem.plan.checks.own_loop import NOT_FOR_A_LOOP
 from tandem.plan.critic import critic_epochs, critic_model, critic_token_budget, other_tokens
 from tandem.plan.model import model_folder
+from tandem.plan.own_loop import NOT_FOR_A_LOOP
 from tandem.plan.plan import compile_plan
 from tandem.roles.batching import Batching
 from tandem.roles.critic import Critic
 from tandem.roles.train_group import TrainGroup
-from tandem.runtime.build.composite import config_around, model_tokenizer, run_device
+from tandem.runtime.build.composite import config_around, model_tokenizer
+from tandem.runtime.build.engine_specs import run_device
 from tandem.train.value_engine import ValueEngine
 from tandem.train.value_objective import ValueObjective
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
+from tandem.base.errors import ConfigError, Problem
+from tandem.config.execution import RuntimeConfig
 from tandem.config.schema import Config
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.causal_lm import CausalLM
@@ -13,7 +17,6 @@ from tandem.models.lora import merged_weights
 from tandem.models.weights import copy_weights
 from tandem.plan.adapters import pushed_part
 from tandem.rollout.spec import EngineSpec
-from tandem.runtime.build.composite import run_device
 from tandem.train.engine import FsdpEngine
 
 if TYPE_CHECKING:
@@ -21,6 +24,16 @@ if TYPE_CHECKING:
 
 NO_VERSION = -1
 """Of an engine that waits for its first weights."""
+
+
+def run_device(runtime: RuntimeConfig) -> torch.device:
+    """Where this process computes: ``auto`` is the first CUDA device if there is one, else the CPU."""
+    if runtime.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if runtime.device == "cuda" and not torch.cuda.is_available():
+        reason = "this torch finds no CUDA device"
+        raise ConfigError([Problem("runtime.device", "cuda", reason, "Write auto or cpu, or install a CUDA build")])
+    return torch.device(runtime.device)
 
 
 def pushed_adapter(config: Config) -> AdapterSpec | None:
@@ -39,12 +52,17 @@ def engine_spec(config: Config) -> EngineSpec:
         dtype=model.dtype,
         trust_remote_code=model.trust_remote_code,
         plugins=tuple(config.plugins),
+        python=rollout.python,
         threads=config.runtime.torch_threads,
         version=NO_VERSION,
         exact=config.trainer.exact,
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         keep_kv=rollout.keep_kv,
+        logprobs_of=rollout.logprobs_of,
+        tensor_model_parallel_size=rollout.tensor_model_parallel_size,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        enable_chunked_prefill=rollout.enable_chunked_prefill,
         adapter=pushed_adapter(config),
     )
 

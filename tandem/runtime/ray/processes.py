@@ -21,7 +21,7 @@ import torch
 from tandem.base.errors import ContractError
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.ray.store import RayStore
-from tandem.models.fingerprint import fingerprint, joined
+from tandem.models.fingerprint import joined
 from tandem.plan.placement import Placement
 from tandem.roles.train_group import TrainGroup
 from tandem.rollout.spec import EngineSpec
@@ -159,4 +159,4 @@ class RemoteSnapshots:
         """The weights as they are now."""
         beside = (self._base(),) if self._part == "adapter" else ()
         weights = gather_weights(self._group, self._bucket_bytes, self._dtype, self._part)
-        return Snapshot(weights, lambda: joined(fingerprint(dict(weights).items()), *beside))
+        return Snapshot(weights, lambda: joined(weights.fingerprint, *beside))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,6 +14,7 @@ from tandem.columns.ragged import Ragged
 from tandem.config.schema import Config
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.ray.store import RayStore
+from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.loading import describe_causal_lm
 from tandem.models.tokenizer import check_vocabulary
 from tandem.plan.adapters import pushed_part
@@ -97,7 +98,8 @@ class RayRoles:
         several = len(self._plan.teachers) if role == TEACHER else 1
         bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
         group = self._group(role, partial(forward_engine, self._config, moves, path), several)
-        return GroupScorer(group, bucket_bytes)
+        beside = group.base_fingerprint if pushed_part(self._config) == "adapter" else None
+        return GroupScorer(group, bucket_bytes, beside)
 
     def close(self) -> None:
         """See ``Runtime``."""
@@ -122,16 +124,23 @@ class RayRoles:
 class GroupScorer:
     """A ``Scorer`` over ranks; weights stay in Ray's shared memory, in buckets of ``bucket_bytes``.
 
-    What is in place stays there too, so that nobody need ask the ranks for it while they score.
+    What is in place stays there too, so that nobody need ask the ranks for it while they score. ``beside`` gives the
+    fingerprint of the base weights where those that are placed are adapters; it is asked once.
     """
 
-    def __init__(self, ranks: TrainGroup, bucket_bytes: int) -> None:
+    def __init__(self, ranks: TrainGroup, bucket_bytes: int, beside: Callable[[], str] | None) -> None:
         self._ranks, self._bucket_bytes = ranks, bucket_bytes
+        self._beside = None if beside is None else cache(beside)
         self._held: Weights = ()
 
     def keep(self, weights: Weights) -> Weights:
         """See ``Scorer``; holding the references keeps them."""
         return weights
+
+    def fingerprint(self, weights: Weights) -> str:
+        """See ``Scorer``."""
+        own = weights.fingerprint if isinstance(weights, RemoteWeights) else fingerprint(weights)
+        return own if self._beside is None else joined(own, self._beside())
 
     def place(self, weights: Weights) -> None:
         """See ``Scorer``."""

@@ -6,10 +6,12 @@ Whoever drives the run passes references on; engines map the buckets, on other n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 
+from tandem.models.fingerprint import fingerprint
 from tandem.remote.calls import Reply, import_ray
 from tandem.remote.payload import pack, unpack
 
@@ -48,6 +50,11 @@ class RemoteWeights:
         for i, ref in enumerate(self.refs):
             what = f"bucket {i + 1} of {len(self.refs)} of the weights"
             yield from unpack(Reply(ref, what, "the process that put it").within(_FETCH_S))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of all pairs, which never change: computed once, whoever asks."""
+        return fingerprint(dict(self).items())
 
     def fetch(self) -> None:
         """Bring all buckets to this node, so that iterating doesn't wait."""

@@ -1,0 +1,29 @@
+"""Engines that live apart from the trainer, as those of other packages do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from tandem.models.causal_lm import CausalLM
+from tandem.rollout.capabilities import EngineCapabilities
+from tandem.rollout.hf import HfEngine
+from tandem.rollout.registry import register_engine
+
+APART = EngineCapabilities(weights=("own",), seeds=True, exact=True, frees=("kv_cache",))
+
+
+@register_engine("test_apart", capabilities=APART)
+class Apart(HfEngine):
+    def __init__(self, model: CausalLM, *, version: int, exact: bool) -> None:
+        super().__init__(model, version=version, exact=exact)
+
+
+@register_engine("test_silent", capabilities=APART)
+class Silent(Apart):
+    """Goes on with the weights that it has, under each new number."""
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
+        self._version = version
+        return None

@@ -1,0 +1,182 @@
+"""What a rollout engine declares is held against what the config asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.base.errors import Problem
+from tandem.plan.plan import Plan
+from tandem.rollout import registry
+from tandem.rollout.capabilities import EngineCapabilities
+from tandem.rollout.registry import register_engine
+
+Plans = Callable[..., Plan]
+Problems = Callable[..., list[Problem]]
+Declare = Callable[..., str]
+
+ROLLOUT = "actor_rollout_ref.rollout"
+HYBRID, RAY = "execution.mode=hybrid", "runtime.name=ray"
+FULL: dict[str, Any] = {
+    "weights": ("shared", "own"),
+    "devices": ("cpu", "cuda"),
+    "in_flight": ("abort", "keep"),
+    "keep_kv": ("old", "recompute"),
+    "logprobs": ("sampled", "full"),
+    "seeds": True,
+    "exact": True,
+}
+
+
+@pytest.fixture
+def declare(monkeypatch: pytest.MonkeyPatch) -> Iterator[Declare]:
+    """Register an engine that can do everything but what is given; the word that names it."""
+    monkeypatch.setattr(registry.engines, "_entries", dict(registry.engines._entries))
+
+    def declared(**capabilities: Any) -> str:
+        @register_engine("limited", capabilities=EngineCapabilities(**{**FULL, **capabilities}))
+        def limited(model: object, *, max_num_batched_tokens: int = 1) -> Any:
+            raise AssertionError
+
+        return f"{ROLLOUT}.name=limited"
+
+    return declared
+
+
+def test_an_engine_that_can_do_all_is_planned_as_hf_is(declare: Declare, problems_of: Problems) -> None:
+    name = declare()
+    asked = (f"{ROLLOUT}.on_weight_update=keep", f"{ROLLOUT}.keep_kv=recompute", "trainer.exact=true")
+    assert problems_of(name) == problems_of(name, HYBRID, *asked) == []
+    assert problems_of(name, HYBRID, f"{ROLLOUT}.on_weight_update=abort", "runtime.device=cuda") == []
+
+
+# capabilities | words | key | part of the reason | part of the remedy
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...], str, str, str]] = [
+    ({"weights": ("shared",)}, (HYBRID,), f"{ROLLOUT}.name", "trainer's own parameters only", "weights=('own',)"),
+    ({"weights": ("shared",)}, ("execution.mode=fully_async",), f"{ROLLOUT}.name", "in fully_async", "colocate"),
+    ({"weights": ("shared",)}, (RAY,), f"{ROLLOUT}.name", "in colocate on Ray", "one device a role"),
+    ({"in_flight": ()}, (HYBRID, f"{ROLLOUT}.on_weight_update=abort"), f"{ROLLOUT}.on_weight_update", "end", "wait"),
+    (
+        {"in_flight": ("abort",)},
+        (HYBRID, f"{ROLLOUT}.on_weight_update=keep"),
+        f"{ROLLOUT}.on_weight_update",
+        "go on with a running generation",
+        "Write wait or abort; or declare in_flight=('keep',)",
+    ),
+    (
+        {"keep_kv": ("old",)},
+        (HYBRID, f"{ROLLOUT}.on_weight_update=keep", f"{ROLLOUT}.keep_kv=recompute"),
+        f"{ROLLOUT}.keep_kv",
+        "compute keys and values again",
+        "Write old",
+    ),
+    (
+        {"keep_kv": ("recompute",)},
+        (HYBRID, f"{ROLLOUT}.on_weight_update=keep"),
+        f"{ROLLOUT}.keep_kv",
+        "keep old keys",
+        "Write recompute",
+    ),
+    ({"devices": ("cpu",)}, ("runtime.device=cuda",), "runtime.device", "on cpu only", "Write cpu"),
+    ({"devices": ("cuda",)}, ("runtime.device=cpu",), "runtime.device", "on cuda only", "Write cuda"),
+    ({"exact": False}, ("trainer.exact=true",), "trainer.exact", "same bits", "exact=True"),
+    (
+        {"logprobs": ("sampled",)},
+        (f"{ROLLOUT}.top_p=0.9", f"{ROLLOUT}.logprobs_of=full"),
+        f"{ROLLOUT}.logprobs_of",
+        "before top_p and top_k",
+        "Write sampled",
+    ),
+    (
+        {"logprobs": ("raw",)},
+        (f"{ROLLOUT}.temperature=0.7",),
+        f"{ROLLOUT}.logprobs_of",
+        "drawn from",
+        "temperature: 1.0",
+    ),
+    ({"logprobs": ("raw",)}, (f"{ROLLOUT}.top_k=5",), f"{ROLLOUT}.logprobs_of", "drawn from", "Write full"),
+    ({"logprobs": ()}, ("--use-tis",), "algorithm.use_tis", "gives no rollout log-probs", "Turn it off"),
+]
+
+
+@pytest.mark.parametrize(("lacking", "words", "key", "reason", "remedy"), REFUSED)
+def test_what_an_engine_does_not_declare_is_refused_with_what_to_write(
+    declare: Declare,
+    problems_of: Problems,
+    lacking: dict[str, Any],
+    words: tuple[str, ...],
+    key: str,
+    reason: str,
+    remedy: str,
+) -> None:
+    (problem,) = problems_of(declare(**lacking), *words)
+    assert problem.key == key
+    assert reason in problem.reason and remedy in problem.remedy
+    assert "limited" in problem.reason or (key == f"{ROLLOUT}.name" and problem.value == "limited")
+
+
+def test_equal_distributions_are_not_told_apart(declare: Declare, problems_of: Problems) -> None:
+    name = declare(logprobs=("raw",))
+    assert problems_of(name) == []
+    assert problems_of(name, f"{ROLLOUT}.logprobs_of=full", f"{ROLLOUT}.top_k=5") == []
+
+
+def test_adapters_are_sent_to_engines_that_take_them(declare: Declare, plan_of: Plans) -> None:
+    lora = "actor_rollout_ref.model.lora_rank=4"
+    assert plan_of(declare(adapters=True), HYBRID, lora).pushed == "adapter"
+
+
+@pytest.mark.parametrize(
+    ("weights", "words", "pushed"),
+    [
+        (("shared", "own"), (), "nothing"),
+        (("shared",), (), "nothing"),
+        (("own",), (), "merged"),
+        (("shared", "own"), (HYBRID,), "merged"),
+        (("shared", "own"), (RAY,), "merged"),
+    ],
+)
+def test_an_engine_shares_the_actors_parameters_where_it_can(
+    declare: Declare, plan_of: Plans, weights: tuple[str, ...], words: tuple[str, ...], pushed: str
+) -> None:
+    plan = plan_of(declare(weights=weights), *words)
+    assert not plan.problems
+    assert plan.pushed == pushed
+
+
+def test_an_interpreter_is_for_an_engine_in_a_process_of_its_own(
+    declare: Declare, problems_of: Problems, place: Path
+) -> None:
+    program = place / "python"
+    program.write_text("#!/bin/sh\n")
+    word, name = f"{ROLLOUT}.python={program}", declare()
+    (problem,) = problems_of(name, HYBRID, word)
+    assert (problem.key, problem.reason) == (f"{ROLLOUT}.python", "there is no such program")
+    program.chmod(0o755)
+    assert problems_of(name, HYBRID, word) == []
+    for words, reason in (((), "trainer's process"), ((HYBRID, "runtime.threads=true"), "this process")):
+        (problem,) = problems_of(name, word, *words)
+        assert problem.key == f"{ROLLOUT}.python" and reason in problem.reason
+    (problem,) = problems_of(name, word, HYBRID, RAY)
+    assert problem.key == f"{ROLLOUT}.python" and "Ray" in problem.reason
+
+
+def test_a_package_that_is_missing_can_be_planned_and_not_be_run(declare: Declare, plan_of: Plans) -> None:
+    name = declare(package="no-such-package", versions=">=1")
+    plan = plan_of(name, HYBRID)
+    assert not plan.problems and not plan.runs
+    (later,) = plan.later
+    assert later.key == f"{ROLLOUT}.name" and "no-such-package>=1" in later.reason and "pip install" in later.remedy
+
+
+def test_what_an_engine_leaves_aside_is_told(declare: Declare, plan_of: Plans) -> None:
+    name = declare(weights=("own",), seeds=False)
+    notes = plan_of(name, f"{ROLLOUT}.max_num_batched_tokens=999", f"{ROLLOUT}.gpu_memory_utilization=0.5").notes
+    assert any("gpu_memory_utilization" in note and "limited has nothing of the kind" in note for note in notes)
+    assert not any("max_num_batched_tokens" in note for note in notes)
+    assert any("other samples" in note for note in notes)
+    assert any("frees nothing" in note for note in notes)
+    assert not any("limited" in note for note in plan_of(f"{ROLLOUT}.name=hf").notes)
