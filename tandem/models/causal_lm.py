@@ -66,7 +66,9 @@ class CausalLM(nn.Module):
         self.proved: frozenset[Literal["training", "generation"]] = frozenset()
         self.route: Route = "rows"
         self.recomputes = False  # generates without a cache, where the model's own is not right
-        self._plain: str = model.config._attn_implementation or "eager"
+        found: str = model.config._attn_implementation or "eager"
+        # A model that was wrapped before no longer says what it was loaded with.
+        self._plain = found if found != IMPLEMENTATION else "sdpa" if model._supports_sdpa else "eager"
         self.take(route)
 
     # --- how documents run -------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import read_base, with_adapters
 from tandem.models.causal_lm import CausalLM, decoder_of
 from tandem.models.families import refuse_family
-from tandem.models.head import Transform, measured_transform
+from tandem.models.head import measured_transform
 from tandem.models.lora import merged_weights
 from tandem.models.tokenizer import load_tokenizer
 
@@ -78,8 +78,10 @@ def as_causal_lm(model: PreTrainedModel | PeftModel, *, dtype: ComputeType = "fl
     plain = prepared(_without_peft(model))
     for family in {plain.config.model_type, plain.config.get_text_config().model_type}:
         refuse_family(family)
-    described = plain.device.type == "meta"
-    transform = Transform() if described else measured_transform(plain, decoder_of(plain))
+    if plain.device.type == "meta":  # nothing to measure, and nothing that will run
+        return CausalLM(plain, getattr(torch, dtype))
+    with torch.autocast(plain.device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
+        transform = measured_transform(plain, decoder_of(plain))
     return CausalLM(plain, getattr(torch, dtype), transform=transform)
 
 

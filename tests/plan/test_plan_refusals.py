@@ -198,6 +198,27 @@ def test_a_cached_hub_model_is_read_offline(
 
 
 @pytest.mark.parametrize(
+    "config",
+    [
+        {
+            "max_position_embeddings": 4096,
+            "rope_scaling": {"type": "longrope"},
+            "original_max_position_embeddings": 200,
+        },
+        {"max_position_embeddings": 200, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+    ],
+)
+def test_a_rope_whose_factor_moves_ends_the_context_where_it_begins_to_move(
+    place: Path, problems_of: Problems, config: dict[str, object]
+) -> None:
+    folder = place / "moving"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (problem,) = (p for p in problems_of(f"{MODEL}.path={folder}") if p.key == "data.max_response_length")
+    assert "stands still for 200 tokens" in problem.reason
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "algorithm.kl={in: loss, coef: 0.01}",

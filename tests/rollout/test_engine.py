@@ -333,7 +333,7 @@ def test_what_cannot_be_answered_is_refused_by_the_name_of_the_prompt() -> None:
     for request, words in (
         (GroupRequest("empty", ids[:0], (1, 2)), "'empty' has no tokens"),
         (GroupRequest("seeds", ids, (1, 2, 3)), "'seeds' has 3 seeds for n = 2"),
-        (GroupRequest("long", ids.repeat(40), (1, 2)), "'long'.* 120 prompt tokens .* context of 96"),
+        (GroupRequest("long", ids.repeat(40), (1, 2)), "'long'.* 120 prompt tokens .* context is 96"),
     ):
         with pytest.raises(ContractError, match=words):
             list(engine.generate([request], SAMPLING))

@@ -12,6 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from tandem.reward.process.folders import TemporaryPlace
 from tandem.reward.process.wire import Inbox, Setup, send
 
 if TYPE_CHECKING:
@@ -21,13 +22,14 @@ _SEND_S = 30.0  # a process that takes nothing for so long is stopped, not slow
 
 
 class ScoringProcess:
-    """A child in a process group of its own, which runs ``tandem.reward.process.worker``.
+    """A child that runs ``tandem.reward.process.worker``, in a process group and with a temporary folder of its own.
 
     ``jobs`` is the message that it works on and ``answered`` the numbers of the jobs done; ``since`` is when it began
     with what it does now: its start, the message, or (jobs in turn) the current job.
     """
 
     def __init__(self, setup: Setup) -> None:
+        self._place = TemporaryPlace()
         self.channel, theirs = socket.socketpair()
         with theirs:
             command = [
@@ -43,7 +45,8 @@ class ScoringProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(setup.path), "OMP_NUM_THREADS": "1"},
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(setup.path), "OMP_NUM_THREADS": "1", "TMPDIR": str(self._place.path)},
             )
         self.channel.settimeout(_SEND_S)
         self.inbox = Inbox(self.channel)
@@ -108,4 +111,5 @@ class ScoringProcess:
             os.killpg(self.pid, signal.SIGKILL)
         code = self._child.wait()
         self.channel.close()
+        self._place.remove()
         return f"exited with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"

@@ -19,6 +19,7 @@ from tandem.base.deadline import Deadline
 from tandem.base.errors import RewardError
 from tandem.reward.outcome import PROCESS, Outcome, Scores, Verdict, failed, timed_out
 from tandem.reward.process.child import ScoringProcess
+from tandem.reward.process.folders import clear_left_over
 from tandem.reward.process.job import Group, Handle, Job, make_jobs
 from tandem.reward.process.wire import Setup, unpack_verdicts
 from tandem.reward.scoring import ScorerSpec
@@ -59,6 +60,7 @@ class ScoringPool:
         tokenizer: Any = None,
     ) -> None:
         _check_importable(spec)
+        clear_left_over()
         self._call = spec.call
         self._name = f"the scorer {spec.type!r}" + (f" of {spec.file}" if spec.file else "")
         self._deadline_s, self._start_s = deadline_s, start_s

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import pickle
+import shutil
 import signal
 import socket
 import sys
@@ -130,8 +131,17 @@ def _end_with(parent: int, last_resort: _LastResort) -> None:
     while os.getppid() == parent:
         last_resort.put_off()
         time.sleep(_WATCH_S)
+    _clear()
     os.killpg(0, signal.SIGKILL)
 
 
+def _clear() -> None:
+    """Remove this process's folder of temporary files, whose owner is gone and can't."""
+    shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]))
+    finally:
+        _clear()
