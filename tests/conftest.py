@@ -14,6 +14,11 @@ os.environ["COLUMNS"] = "120"
 
 from hypothesis import HealthCheck, settings
 
+from tandem.base.exact_mode import ask_for_exact_mode
+
+# `trainer.exact` refuses a process that has computed in another mode, and all tests share one.
+ask_for_exact_mode()
+
 # The background jobs of a shell ignore SIGINT, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

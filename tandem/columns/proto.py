@@ -191,11 +191,15 @@ class DataProto:
             raise ContractError(f"reorder: not a permutation of {len(self)} rows; to choose rows, index the batch")
         return self._take(rows)
 
-    def repeat(self, times: int, interleave: bool = True) -> DataProto:
-        """Each row ``times`` times: a a b b where ``interleave``, else a b a b."""
+    def repeat(self, times: int | Sequence[int], interleave: bool = True) -> DataProto:
+        """Each row ``times`` times: a a b b where ``interleave``, else a b a b. A number per row may be 0."""
+        rows = torch.arange(len(self))
+        if not isinstance(times, int):
+            if len(times) != len(self) or min(times, default=0) < 0:
+                raise ContractError(f"repeat: times must be {len(self)} numbers of at least 0, got {list(times)}")
+            return self._take(rows.repeat_interleave(torch.tensor(times, dtype=torch.int64)))
         if times < 1:
             raise ContractError(f"repeat: times must be at least 1, got {times}")
-        rows = torch.arange(len(self))
         return self._take(rows.repeat_interleave(times) if interleave else rows.repeat(times))
 
     def pad_to_divisor(self, divisor: int) -> tuple[DataProto, int]:

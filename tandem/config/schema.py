@@ -219,7 +219,7 @@ class TrainerConfig(Node):
     seed: NonNegativeInt = 0
     """Everything random derives from it."""
     exact: bool = False
-    """Bit-equal samples and weights whatever the batch composition (slower)."""
+    """Bit-equal samples and weights whatever the batch composition (slower); sets MKL_CBWR and ATEN_CPU_CAPABILITY."""
     output_dir: File = "runs/default"
     """Everything the run writes."""
     save_interval: NonNegativeInt = 0

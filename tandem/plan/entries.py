@@ -10,6 +10,7 @@ from typing import Any
 from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_TYPES, POLICY_LOSSES, PREFERENCE_LOSSES
 from tandem.algorithms.distillation import teacher_columns
 from tandem.base.errors import Problem, UnknownNameError
+from tandem.base.exact_mode import ask_for_exact_mode
 from tandem.base.registry import Entry, Registry, Signature, near
 from tandem.config.schema import Config
 from tandem.plan.teacher import learns_from_reward, uses_teacher
@@ -125,6 +126,8 @@ def unknown(key: str, name: str, kind: str, known: list[str]) -> Problem:
 
 def import_plugins(config: Config) -> list[Problem]:
     """Import the plugins, so that what they register is known; a problem for each that can't be."""
+    if config.trainer.exact:
+        ask_for_exact_mode()  # a plug-in may compute at once, and that would fix another mode
     problems = []
     for index, name in enumerate(config.plugins):
         key = f"plugins[{index}]"

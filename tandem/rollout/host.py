@@ -25,6 +25,7 @@ import transformers
 
 from tandem.base.errors import TandemError
 from tandem.models.loading import load_causal_lm
+from tandem.models.numerics import prepare_process
 from tandem.models.shared_weights import Place, map_weights
 from tandem.rollout.protocol import EngineStats, RolloutEngine
 from tandem.rollout.registry import find_engine
@@ -61,8 +62,7 @@ def host(spec: EngineSpec, line: Line, serving: type[Host]) -> None:
 def build_engine(spec: EngineSpec) -> RolloutEngine:
     """The engine on its own copy of the model."""
     transformers.utils.logging.disable_progress_bar()
-    if spec.threads is not None:
-        torch.set_num_threads(spec.threads)
+    prepare_process(threads=spec.threads, exact=spec.exact)
     for plugin in spec.plugins:
         importlib.import_module(plugin)
     factory = find_engine(spec.engine).target

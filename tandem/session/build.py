@@ -7,11 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.config.schema import Config
 from tandem.data.sampler import Sampler
+from tandem.models.numerics import prepare_process
 from tandem.plan.plan import Plan
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.reward import build_reward_manager
@@ -38,8 +37,7 @@ def build_session(config: Config, plan: Plan) -> Session:
     Raises ``ConfigError`` where the plan has problems or names what can't run yet, ``DataError`` for bad rows.
     """
     plan.require_runnable()
-    if config.runtime.torch_threads is not None:
-        torch.set_num_threads(config.runtime.torch_threads)
+    prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
     resumed = find_checkpoint(config)
     if resumed is not None:
         require_reference(config, resumed)

@@ -9,14 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tandem.base.errors import DataError
 from tandem.columns.proto import DataProto
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.data.preferences import PreferenceSource
 from tandem.models.causal_lm import CausalLM
+from tandem.models.numerics import prepare_process
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.plan.plan import Plan
@@ -94,8 +93,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
     Raises ``ConfigError`` where the plan has problems or names what can't run yet, ``DataError`` for bad rows.
     """
     plan.require_runnable()
-    if config.runtime.torch_threads is not None:
-        torch.set_num_threads(config.runtime.torch_threads)
+    prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
     resumed = find_checkpoint(config)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     tables = prompt_tables(config)
@@ -142,6 +140,7 @@ def held_out_evaluator(config: Config, plan: Plan, trained: ModelConfig) -> Pref
 
     Raises ``DataError`` where the config names no held-out preferences.
     """
+    prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
     start = config.actor_rollout_ref.model
     tokenizer = model_tokenizer(start)
     held_out = held_out_preferences(config, tokenizer, prompt_tables(config))

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.columns.proto import DataProto
 from tandem.config.schema import NewModelConfig, SftConfig, SftModelConfig
@@ -21,6 +19,7 @@ from tandem.data.mixture import Mixture, Stream
 from tandem.data.rows import Row, Table
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, new_model
+from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import character_tokenizer, encode_text, leading_ids
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
@@ -167,8 +166,7 @@ class SftSession:
 
 def build_sft_session(config: SftConfig) -> SftSession:
     """Read the data, then make or load the model. Raises ``DataError`` and ``ConfigError`` as they are found."""
-    if config.runtime.torch_threads is not None:
-        torch.set_num_threads(config.runtime.torch_threads)
+    prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
     new = config.model.new
     tokenizer = model_tokenizer(config.model) if new is None else _new_tokenizer(new)
     own = None if config.data.source is None else user_source(config.data.source)

@@ -11,6 +11,8 @@ from tests.oracle.oracle_file import Case, read_cases
 from tests.oracle.oracle_verdict import Kind, Verdict
 
 HERE = Path(__file__).parent
+SAMPLE = HERE / "sample.json"
+SHARED = HERE.parents[2] / "shared" / "oracle" / "oracle.json"
 RESULTS = pytest.StashKey[list[tuple[Case, Verdict]]]()
 
 
@@ -26,8 +28,7 @@ def oracle_path(config: pytest.Config) -> Path:
     asked = config.getoption("--oracle", default=None)
     if asked is not None:
         return Path(asked)
-    shared = HERE.parents[2] / "shared" / "oracle" / "oracle.json"
-    return shared if shared.exists() else HERE / "sample.json"
+    return SHARED if SHARED.exists() else SAMPLE
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,7 +54,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not results:
         return
     write = terminalreporter.write_line
-    terminalreporter.section(f"oracle: {oracle_path(config).name}, {len(results)} cases")
+    path = oracle_path(config)
+    terminalreporter.section(f"oracle: {path.name}, {len(results)} cases")
+    if path == SAMPLE:
+        write(f"only the {len(results)} sample cases were judged: there is no {SHARED}. Another file: --oracle FILE")
     sections: dict[str, Counter[Kind]] = defaultdict(Counter)
     for case, verdict in results:
         sections[case.section][verdict.kind] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,49 @@ from typing import Any
 import torch
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64, "bool": torch.bool}
+
+
+class Inputs(Mapping[str, Any]):
+    """Named values that remember who was asked for: what an adapter leaves unread has had no say in its answer."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = {key: Inputs(value) if isinstance(value, dict) else value for key, value in values.items()}
+        self._read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self._read.add(name)
+        return self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Asking whether a value is there doesn't read it."""
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def plain(self) -> dict[str, Any]:
+        """A dict of all, which reads them."""
+        return {key: value.plain() if isinstance(value, Inputs) else value for key, value in self.items()}
+
+    def forget(self) -> None:
+        """As if nothing had been read."""
+        self._read.clear()
+        for value in self._values.values():
+            if isinstance(value, Inputs):
+                value.forget()
+
+    def unread(self) -> list[str]:
+        """Names that nobody read, with a dot for those inside another."""
+        names = [name for name in self._values if name not in self._read]
+        for name in self._read:
+            value = self._values.get(name)
+            if isinstance(value, Inputs):
+                names += [f"{name}.{inner}" for inner in value.unread()]
+        return names
 
 
 @dataclass(frozen=True)
@@ -22,7 +65,7 @@ class Case:
     section: str
     fn: str
     scenario: str
-    inputs: dict[str, Any]
+    inputs: Inputs
     expected: dict[str, Any]
     random: bool
 
@@ -70,7 +113,7 @@ def read_cases(path: Path) -> list[Case]:
             section=raw["section"],
             fn=raw["fn"],
             scenario=raw["scenario"],
-            inputs=decode(raw["inputs"], pool),
+            inputs=Inputs(decode(raw["inputs"], pool)),
             expected=decode(raw["expected"], pool),
             random=bool(raw.get("rng")),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from tandem.algorithms import POLICY_LOSSES
 from tandem.algorithms.kl import AdaptiveKL, kl_in_reward, kl_per_token
 from tandem.algorithms.reduce import LossCounts, count, denominator, loss_numerator
 from tandem.algorithms.value_loss import value_loss
-from tandem.base.errors import ContractError, TandemError
+from tandem.base.errors import ContractError
 from tests.oracle.oracle_file import Case
-from tests.oracle.oracle_verdict import DIFFERENCES, Answer, Difference, NotBuiltError, adapter, mismatch
+from tests.oracle.oracle_verdict import DIFFERENCES, Answer, Difference, NotBuiltError, Right, adapter
+from tests.oracle.right_loss import right_aggregate, right_policy_loss, right_reward_penalty, right_sft
 
 
 @adapter("kl", "kl_penalty")
@@ -50,7 +52,7 @@ def apply_kl_penalty(case: Case) -> Answer:
     return Answer({"token_level_rewards": result.token_rewards, "metrics": metrics})
 
 
-def reduced(per_token: torch.Tensor, mask: torch.Tensor, mode: str, sizes: dict[str, Any]) -> torch.Tensor:
+def reduced(per_token: torch.Tensor, mask: torch.Tensor, mode: str, sizes: Mapping[str, Any]) -> torch.Tensor:
     """Our loss under the reference's calling convention: one rank of ``dp_size``, whose losses are averaged over ranks.
 
     There the counts of the global batch are optional on a single rank; ours always need them, and a constant for the
@@ -84,9 +86,10 @@ def sft_loss(case: Case) -> Answer:
 
 METRICS = {"clipfrac": "actor/pg_clipfrac", "clipfrac_lower": "actor/pg_clipfrac_lower", "ppo_kl": "actor/ppo_kl"}
 OURS = {"vanilla": "ppo_clip"}
+Columns = dict[str, torch.Tensor]
 
 
-def policy_columns(case: Case) -> dict[str, torch.Tensor]:
+def policy_columns(case: Case) -> Columns:
     """The case's inputs as our columns."""
     given = case.inputs
     columns = {
@@ -100,9 +103,18 @@ def policy_columns(case: Case) -> dict[str, torch.Tensor]:
     return columns
 
 
+def settings_of(case: Case) -> dict[str, Any]:
+    """The parameters of the loss. One that no loss of ours has is refused: it would have no effect."""
+    given = {**case.inputs["config"], **case.inputs["policy_loss_config"]}
+    known = {name for loss in POLICY_LOSSES.names() for name in POLICY_LOSSES[loss].signature.parameters}
+    if unknown := set(given) - known:
+        raise NotBuiltError(f"parameter {sorted(unknown)[0]} of a policy loss")
+    return given
+
+
 def run_policy_loss(
-    name: str, columns: dict[str, torch.Tensor], mode: str, sizes: dict[str, Any], **given: Any
-) -> Answer:
+    name: str, columns: Columns, mode: str, sizes: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
     """Loss, its gradient and its metrics under the reference's names."""
     entry = POLICY_LOSSES[name]
     logprobs = columns["logprobs"].clone().requires_grad_()
@@ -115,32 +127,42 @@ def run_policy_loss(
     loss = reduced(result.per_token, columns["response_mask"], mode, sizes)
     (gradient,) = torch.autograd.grad(loss, logprobs)
     metrics = {METRICS[key]: metric.mean for key, metric in result.metrics.items() if key in METRICS}
-    return Answer({"loss": loss.detach(), "grad_log_prob": gradient, "metrics": metrics})
+    return {"loss": loss.detach(), "grad_log_prob": gradient, "metrics": metrics}
 
 
+def forced_sizes(case: Case) -> dict[str, Any] | None:
+    """The counts by which the reference divides whatever the config says, with the mode ``FORCED``; None if it doesn't.
+
+    ``geo_mean`` also counts empty rows, and knows no global counts.
+    """
+    if case.fn == "geo_mean":
+        return {"global_batch_size": len(case.inputs["response_mask"])}
+    return case.inputs["global_batch_info"].plain() if case.fn == "sapo" else None
+
+
+FORCED = "seq-mean-token-mean"
 NAMES = ["vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "dro", "cispo"]
-OUR_MODE = {"sapo": "seq-mean-token-mean", "geo_mean": "seq-mean-token-mean"}
-"""The reference forces this mode on them, whatever the config says."""
 
 
 @adapter("policy_loss", *NAMES)
 def policy_loss(case: Case) -> Answer:
-    name = OURS.get(case.fn, case.fn)
+    """Where the reference forces a mode, ours is compared with it in that, and with what is right in the case's."""
+    name, columns, given = OURS.get(case.fn, case.fn), policy_columns(case), settings_of(case)
     if name not in POLICY_LOSSES:
         raise NotBuiltError(f"policy loss {name}")
-    given = {**case.inputs["config"], **case.inputs["policy_loss_config"]}
-    sizes = dict(case.inputs["global_batch_info"])
-    mode = OUR_MODE.get(case.fn, case.inputs["loss_agg_mode"])
-    if case.fn == "geo_mean":  # it also divides by all rows, empty ones too, and knows no global counts
-        sizes = {"global_batch_size": len(case.inputs["response_mask"])}
-    answer = run_policy_loss(name, policy_columns(case), mode, sizes, **given)
+    sizes = case.inputs["global_batch_info"].plain()
+    actual = run_policy_loss(name, columns, case.inputs["loss_agg_mode"], sizes, given)
     if case.refused:
-        return answer
-    metrics = case.expected["metrics"]
-    expected = {key: metrics[key] for key in metrics if key in answer.actual["metrics"]}
-    absent = {key: value for key, value in metrics.items() if key not in expected}
+        return Answer(actual)
+    told = case.expected["metrics"]
+    expected = {**case.expected, "metrics": {key: told[key] for key in told if key in actual["metrics"]}}
+    absent = {key: value for key, value in told.items() if key not in actual["metrics"]}
     assert not any(absent.values()), f"metrics that ours lacks, and that are not always 0: {absent}"
-    return Answer(answer.actual, {**case.expected, "metrics": expected})
+    if (forced := forced_sizes(case)) is not None:
+        as_forced = run_policy_loss(name, columns, FORCED, forced, given)
+        actual["in its mode"] = {key: as_forced[key] for key in ("loss", "grad_log_prob")}
+        expected["in its mode"] = {key: case.expected[key] for key in ("loss", "grad_log_prob")}
+    return Answer(actual, expected)
 
 
 @adapter("policy_loss", "value_loss")
@@ -161,51 +183,65 @@ def unknown_name(case: Case) -> Answer:
     return Answer({"entry": POLICY_LOSSES[case.inputs["name"]]})
 
 
-def finite_where_reference_is_not(case: Case, outcome: Answer | TandemError) -> bool:
-    return isinstance(outcome, Answer) and all(
-        bool(torch.as_tensor(v).isfinite().all()) for v in outcome.actual.values()
-    )
+def right_policy(case: Case) -> Right:
+    """By the definition, in the mode and with the counts that the case gives."""
+    given = {**case.inputs["config"], **case.inputs["policy_loss_config"]}
+    sizes = case.inputs["global_batch_info"].plain()
+    return right_policy_loss(case.fn, policy_columns(case), case.inputs["loss_agg_mode"], sizes, given)
 
 
-def reference_is_nan(case: Case) -> bool:
-    return not case.refused and bool(torch.as_tensor(case.expected["loss"]).isnan().any())
-
-
-def mean_over_trained_sequences(case: Case, outcome: Answer | TandemError) -> bool:
-    """The reference's mean counts empty sequences as KL 0; ours is over the others. All else agrees."""
-    if isinstance(outcome, TandemError):
-        return False
-    mask, name = case.mask(), "actor/reward_kl_penalty"
-    theirs = case.expected["metrics"][name] * len(mask) / int(mask.any(dim=-1).sum())
-    return (
-        mismatch(outcome.actual["token_level_rewards"], case.expected["token_level_rewards"], "rewards") is None
-        and mismatch(outcome.actual["metrics"][name], theirs, name) is None
-    )
+def only_both_sides(case: Case) -> bool:
+    """``clip_ratio`` is given, and a side is not."""
+    given = {**case.inputs["config"], **case.inputs["policy_loss_config"]}
+    return "clip_ratio" in given and (given.get("clip_ratio_low") is None or given.get("clip_ratio_high") is None)
 
 
 DIFFERENCES += [
     Difference(
         "kl",
         "the KL that steers the controller is a mean over sequences with trained tokens, not over empty ones too",
-        lambda case: case.fn == "apply_kl_penalty" and not bool(case.mask().any(dim=-1).all()),
-        mean_over_trained_sequences,
-    ),
-    Difference(
-        "agg",
-        "NaN in masked padding stays out of the loss",
-        lambda case: reference_is_nan(case) and bool(case.mask("loss_mask").any()),
-        finite_where_reference_is_not,
+        lambda case: not bool(case.mask().any(dim=-1).all()),
+        right_reward_penalty,
+        frozenset({"apply_kl_penalty"}),
     ),
     Difference(
         "agg",
         "nothing to train gives the loss 0, not 0/0",
-        lambda case: reference_is_nan(case) and not bool(case.mask("loss_mask").any()),
-        lambda case, outcome: isinstance(outcome, Answer) and float(outcome.actual["loss"]) == 0.0,
+        lambda case: not case.refused and not bool(case.mask("loss_mask").any()),
+        right_aggregate,
+    ),
+    Difference(
+        "agg",
+        "NaN in masked padding stays out of the loss",
+        lambda case: not case.refused and bool(case.inputs["loss_mat"].isnan().any()),
+        right_aggregate,
     ),
     Difference(
         "sft",
         "no label gives the loss 0, not 0/0",
-        lambda case: case.fn == "sft_loss" and reference_is_nan(case),
-        lambda case, outcome: isinstance(outcome, Answer) and float(outcome.actual["loss"]) == 0.0,
+        lambda case: not any(any(row[1:]) for row in case.inputs["loss_mask"]),
+        right_sft,
+        frozenset({"sft_loss"}),
+    ),
+    Difference(
+        "policy_loss",
+        "`clip_ratio` sets both sides, except where a side is given",
+        only_both_sides,
+        right_policy,
+        frozenset(NAMES),
+    ),
+    Difference(
+        "policy_loss",
+        "the aggregation that the config says, and the global counts: none is forced, and empty rows do not count",
+        lambda case: True,
+        right_policy,
+        frozenset({"sapo", "geo_mean"}),
+    ),
+    Difference(
+        "policy_loss",
+        "which tokens are drawn depends on the reference's global random state; ours is seeded by a parameter",
+        lambda case: case.random,
+        right_policy,
+        frozenset({"clip_cov"}),
     ),
 ]

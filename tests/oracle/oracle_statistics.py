@@ -10,7 +10,8 @@ import torch
 from tandem.algorithms import balance
 from tandem.algorithms.masked import masked_mean, masked_var, masked_whiten
 from tests.oracle.oracle_file import Case
-from tests.oracle.oracle_verdict import Answer, NotBuiltError, adapter
+from tests.oracle.oracle_verdict import DIFFERENCES, Answer, Difference, NotBuiltError, adapter
+from tests.oracle.right_numeric import fewest_by_first_fit, right_schedule, steps_of
 
 
 def built(module: str, name: str) -> Any:
@@ -46,26 +47,27 @@ def whiten(case: Case) -> Answer:
 
 @adapter("numeric", "lr_schedule")
 def lr_schedule(case: Case) -> Answer:
-    lr_factor = built("tandem.train.schedule", "lr_factor")
-    given = dict(case.inputs)
-    (key,) = case.expected
-    first, last = (int(part) for part in key.removeprefix("lr_at_step_").split("_to_"))
-    options = {"warmup_steps": given["num_warmup_steps"], "total_steps": given.get("num_training_steps", 10**9)}
+    lr_factor, given = built("tandem.train.schedule", "lr_factor"), case.inputs
+    options = {"warmup_steps": given["num_warmup_steps"], "total_steps": given.get("num_training_steps")}
     if "min_lr_ratio" in given:
         options["min_ratio"] = given["min_lr_ratio"] or 0.0
-    return Answer({key: [lr_factor(given["kind"], step, **options) for step in range(first, last + 1)]})
+    if given.get("num_cycles") is not None:
+        options["cycles"] = given["num_cycles"]
+    keys = [key for key in case.expected if key.startswith("lr_at_step_")] or ["lr_at_step_0_to_13"]
+    return Answer({key: [lr_factor(given["kind"], step, **options) for step in steps_of(key)] for key in keys})
 
 
 @adapter("numeric", "entropy_and_logprob")
 def entropy_and_logprob(case: Case) -> Answer:
-    """Our head works on hidden states: with an identity as weight they are the logits. Sum of squares is not built."""
+    """Our head works on hidden states: with an identity as weight they are the logits."""
     token_logprobs, head = built("tandem.models.logprobs", "token_logprobs"), built("tandem.models.logprobs", "Head")
     logits, labels = case.inputs["logits"], case.inputs["labels"]
     identity = head(torch.eye(logits.shape[-1]))
     flat = logits.reshape(-1, logits.shape[-1])
     logprobs, entropies = token_logprobs(flat, identity, labels.reshape(-1), want_entropy=True)
-    expected = {name: case.expected[name] for name in ("entropy", "logprob")}
-    return Answer({"entropy": entropies.reshape(labels.shape), "logprob": logprobs.reshape(labels.shape)}, expected)
+    squares = built("tandem.models.logprobs", "sum_pi_squared")(flat, identity)
+    shaped = {"entropy": entropies, "logprob": logprobs, "sum_pi_squared": squares}
+    return Answer({name: values.reshape(labels.shape) for name, values in shaped.items()})
 
 
 def covers_once(bins: list[list[int]], items: int) -> bool:
@@ -90,14 +92,16 @@ def balanced_partitions(case: Case) -> Answer:
 @adapter("seqlen", "dynamic_micro_batches")
 def dynamic_micro_batches(case: Case) -> Answer:
     """Judged by what matters: every sequence once, no bin empty or above the budget (the reference's may be), and no
-    more bins than the reference where its own obey the budget."""
+    more bins than the reference or, where its own do not obey the budget, than first-fit packing."""
     lengths, budget = case.inputs["lengths"], case.inputs["max_token_len"]
     bins = balance.micro_batches(lengths, budget)
     assert covers_once(bins, len(lengths))
     assert max(sum(lengths[i] for i in bin_) for bin_ in bins) <= budget
-    if case.refused or max(case.expected["tokens"]) > budget:
-        return Answer({"bins": len(bins)}, {"bins": len(bins)})
-    return Answer({"excess": max(0, len(bins) - case.expected["num_micro_batches"])}, {"excess": 0})
+    if case.refused:
+        return Answer({"bins": bins})
+    obeys = max(case.expected["tokens"]) <= budget
+    enough = case.expected["num_micro_batches"] if obeys else fewest_by_first_fit(lengths, budget)
+    return Answer({"excess": max(0, len(bins) - enough)}, {"excess": 0})
 
 
 @adapter("seqlen", "reverse_index")
@@ -118,3 +122,14 @@ def group_balanced(case: Case) -> Answer:
         return Answer({"bins": bins})
     reference = balance.spread(lengths, case.expected["partitions"])
     return Answer({"excess": max(0, balance.spread(lengths, bins) - reference)}, {"excess": 0})
+
+
+DIFFERENCES.append(
+    Difference(
+        "numeric",
+        "from its end on a schedule is held at the minimum",
+        lambda case: case.inputs["kind"] != "constant" and not case.refused,
+        right_schedule,
+        frozenset({"lr_schedule"}),
+    )
+)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,42 +11,6 @@ from hypothesis import strategies as st
 
 from tandem.base.errors import DataError
 from tandem.reward.scorers.answers import extract_numbers, score_gsm8k, score_math
-
-SHARED = Path(__file__).parents[3] / "shared" / "oracle" / "oracle.json"
-ORACLE = SHARED if SHARED.exists() else Path(__file__).parents[1] / "oracle" / "sample.json"
-
-# Where we differ from the reference, and why we are right.
-DIFFERS = {
-    "score.gsm8k.003": "a thousands comma is part of the number (B79)",
-    "score.gsm8k.011": "a full stop ends the sentence, not the number",
-    "score.gsm8k.031": "0.50 is 0.5: numbers are compared by value",
-    "score.gsm8k.034": "the whole text is searched, not its last 300 characters (B77)",
-    "score.gsm8k.039": "a full stop ends the sentence, not the number",
-    "score.gsm8k.044": "007 is 7: numbers are compared by value",
-    "score.math.017": "math-verify also reads an answer that is not boxed",
-    "score.math.021": "an empty ground truth is a fault of the data, refused",
-    "score.math.029": "10^{3} and 10^3 are the same power",
-    "score.math.033": "math-verify reads text by its letters",
-    "score.math.035": "math-verify takes the value behind f(x) =",
-}
-
-
-def oracle_cases() -> list[dict[str, object]]:
-    cases = json.loads(ORACLE.read_text())["cases"]
-    return [c for c in cases if c["section"] == "score" and c["fn"] in ("gsm8k", "math")]
-
-
-@pytest.mark.parametrize("case", oracle_cases(), ids=lambda case: case["id"])
-def test_the_reference_agrees_or_is_wrong_for_a_listed_reason(case) -> None:
-    given_ = case["inputs"]
-    try:
-        if case["fn"] == "gsm8k":
-            ours = score_gsm8k(given_["solution"], given_["ground_truth"], method=given_["method"])
-        else:
-            ours = score_math(given_["solution"], given_["ground_truth"])
-    except DataError:
-        ours = None
-    assert (ours != case["expected"]["score"]) == (case["id"] in DIFFERS)
 
 
 @pytest.mark.parametrize("method", ["strict", "flexible"])

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 
+from tandem.reward.scorers.spelling import EMPHASIS, plain_signs, spelled_out
+
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BARE_BOX = re.compile(r"\\boxed\s+([^\s{}$]+)")
 _ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]*)", re.IGNORECASE)
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _INVISIBLE = re.compile(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[,;!: ]|~|\\(?:quad|qquad)(?![a-zA-Z])")
-_SHORT_FRACTION = re.compile(r"\\[dt]?frac\s*([0-9a-zA-Z])\s*([0-9a-zA-Z])")
-_HALF_SHORT_FRACTION = re.compile(r"\\[dt]?frac\s*([0-9a-zA-Z])\s*\{")
-_SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9a-zA-Z])")
+_SCRIPT = re.compile(r"([\^_])\s*([0-9a-zA-Z])")
 _DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree|°")
-_NUMBER = r"[-−+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?"
+_NUMBER = r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?"
 _PLAIN_NUMBER = re.compile(_NUMBER)
-_FRACTION = re.compile(r"([-−+]?)(?:\\frac\{([-−]?[0-9]{1,50})\}\{([-−]?[0-9]{1,50})\}|([0-9]{1,50})/([0-9]{1,50}))")
+_FRACTION = re.compile(r"([-+]?)(?:\\frac\{([-+]?[0-9]{1,50})\}\{([-+]?[0-9]{1,50})\}|([0-9]{1,50})/([0-9]{1,50}))")
 _UNITS = (
     r"\\?%|dollars?|cents?|euros?|"
     "degrees?|percent|points?|units?|square|cubic|inch(?:es)?|feet|foot|ft|yards?|miles?|mph|"
@@ -27,7 +27,7 @@ _UNITS = (
 )
 _MEASURED = re.compile(rf"({_NUMBER})\s*(?:{_UNITS})(?:\s+(?:{_UNITS}))*\.?", re.IGNORECASE)
 
-_AROUND = " \t\r\n*_`\"'"
+_AROUND = f" \t\r\n\"'“”‘’{EMPHASIS}"
 
 
 def last_box(text: str) -> str | None:
@@ -35,14 +35,21 @@ def last_box(text: str) -> str | None:
 
     A box inside a box belongs to the outer one. None where there is no complete box.
     """
-    last: tuple[int, int] | None = None
-    for start, end in sorted(_boxes(text)):
-        if last is None or start > last[1]:
-            last = start, end
+    boxes = outer_boxes(text)
+    last = boxes[-1] if boxes else None
     bare = _BARE_BOX.findall(text, last[1] if last else 0)
     if bare:
         return str(bare[-1])
     return None if last is None else text[last[0] : last[1]]
+
+
+def outer_boxes(text: str) -> list[tuple[int, int]]:
+    """Where the content of each closed box that lies in no other begins and ends, in order."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(_boxes(text)):
+        if not found or start > found[-1][1]:
+            found.append((start, end))
+    return found
 
 
 def _boxes(text: str) -> Iterator[tuple[int, int]]:
@@ -71,11 +78,8 @@ def plain(answer: str) -> str:
     for _ in range(4):  # boxes in boxes, text in text
         boxed = last_box(answer)
         answer = _WRAPPER.sub(r"\1", answer if boxed is None else boxed)
-    answer = answer.replace("\\$", "").replace("{,}", ",").replace(",\\!", ",").replace("$", "").replace("−", "-")
-    answer = _INVISIBLE.sub(" ", answer)
-    answer = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", answer)
-    answer = _HALF_SHORT_FRACTION.sub(r"\\frac{\1}{", answer)
-    answer = _SHORT_ROOT.sub(r"\\sqrt{\1}", answer).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    answer = answer.replace("\\$", "").replace("{,}", ",").replace(",\\!", ",").replace("$", "")
+    answer = spelled_out(_INVISIBLE.sub(" ", plain_signs(answer)))
     answer = _DEGREES.sub("", answer).strip(_AROUND)
     if answer.endswith(".") and not answer.endswith(".."):
         answer = answer.rstrip(_AROUND + ".")
@@ -88,12 +92,23 @@ def plain(answer: str) -> str:
 
 
 def same_answer(answer: str, expected: str) -> bool:
-    """Whether two answers are equal as plain text, or as numbers: ``12.0`` is ``12``."""
+    """Whether two answers are equal as plain text, or as numbers: ``12.0`` is ``12``, ``-\\frac12`` is ``-1/2``.
+
+    A plus in front, braces around one character (``x^{2}``) and the place of a fraction's sign make no difference; a
+    fraction that can be reduced does.
+    """
     answer, expected = plain(answer), plain(expected)
-    if answer == expected:
+    if _uniform(answer) == _uniform(expected):
         return True
+    fractions = as_fraction(answer), as_fraction(expected)
+    if None not in fractions:
+        return fractions[0] == fractions[1]
     numbers = _number(answer), _number(expected)
     return None not in numbers and numbers[0] == numbers[1]
+
+
+def _uniform(answer: str) -> str:
+    return _SCRIPT.sub(r"\1{\2}", answer.removeprefix("+"))
 
 
 def as_fraction(answer: str) -> tuple[Fraction, bool] | None:
@@ -101,12 +116,11 @@ def as_fraction(answer: str) -> tuple[Fraction, bool] | None:
     found = _FRACTION.fullmatch(plain(answer))
     if found is None:
         return None
-    top, bottom = int((found[2] or found[4]).replace("−", "-")), int((found[3] or found[5]).replace("−", "-"))
+    top, bottom = int(found[2] or found[4]), int(found[3] or found[5])
     if bottom == 0:
         return None
     value = Fraction(top, bottom)
-    reduced = abs(top) == abs(value.numerator)
-    return (-value if found[1] in ("-", "−") else value), reduced
+    return (-value if found[1] == "-" else value), abs(bottom) == value.denominator
 
 
 def _number(text: str) -> Decimal | None:

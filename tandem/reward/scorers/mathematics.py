@@ -27,9 +27,9 @@ def math_dapo(
 ) -> dict[str, float]:
     r"""1 if what follows the last ``Answer:`` is the ground truth, else ``wrong``; the metric ``acc`` is 1 or 0.
 
-    The rule of DAPO (arXiv:2503.14476). A box on the answer line is the answer. ``strict_box``: the answer is what the
-    last ``\boxed{}`` of the response holds. Answers are equal as plain text (units, LaTeX spacing and fonts aside) or
-    as numbers.
+    The rule of DAPO (arXiv:2503.14476). A box on the answer line is the answer, and without such a line the last
+    ``\boxed{}`` of the response; with ``strict_box`` always that. Answers are equal as plain text (units, LaTeX's
+    spacing, short forms and fonts aside) or as numbers.
     """
     answer = dapo_answer(response, strict_box=strict_box)
     right = answer is not None and same_answer(answer, _needed(ground_truth))
@@ -38,7 +38,8 @@ def math_dapo(
 
 def dapo_answer(response: str, *, strict_box: bool = False) -> str | None:
     """The answer that ``math_dapo`` compares, in its plain spelling; None if the response gives none."""
-    found = last_box(response) if strict_box else last_answer_line(response)
+    found = None if strict_box else last_answer_line(response)
+    found = last_box(response) if found is None else found
     return None if found is None else plain(found)
 
 

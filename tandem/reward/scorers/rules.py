@@ -44,9 +44,18 @@ def keyword(response: str, *, keyword: str) -> float:
 
 
 @register_reward("gsm8k")
-def gsm8k(response: str, ground_truth: object, *, method: Literal["strict", "flexible"] = "strict") -> float:
-    """1 if the answer's number is that of the ground truth, else 0; ``strict`` wants it behind ``#### ``."""
-    return score_gsm8k(response, ground_truth, method=method)
+def gsm8k(
+    response: str,
+    ground_truth: object,
+    *,
+    method: Literal["strict", "flexible"] = "strict",
+    format_score: float = 0.0,
+) -> float:
+    """1 if the answer's number is that of the ground truth, else 0; ``strict`` wants it behind ``#### ``.
+
+    ``format_score``: what an answer gets whose number is read and wrong.
+    """
+    return score_gsm8k(response, ground_truth, method=method, format_score=format_score)
 
 
 @register_reward("match_fraction")

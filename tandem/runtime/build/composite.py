@@ -18,6 +18,7 @@ from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import with_adapters
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, load_model
+from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
 from tandem.plan.critic import untrained_steps
 from tandem.plan.plan import PREFERENCE, Plan, compile_plan
@@ -107,6 +108,7 @@ def build_composite(
     makes teachers on devices of their own; without it they are beside the actor.
     """
     section, trainer = config.actor_rollout_ref, config.trainer
+    prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
     check_tokenizers(config, plan, tokenizer)
     model = load_trainable(section.model, tokenizer, trainer.seed)
     actor = build_actor(config, plan, model, total_updates)

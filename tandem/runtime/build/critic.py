@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.model import ActorRolloutRef, CriticConfig
 from tandem.config.schema import AlgorithmConfig, Config
+from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
 from tandem.models.value_model import ValueModel, load_value_model
 from tandem.plan.batch import mini_batch_prompts
@@ -43,6 +44,7 @@ def build_critic(section: CriticConfig) -> Critic:
     problems = [problem for problem in plan.problems if problem.key.split(".")[0] not in NOT_FOR_A_LOOP]
     if problems:
         raise ConfigError(problems)
+    prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     check_tokens(config, tokenizer)
     return local_critic(config, tokenizer, 1 if plan.batch.steps is None else plan.batch.steps)

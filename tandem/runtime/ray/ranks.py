@@ -17,6 +17,7 @@ import transformers
 from torch._C._distributed_c10d import TCPStore  # what torch.distributed.TCPStore is; mypy can't see that one
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from tandem.models.numerics import prepare_process
 from tandem.remote.calls import Remote, Reply, end_with_node, import_ray, work_beside
 from tandem.remote.payload import Packed, pack, unpack
 from tandem.roles.train_group import RankError, TrainGroup
@@ -48,6 +49,7 @@ class RankSetup:
     seed: int
     plugins: tuple[str, ...] = ()
     threads: int | None = None
+    exact: bool = False
     meeting_s: float = _MEETING_S
     folder: str = ""
 
@@ -73,10 +75,9 @@ class RankActor:
         setup: RankSetup = unpack(packed)
         work_beside(setup.folder)
         transformers.utils.logging.disable_progress_bar()
+        prepare_process(threads=setup.threads, exact=setup.exact)
         for plugin in setup.plugins:
             importlib.import_module(plugin)
-        if setup.threads is not None:
-            torch.set_num_threads(setup.threads)
         torch.manual_seed(setup.seed)
         # Outputs of a sharded model are views of what it gathered; nothing here writes into them.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)

@@ -155,6 +155,7 @@ def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
         config.trainer.seed,
         plugins=tuple(config.plugins),
         threads=config.runtime.torch_threads,
+        exact=config.trainer.exact,
         meeting_s=config.execution.deadline_s,
         folder=os.getcwd(),
     )
