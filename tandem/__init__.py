@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from tandem.runtime.build.composite import build_actor_rollout_ref
     from tandem.runtime.build.critic import build_critic
     from tandem.runtime.build.sources import build_dataloader
+    from tandem.stages.registry import register_stage
+    from tandem.stages.stage import Stage
 
 _HOMES = {
     "ActorRolloutRef": "tandem.roles.actor_rollout_ref",
     "BaseDataSource": "tandem.data.base_source",
     "BaseTrainer": "tandem.control.sft",
     "DataProto": "tandem.columns.proto",
+    "Stage": "tandem.stages.stage",
     "build_actor_rollout_ref": "tandem.runtime.build.composite",
     "build_critic": "tandem.runtime.build.critic",
     "build_dataloader": "tandem.runtime.build.sources",
@@ -34,6 +37,7 @@ _HOMES = {
     "get_lora_model": "tandem.models.lora",
     "load_config": "tandem.config.load",
     "load_model": "tandem.models.loading",
+    "register_stage": "tandem.stages.registry",
 }
 
 __version__ = "0.1.0"
@@ -42,6 +46,7 @@ __all__ = [
     "BaseDataSource",
     "BaseTrainer",
     "DataProto",
+    "Stage",
     "build_actor_rollout_ref",
     "build_critic",
     "build_dataloader",
@@ -50,6 +55,7 @@ __all__ = [
     "get_lora_model",
     "load_config",
     "load_model",
+    "register_stage",
 ]
 
 

@@ -6,6 +6,7 @@ An estimator is ``(columns..., *, parameters) -> (advantages, returns)``, both (
 does a sample that is left without a peer.
 
 Traits: ``group_baseline=True`` means that more than one sample per prompt is needed; the plan refuses it with n = 1.
+``token_level=True`` means that a reward counts where it is given; without it the plan refuses stages that give some.
 """
 
 from __future__ import annotations
@@ -31,10 +32,20 @@ Advantages: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 ADVANTAGES: Registry[Callable[..., Advantages]] = Registry("advantage estimator")
 
 
+def scores_of(token_rewards: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """(B,) float64: the sum of each sample's rewards on trained tokens, exact also beside a large common offset."""
+    return masked_sum(token_rewards.double(), response_mask, dim=-1)
+
+
 def per_token(scores: torch.Tensor, response_mask: torch.Tensor, like: torch.Tensor) -> Advantages:
     """One value per sample (B,) laid on each of its trained tokens: advantages, and the same as returns."""
     spread = select(scores.to(like.dtype).unsqueeze(-1).expand(response_mask.shape), response_mask)
     return spread, spread
+
+
+def in_dtype_of(like: torch.Tensor, advantages: torch.Tensor, returns: torch.Tensor) -> Advantages:
+    """What was computed in float64, as the columns are kept."""
+    return advantages.to(like.dtype), returns.to(like.dtype)
 
 
 def whiten_partition(values: torch.Tensor, counted: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
@@ -50,15 +61,16 @@ def whiten_partition(values: torch.Tensor, counted: torch.Tensor, response_mask:
 
 
 def reward_to_go(rewards: torch.Tensor, response_mask: torch.Tensor, discount: float) -> torch.Tensor:
-    """Discounted sum of the rewards from each trained token on: (B, T), 0 outside the mask.
+    """Discounted sum of the rewards from each trained token on: (B, T) float64, 0 outside the mask.
 
     Tokens that are not trained (tool results between turns) are skipped: the sum passes over them unchanged and they
     cost no discount.
     """
-    running = torch.zeros_like(rewards[:, 0])
+    exact = rewards.double()
+    running = torch.zeros_like(exact[:, 0])
     columns = []
     for t in range(rewards.shape[1] - 1, -1, -1):
-        running = torch.where(response_mask[:, t], rewards[:, t] + discount * running, running)
+        running = torch.where(response_mask[:, t], exact[:, t] + discount * running, running)
         columns.append(running)
     return select(torch.stack(columns[::-1], dim=1), response_mask)
 
@@ -82,7 +94,7 @@ def grpo(
 
     DeepSeekMath (arXiv 2402.03300), section 4.1.2; without ``norm_adv_by_std`` that of Dr. GRPO (arXiv 2503.20783).
     """
-    scores = masked_sum(token_rewards, response_mask, dim=-1)
+    scores = scores_of(token_rewards, response_mask)
     groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
     advantages = groups.deviation(scores)
     if norm_adv_by_std:
@@ -122,7 +134,7 @@ def rloo(
 
     Equal to n / (n - 1) times the deviation from the mean of all n.
     """
-    scores = masked_sum(token_rewards, response_mask, dim=-1)
+    scores = scores_of(token_rewards, response_mask)
     groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
     leave_one_out = groups.size / (groups.size - 1).clamp(min=1)
     advantages = groups.deviation(scores) * leave_one_out[groups.slot]
@@ -132,6 +144,7 @@ def rloo(
 @ADVANTAGES.register(
     "reinforce_plus_plus",
     scope=Scope.PARTITION,
+    token_level=True,
     use_when="one sample per prompt and no critic, or a reward at each token",
 )
 def reinforce_plus_plus(
@@ -144,12 +157,13 @@ def reinforce_plus_plus(
     """Discounted reward-to-go, whitened over all trained tokens of the partition (arXiv 2501.03262)."""
     counted = response_mask & countable(token_rewards, response_mask, reward_valid).unsqueeze(-1)
     returns = reward_to_go(select(token_rewards, counted), counted, gamma)
-    return whiten_partition(returns, counted, response_mask), returns
+    return in_dtype_of(token_rewards, whiten_partition(returns, counted, response_mask), returns)
 
 
 @ADVANTAGES.register(
     "gae",
     scope=Scope.PARTITION,
+    token_level=True,
     use_when="you can afford a critic: long answers, rewards in the middle, credit per token (PPO)",
 )
 def gae(
@@ -168,7 +182,7 @@ def gae(
     failed gets advantage 0 and its own values as returns, so that it teaches the critic nothing.
     """
     counted = response_mask & countable(token_rewards, response_mask, reward_valid).unsqueeze(-1)
-    rewards, values = select(token_rewards, counted), select(values, response_mask)
+    rewards, values = select(token_rewards, counted).double(), select(values, response_mask).double()
     next_value = torch.zeros_like(rewards[:, 0])
     running = torch.zeros_like(next_value)
     columns = []
@@ -179,4 +193,5 @@ def gae(
         next_value = torch.where(trained, values[:, t], next_value)
         columns.append(running)
     advantages = select(torch.stack(columns[::-1], dim=1), counted)
-    return whiten_partition(advantages, counted, response_mask), select(advantages + values, response_mask)
+    white = whiten_partition(advantages, counted, response_mask)
+    return in_dtype_of(token_rewards, white, select(advantages + values, response_mask))

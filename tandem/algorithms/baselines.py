@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING
 
 from pydantic import PositiveFloat
 
-from tandem.algorithms.advantage import ADVANTAGES, Advantages, per_token, reward_to_go, whiten_partition
+from tandem.algorithms.advantage import (
+    ADVANTAGES,
+    Advantages,
+    in_dtype_of,
+    per_token,
+    reward_to_go,
+    scores_of,
+    whiten_partition,
+)
 from tandem.algorithms.groups import Groups, countable
-from tandem.algorithms.masked import masked_sum, select
+from tandem.algorithms.masked import select
 from tandem.base.errors import ContractError
 from tandem.base.lazy import LazyModule
 from tandem.base.registry import Scope
@@ -42,7 +50,7 @@ def grpo_passk(
 
     Divided by the group's standard deviation plus epsilon with ``norm_adv_by_std``. All others get 0.
     """
-    scores = masked_sum(token_rewards, response_mask, dim=-1).double()
+    scores = scores_of(token_rewards, response_mask)
     groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
     ranked = torch.where(groups.counted, scores, -torch.inf)
     order = ranked.argsort(stable=True)
@@ -55,6 +63,15 @@ def grpo_passk(
     if norm_adv_by_std:
         advantages = advantages / (groups.std(scores)[groups.slot] + epsilon)
     return per_token(advantages, response_mask, token_rewards)
+
+
+def of_compared(
+    per_sample: torch.Tensor, compared: torch.Tensor, response_mask: torch.Tensor, like: torch.Tensor
+) -> Advantages:
+    """One value per sample on its ``compared`` (B, T) tokens, whitened over those of the partition."""
+    spread, _ = per_token(per_sample, compared, per_sample)
+    white = whiten_partition(spread, compared, response_mask)
+    return in_dtype_of(like, white, white)
 
 
 @ADVANTAGES.register(
@@ -70,12 +87,10 @@ def reinforce_plus_plus_baseline(
     reward_valid: torch.Tensor | None = None,
 ) -> Advantages:
     """Score minus the group's mean, whitened over the trained tokens of the partition (arXiv 2501.03262)."""
-    scores = masked_sum(token_rewards, response_mask, dim=-1)
+    scores = scores_of(token_rewards, response_mask)
     groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
     compared = response_mask & groups.comparable.unsqueeze(-1)
-    centred, _ = per_token(groups.deviation(scores), compared, token_rewards)
-    advantages = whiten_partition(centred, compared, response_mask)
-    return advantages, advantages
+    return of_compared(groups.deviation(scores), compared, response_mask, token_rewards)
 
 
 @ADVANTAGES.register(
@@ -111,21 +126,20 @@ def gdpo(
     for component, weight in zip(reward_components.unbind(-1), chosen, strict=True):
         total = total + weight * groups.deviation(component) / (groups.std(component)[groups.slot] + epsilon)
     compared = response_mask & groups.comparable.unsqueeze(-1)
-    spread, _ = per_token(total, compared, token_rewards)
-    advantages = whiten_partition(spread, compared, response_mask)
-    return advantages, advantages
+    return of_compared(total, compared, response_mask, token_rewards)
 
 
 @ADVANTAGES.register(
     "remax",
     scope=Scope.SEQUENCE,
+    token_level=True,
     use_when="one sample per prompt, and a greedy answer per prompt is cheaper than a group",
 )
 def remax(token_rewards: torch.Tensor, response_mask: torch.Tensor, reward_baselines: torch.Tensor) -> Advantages:
     """Reward-to-go minus the score of the prompt's greedy response, ``reward_baselines`` (B,) (arXiv 2310.10505)."""
     counted = response_mask & countable(token_rewards, response_mask).unsqueeze(-1)
     returns = reward_to_go(select(token_rewards, counted), counted, 1.0)
-    return select(returns - reward_baselines.unsqueeze(-1).to(returns.dtype), counted), returns
+    return in_dtype_of(token_rewards, select(returns - reward_baselines.double().unsqueeze(-1), counted), returns)
 
 
 @ADVANTAGES.register(
@@ -142,11 +156,11 @@ def opo(
 ) -> Advantages:
     """Score minus the group's mean weighted by length, the baseline of least variance where gradients of tokens are
     independent (arXiv 2505.23585)."""
-    scores = masked_sum(token_rewards, response_mask, dim=-1)
+    scores = scores_of(token_rewards, response_mask)
     groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
     lengths = response_mask.sum(dim=-1).double()
     baseline = groups.total(scores * lengths) / groups.total(lengths).clamp(min=1)
-    advantages = torch.where(groups.comparable, scores.double() - baseline[groups.slot], 0.0)
+    advantages = torch.where(groups.comparable, scores - baseline[groups.slot], 0.0)
     return per_token(advantages, response_mask, token_rewards)
 
 
@@ -172,7 +186,7 @@ def gpg(
     """
     if f_norm <= 0:
         raise ContractError(f"gpg f_norm = {f_norm}: write a positive divisor, such as 1.0")
-    scores = masked_sum(token_rewards, response_mask, dim=-1)
+    scores = scores_of(token_rewards, response_mask)
     groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
     informative = (groups.counted & (scores != 0)).sum().clamp(min=1)
     factor = groups.counted.sum().double() / informative / f_norm
@@ -184,6 +198,7 @@ def gpg(
     "optimal_token_baseline",
     scope=Scope.GROUP,
     group_baseline=True,
+    token_level=True,
     use_when="long answers with noisy gradients: the baseline of least variance at each position",
 )
 def optimal_token_baseline(
@@ -214,20 +229,21 @@ def optimal_token_baseline(
     weight = select(select(energy, trained).clamp(min=0).cumsum(dim=-1), trained)
     reached = groups.total(trained.double())
     # Above the lowest return of the position, so that equal returns are exactly their own mean, whatever their weights.
-    lead = select(returns.double() - groups.lowest(returns, trained)[groups.slot], trained)
+    lead = select(returns - groups.lowest(returns, trained)[groups.slot], trained)
     energetic = groups.total(weight)
     weighted = groups.total(lead * weight) / energetic
     above = torch.where(energetic > 0, weighted, groups.total(lead) / reached.clamp(min=1))
     apart = (groups.total(lead) > 0).any(dim=-1)
-    advantages = torch.where((reached >= 2)[groups.slot], lead - above[groups.slot], returns.double())
+    advantages = torch.where((reached >= 2)[groups.slot], lead - above[groups.slot], returns)
     compared = trained & (groups.comparable & apart[groups.slot]).unsqueeze(-1)
-    return select(advantages.to(token_rewards.dtype), compared), returns
+    return in_dtype_of(token_rewards, select(advantages, compared), returns)
 
 
 @ADVANTAGES.register(
     "tir_optimal_token_baseline",
     scope=Scope.GROUP,
     group_baseline=True,
+    token_level=True,
     use_when="as `optimal_token_baseline`, with tool results between the trained tokens",
 )
 def tir_optimal_token_baseline(

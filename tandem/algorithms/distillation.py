@@ -80,7 +80,7 @@ def reverse_kl(
     if not 0 <= discount <= 1:
         raise ContractError(f"discount = {discount}: write a number from 0 (each token for itself) to 1")
     gap = -log_ratio(old_logprobs.detach(), teacher_logprobs, response_mask)
-    advantages = reward_to_go(gap, response_mask, discount) if discount else gap
+    advantages = reward_to_go(gap, response_mask, discount).to(gap.dtype) if discount else gap
     return DistillationTerms(advantages=advantages, metrics={"distill/kl": Metric.over(-gap, response_mask)})
 
 

@@ -94,7 +94,7 @@ def _inside_region(
     per_token = torch.where(inside, moved, moved.detach() * 0)
     metrics = {
         "clipfrac": Metric.over((~inside).float(), response_mask),
-        "clipfrac_lower": Metric.over(((ratio > clip_ratio_c) & (advantages < 0)).float(), response_mask),
+        "clipfrac_lower": Metric.over((inside & (ratio > clip_ratio_c)).float(), response_mask),
         "ppo_kl": Metric.over(-delta, response_mask),
     }
     return PolicyLoss(weighted(per_token, tis_weights, response_mask), metrics)
@@ -121,7 +121,7 @@ def dppo_tv(
 
     A token stops learning once its *probability* rose by more than high (A > 0) or fell by more than low. Unlike a clip
     of the ratio this lets rare tokens move. The weight r is at most ``clip_ratio_c``. Metrics: ``clipfrac`` (tokens
-    outside the region), ``clipfrac_lower`` (A < 0 and the weight bounded), ``ppo_kl``. DPPO (arXiv 2602.04879).
+    outside the region), ``clipfrac_lower`` (inside, the weight bounded), ``ppo_kl``. DPPO (arXiv 2602.04879).
     """
     bound = ClipRange.of(clip_ratio, clip_ratio_low, clip_ratio_high)
     change = (select(logprobs, response_mask).exp() - select(old_logprobs, response_mask).exp()).detach()

@@ -61,10 +61,17 @@ def _show_train(console: Console, plan: Plan) -> None:
         console.print(f"weights to the engine: {PUSHED[plan.pushed]}")
     console.print(f"columns of the data: {', '.join(plan.source_columns)}")
     stages = [
-        (f"{number}", s.name, s.role + (f" ({s.tag})" if s.tag else ""), s.per, ", ".join(s.needs), ", ".join(s.gives))
-        for number, s in enumerate(plan.stages, 1)
+        (
+            f"{i}",
+            s.name,
+            s.role + (f" ({s.tag})" if s.tag else ""),
+            s.phase,
+            ", ".join(s.needs),
+            ", ".join(s.gives),
+        )
+        for i, s in enumerate(plan.stages, 1)
     ]
-    _table(console, "Stages of a step", ("", "stage", "role (tag)", "per", "needs", "gives"), stages)
+    _table(console, "Stages of a step", ("", "stage", "role (tag)", "phase", "needs", "gives"), stages)
     _table(console, "Batch", ("", "", ""), _batch_rows(plan))
     memory = [
         (m.group, name, _size(size)) for m in plan.memory for name, size in (*m.parts.items(), ("total", m.total))

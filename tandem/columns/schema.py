@@ -127,7 +127,11 @@ _RESPONSE_COLUMNS = (
     ("entropies", "float32", "entropy of the next-token distribution, nats"),
     ("sum_pi_squared", "float32", "sum of the squared probabilities of all tokens, under the weights of old_logprobs"),
     ("values", "float32", "critic's value before each token"),
-    ("token_rewards", "float32", "reward given at each token, KL penalty included where it is part of the reward"),
+    (
+        "token_rewards",
+        "float32",
+        "reward at each token: a stage's, or else all of it, any KL penalty included",
+    ),
     ("advantages", "float32", "advantage of each token"),
     ("returns", "float32", "target of the critic at each token"),
     ("tis_weights", "float32", "importance weight old / rollout of each token, truncated or zeroed beyond its bounds"),

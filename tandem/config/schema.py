@@ -55,6 +55,10 @@ class PolicyLossConfig(TypedNode):
     type: str = "ppo_clip"
 
 
+class StageConfig(TypedNode):
+    """``{type: NAME, ...parameters}`` of a stage that a plug-in registers."""
+
+
 class DistillationConfig(TypedNode):
     """Learning from a teacher: ``{type: NAME, ...parameters}`` of the objective, and its weight."""
 
@@ -90,6 +94,8 @@ class AlgorithmConfig(Node):
     """Weights and rejections for samples of another policy than the one at the start of a step."""
     old_logprobs: Literal["auto", "recompute", "rollout"] = "auto"
     """Where the proximal log-probs come from; ``auto`` skips the pass where the ratio is 1 by construction."""
+    stages: list[str | StageConfig] = []
+    """Stages of plug-ins that a step has beside its own: names, or {type: NAME, ...parameters}."""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     overlong: Literal["train", "mask"] = "train"
     """Whether answers cut at max_response_length enter statistics and loss."""
@@ -171,6 +177,10 @@ class DataConfig(Node):
     """Wrap a plain text in the tokenizer's chat template."""
     system_prompt: str | None = None
     """System message of the chat template."""
+    tools_key: str | None = None
+    """Column of tool definitions for the chat template: a list of mappings, or JSON text; null in a row: no tools."""
+    keep_nulls: bool = False
+    """Keep null keys in messages and tools of parquet and Python rows, though Arrow gives all rows the same keys."""
     train_batch_size: PositiveInt = 256
     """Prompts per step (P)."""
     max_prompt_length: PositiveInt = 512
@@ -322,6 +332,8 @@ class SftDataConfig(Node):
     response_key: str = "response"
     tools_key: str | None = None
     """Column of tool definitions for the chat template: a list of mappings, or JSON text; null in a row: no tools."""
+    keep_nulls: bool = False
+    """Keep null keys in messages and tools of parquet and Python rows, though Arrow gives all rows the same keys."""
     chat: bool = False
     """Wrap prompt and response in the tokenizer's chat template."""
     add_eos: bool = True

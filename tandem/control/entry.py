@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tandem.config.schema import Config, SftConfig
 from tandem.control import colocate, fully_async, hybrid, preference
 from tandem.control.sft import require_updates, tune
 from tandem.data.catalog import RowCounts
-from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, read_rows
+from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, Row, read_rows
 from tandem.plan.plan import PREFERENCE, Plan
 from tandem.session.build import build_session
 from tandem.session.exports import FINAL_FOLDER
@@ -90,11 +90,18 @@ def _summarize(output_dir: Path, summary: Mapping[str, str]) -> None:
             window = min(_WINDOW, len(values) // 2) if key == "reward/mean" else 1
             first, last = sum(values[:window]) / window, sum(values[-window:]) / window
             span = f" (means of {window} steps)" if window > 1 else ""
-            print(f"{label}: {first:.3f} -> {last:.3f}{span}")
+            print(f"{label}: {first:.3f} -> {last:.3f}{span}{_of_those_scored(rows, key)}")
     for label, told in summary.items():
         print(f"{label}: {told}")
     print(f"model: {output_dir / FINAL_FOLDER}")
     print(f"report: {output_dir / 'report.html'}")
+
+
+def _of_those_scored(rows: Sequence[Row], key: str) -> str:
+    """What a mean reward leaves out, where it leaves anything out."""
+    shares = [float(str(row[share])) for row in rows if (share := f"{key.partition('/')[0]}/scored_share") in row]
+    told = key in ("reward/mean", "eval/reward") and shares and min(shares) < 1
+    return f", of the {sum(shares) / len(shares):.0%} of the answers that were scored" if told else ""
 
 
 def _keep_config(config: BaseModel, output_dir: Path) -> None:

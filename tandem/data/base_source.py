@@ -2,7 +2,7 @@
 
 ``as_examples`` takes any of: a ``datasets.Dataset``, a ``DatasetDict`` (its split ``train``), a torch dataset, a list,
 an iterable; of rows that are tokenised (``input_ids`` with ``loss_mask``, ``labels`` or ``attention_mask``) or text
-(``messages``, ``prompt`` and ``response``, or ``text``).
+(``messages``, with ``tools`` if there are any, ``prompt`` and ``response``, or ``text``).
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ class BaseDataSource(ABC):
         return None
 
 
-def as_rows(dataset: object, *, name: str, split: str = "train") -> RowsTable:
-    """The rows of whatever a data source returned. Raises ``DataError`` if they are none, or it has no such split."""
+def as_rows(dataset: object, *, name: str, split: str = "train", keep_nulls: bool = False) -> RowsTable:
+    """The rows of whatever a data source returned. Raises ``DataError`` if they are none, or it has no such split.
+
+    ``keep_nulls``: see ``RowsTable``.
+    """
     if dataset is None:
         raise DataError(f"{name} returned nothing: return a dataset or a list of rows")
     if isinstance(dataset, Mapping):
@@ -53,9 +56,9 @@ def as_rows(dataset: object, *, name: str, split: str = "train") -> RowsTable:
             )
     if not isinstance(dataset, str | bytes):
         if is_indexable(dataset):
-            return RowsTable(name, dataset)
+            return RowsTable(name, dataset, keep_nulls=keep_nulls)
         if isinstance(dataset, Iterable):
-            return RowsTable(name, list(dataset))
+            return RowsTable(name, list(dataset), keep_nulls=keep_nulls)
     raise DataError(f"{name} returned a {type(dataset).__name__}: return a dataset or a list of rows")
 
 
@@ -95,7 +98,8 @@ def _encode(row: Row, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Sequen
             "not tokenised", f"no column 'input_ids' among {', '.join(map(str, row.values))}, and no tokenizer"
         )
     if "messages" in row.values:
-        return encode_example(tokenizer, ExampleColumns(messages_key="messages"), row)
+        tools = "tools" if "tools" in row.values else None
+        return encode_example(tokenizer, ExampleColumns(messages_key="messages", tools_key=tools), row)
     if "prompt" in row.values and "response" in row.values:
         return encode_example(tokenizer, ExampleColumns(), row)
     text = row["text"]

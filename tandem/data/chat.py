@@ -13,13 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tandem.base.errors import DataError
+from tandem.data.tools import Tools, fit_calls
 from tandem.models.tokenizer import decode_text, encode_text, leading_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
-Tools = Sequence[dict[str, Any]]
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -65,12 +65,14 @@ def render_chat(
 ) -> str:
     """The text that the chat template makes of ``messages``. Raises ``DataError`` where the template refuses them.
 
-    ``tools`` are definitions of the tools that the assistant may call, in the form that the template expects.
+    ``tools`` are definitions of the tools that the assistant may call, in the form that the template expects. Calls of
+    them get their arguments in the form that it expects.
     """
     require_chat_template(tokenizer)
+    messages = fit_calls(tokenizer, messages)
     try:
         text = tokenizer.apply_chat_template(
-            list(messages),
+            messages,
             tools=None if tools is None else list(tools),
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
@@ -81,11 +83,13 @@ def render_chat(
     return str(text)
 
 
-def encode_chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> tuple[str, list[int]]:
+def encode_chat_prompt(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, tools: Tools | None = None
+) -> tuple[str, list[int]]:
     """Text and ids of ``messages`` up to where the assistant begins to write."""
     if messages[-1]["role"] == "assistant":
         raise DataError("the last message is the assistant's: a prompt ends with the turn that it should answer")
-    text = render_chat(tokenizer, messages, add_generation_prompt=True)
+    text = render_chat(tokenizer, messages, add_generation_prompt=True, tools=tools)
     return text, encode_text(tokenizer, text)
 
 
@@ -212,7 +216,7 @@ def _by_generation_marks(
     tokenizer: PreTrainedTokenizerBase, turns: list[Message], ids: list[int], tools: Tools | None
 ) -> tuple[list[int], list[int]]:
     encoded: Any = tokenizer.apply_chat_template(
-        turns,
+        fit_calls(tokenizer, turns),
         tools=None if tools is None else list(tools),
         tokenize=True,
         return_dict=True,

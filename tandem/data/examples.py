@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.base.errors import DataError
 from tandem.data.catalog import Catalog, OnBadRow, RowSkipped
-from tandem.data.chat import Tools, checked_messages, encode_conversation, encode_pair, require_chat_template
+from tandem.data.chat import checked_messages, encode_conversation, encode_pair, require_chat_template
 from tandem.data.length import Overlong, cut
 from tandem.data.mixture import Counted
 from tandem.data.rows import Row, RowError, Table
+from tandem.data.tools import read_tools, require_place_for_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,6 +91,8 @@ class ConversationSource(Counted[Example]):
     ) -> None:
         if columns.chat or columns.messages_key is not None:
             require_chat_template(tokenizer)
+        if columns.tools_key is not None:
+            require_place_for_tools(tokenizer)
 
         def encode(table: int, row: Row) -> Example:
             ids, mask = encode_example(tokenizer, columns, row)
@@ -112,9 +114,9 @@ def encode_example(
 ) -> tuple[list[int], list[int]]:
     """Ids and mask of ``row``, nothing cut. Raises ``RowError``."""
     try:
-        tools = None if columns.tools_key is None else _tools(row, columns.tools_key)
+        tools = read_tools(row, columns.tools_key)
         if columns.messages_key is not None:
-            return encode_conversation(tokenizer, checked_messages(row[columns.messages_key]), tools=tools)
+            return encode_conversation(tokenizer, checked_messages(row.nested(columns.messages_key)), tools=tools)
         prompt, response = _text(row, columns.prompt_key), _text(row, columns.response_key)
         if columns.chat:
             turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
@@ -124,21 +126,6 @@ def encode_example(
         raise
     except DataError as error:
         raise row.bad("not encodable", str(error)) from error
-
-
-def _tools(row: Row, key: str) -> Tools | None:
-    """The tool definitions of a row; none where the column is null."""
-    value = row.find(key)
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise row.bad("no tools", f"column {key!r} is text, but no JSON: {error}") from error
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
-        raise row.bad("no tools", f"column {key!r} is {str(value)[:60]!r}: write a list of tool definitions")
-    return value
 
 
 def _text(row: Row, key: str) -> str:

@@ -90,11 +90,15 @@ class JsonlTable:
 
 
 class ParquetTable:
-    """A parquet file. Single rows are read from a temporary copy in ``spool_dir`` (default: the system's place)."""
+    """A parquet file. Single rows are read from a temporary copy in ``spool_dir`` (default: the system's place).
 
-    def __init__(self, path: Path, *, spool_dir: Path | None = None) -> None:
+    Null keys inside a column count as absent, since Arrow gives every row the keys of all, unless ``keep_nulls``.
+    """
+
+    def __init__(self, path: Path, *, spool_dir: Path | None = None, keep_nulls: bool = False) -> None:
         self.path = path
         self.name = str(path)
+        self._united = not keep_nulls
         self._spool_dir = spool_dir
         next(self._batches(), None)  # a file that is no parquet is refused now
 
@@ -115,8 +119,8 @@ class ParquetTable:
 
     def _rows(self, batch: Any, number: int) -> Iterator[Row | RowError]:
         try:
-            for i, values in enumerate(batch.to_pylist()):
-                yield Row(self.name, number + i, values)
+            for i, values in enumerate(batch.to_pylist(maps_as_pydicts="lossy")):
+                yield Row(self.name, number + i, values, self._united)
         except UnicodeDecodeError:
             if len(batch) > 1:
                 for i in range(len(batch)):
@@ -162,14 +166,17 @@ class _Spool:
         return self._held[1], self._firsts[index]
 
 
-def open_tables(files: Sequence[str | Path], *, spool_dir: Path | None = None) -> list[Table]:
-    """The tables of ``files`` in the order given. Raises ``DataError`` for a missing file, a folder, another format."""
+def open_tables(files: Sequence[str | Path], *, spool_dir: Path | None = None, keep_nulls: bool = False) -> list[Table]:
+    """The tables of ``files`` in the order given. Raises ``DataError`` for a missing file, a folder, another format.
+
+    ``keep_nulls``: see ``ParquetTable``; a null in JSON lines was written and always stays.
+    """
     if not files:
         raise DataError("no data file named: list at least one .parquet or .jsonl file")
-    return [_open_table(Path(file).expanduser(), spool_dir) for file in files]
+    return [_open_table(Path(file).expanduser(), spool_dir, keep_nulls) for file in files]
 
 
-def _open_table(path: Path, spool_dir: Path | None) -> Table:
+def _open_table(path: Path, spool_dir: Path | None, keep_nulls: bool) -> Table:
     if path.is_dir():
         raise DataError(f"{path}: is a folder. Name its files one by one: {_neighbours(path)}")
     if not path.exists():
@@ -178,7 +185,7 @@ def _open_table(path: Path, spool_dir: Path | None) -> Table:
         raise DataError(f"{path}: the file is empty")
     match path.suffix.lower():
         case ".parquet" | ".pq":
-            return ParquetTable(path, spool_dir=spool_dir)
+            return ParquetTable(path, spool_dir=spool_dir, keep_nulls=keep_nulls)
         case ".jsonl" | ".ndjson" | ".json":
             return JsonlTable(path)
         case other:

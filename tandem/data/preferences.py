@@ -18,6 +18,7 @@ from tandem.data.length import Overlong, cut
 from tandem.data.prompts import PromptColumns, PromptEncoder, Rendered, digest, held_out_texts
 from tandem.data.rows import Row, Table
 from tandem.data.sampler import Sampler
+from tandem.data.tools import read_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -117,12 +118,12 @@ class PreferenceEncoder:
             given = _prompt_of(row, talks)
             return self._prompts.render_value(row, talks[0][:given]), [talk[given:] for talk in talks]
         if talks and self._columns.prompt.template is None:
-            value = row[self._columns.prompt.prompt_key]
+            value = row.nested(self._columns.prompt.prompt_key)
             return self._prompts.render_value(row, value, chat=True), values
         return self._prompts.render(row), values
 
     def _value(self, row: Row, column: str) -> str | list[Message]:
-        value = row[column]
+        value = row.nested(column)
         if isinstance(value, str):
             return value
         try:
@@ -151,7 +152,8 @@ class PreferenceEncoder:
             else:
                 turns = [{"role": "assistant", "content": value}] if isinstance(value, str) else value
                 before = list(whole.messages or ())
-                ids, mask = encode_conversation(self._tokenizer, [*before, *turns], given=len(before))
+                tools = read_tools(row, self._columns.prompt.tools_key)
+                ids, mask = encode_conversation(self._tokenizer, [*before, *turns], given=len(before), tools=tools)
         except DataError as error:
             raise row.bad("not encodable", f"column {column!r}: {error}") from error
         length = len(whole.ids)

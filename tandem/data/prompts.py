@@ -19,6 +19,7 @@ from tandem.data.chat import Message, checked_messages, encode_chat_prompt, requ
 from tandem.data.length import Overlong, cut
 from tandem.data.rows import Row, RowError, Table
 from tandem.data.sampler import Sampler
+from tandem.data.tools import read_tools, require_place_for_tools
 from tandem.models.tokenizer import decode_text, encode_text, leading_ids
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class PromptColumns:
 
     ``prompt_key`` holds text or chat messages; ``template`` builds the text from several columns instead, as
     ``str.format`` does (``"{x:2d}+{y:2d}="``). ``chat`` wraps text as a user message, after ``system_prompt`` if given.
+    ``tools_key`` holds definitions of tools for the chat template, as a list of mappings or as JSON text.
     ``uid_key`` None: the uid is "table index:row number". ``data_source_key`` None: the file's name without its ending.
     A key may reach into a nested column by dots (``reward_model.ground_truth``).
     """
@@ -61,6 +63,7 @@ class PromptColumns:
     template: str | None = None
     chat: bool = False
     system_prompt: str | None = None
+    tools_key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class PromptEncoder:
     ) -> None:
         if columns.chat:
             require_chat_template(tokenizer)
+        if columns.tools_key is not None:
+            require_place_for_tools(tokenizer)
         if columns.system_prompt is not None and not columns.chat:
             raise DataError("system_prompt is used with chat: true only: set chat: true, or write it into the prompt")
         self._tokenizer = tokenizer
@@ -96,16 +101,19 @@ class PromptEncoder:
 
     def render(self, row: Row) -> Rendered:
         """The whole prompt of ``row``. Raises ``RowError``."""
-        value = row[self._columns.prompt_key] if self._template is None else self._template.fill(row)
+        value = row.nested(self._columns.prompt_key) if self._template is None else self._template.fill(row)
         return self.render_value(row, value)
 
     def render_value(self, row: Row, value: object, *, chat: bool = False) -> Rendered:
         """The whole prompt that ``value``, text or messages, is; ``chat``: text is a user's message in any case."""
+        tools = read_tools(row, self._columns.tools_key)
         try:
             if isinstance(value, str) and not (chat or self._columns.chat):
+                if tools is not None:
+                    raise row.bad("no place for tools", "tools belong to chat messages: write chat: true")
                 return Rendered(value, self._leading + encode_text(self._tokenizer, value), None)
             messages = self._messages(row, value)
-            text, ids = encode_chat_prompt(self._tokenizer, messages)
+            text, ids = encode_chat_prompt(self._tokenizer, messages, tools=tools)
             return Rendered(text, ids, tuple(messages))
         except RowError:
             raise

@@ -20,11 +20,16 @@ class RowError(DataError):
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: ``number`` counts from 1 and is the line number in a JSON lines file."""
+    """One row of a table: ``number`` counts from 1 and is the line number in a JSON lines file.
+
+    ``united``: the table gives each mapping inside a column the keys that any row has there, null where this row has
+    none, as Arrow does. What a row itself says can't be told from that any more.
+    """
 
     table: str
     number: int
     values: Mapping[str, object]
+    united: bool = False
 
     def bad(self, reason: str, detail: str) -> RowError:
         """The error that says what is wrong with this row."""
@@ -52,6 +57,16 @@ class Row:
             value = value[name]
         return value
 
+    def nested(self, key: str) -> object:
+        """As ``row[key]``, without the null keys inside of it that may be other rows' (see ``united``)."""
+        return _without_nulls(self[key]) if self.united else self[key]
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
+
 
 class Table(Protocol):
     """Rows in a fixed order."""
@@ -78,11 +93,15 @@ class Indexable(Protocol):
 
 
 class RowsTable:
-    """Rows that are already in Python: a list of dicts, a ``datasets.Dataset``, a map-style torch dataset."""
+    """Rows that are already in Python: a list of dicts, a ``datasets.Dataset``, a map-style torch dataset.
 
-    def __init__(self, name: str, rows: Indexable) -> None:
+    They may have come by way of Arrow, so null keys inside of them count as absent, unless ``keep_nulls``.
+    """
+
+    def __init__(self, name: str, rows: Indexable, *, keep_nulls: bool = False) -> None:
         self.name = name
         self._rows = rows
+        self._united = not keep_nulls
 
     def scan(self) -> Iterator[Row | RowError]:
         """All rows in order."""
@@ -97,7 +116,7 @@ class RowsTable:
         values = self._rows[number - 1]
         if not isinstance(values, Mapping):
             raise RowError(self.name, number, "not a row", f"a {type(values).__name__}, not a mapping of columns")
-        return Row(self.name, number, values)
+        return Row(self.name, number, values, self._united)
 
 
 def is_indexable(rows: object) -> TypeGuard[Indexable]:

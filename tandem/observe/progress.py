@@ -11,16 +11,21 @@ from rich.text import Text
 
 FIELDS = (
     ("reward", "reward/mean", "{:.3f}"),
+    ("scored", "reward/scored_share", "{:.0%}"),
     ("loss", "loss/sft", "{:.4f}"),
     ("accuracy", "preference/accuracy", "{:.3f}"),
     ("margin", "preference/margin", "{:.3f}"),
     ("eval", "eval/reward", "{:.3f}"),
+    ("eval scored", "eval/scored_share", "{:.0%}"),
     ("eval accuracy", "eval/accuracy", "{:.3f}"),
     ("kl", "kl/mean", "{:.4f}"),
     ("length", "length/mean", "{:.1f}"),
     ("tokens/s", "throughput/tokens_per_second", "{:,.0f}"),
 )
 """Shown in this order where a step has the metric: (label, key, format)."""
+
+SHARES = ("reward/scored_share", "eval/scored_share")
+"""Shown from the first step on in which they are not all: a mean over some of the answers is another number."""
 
 BAR_WIDTH = 20
 SMOOTHING = 0.2
@@ -83,7 +88,7 @@ class ProgressLine:
             self._step, self._stepped_at = step, now
         for label, key, form in FIELDS:
             value = metrics.get(key)
-            if isinstance(value, int | float):
+            if isinstance(value, int | float) and not (key in SHARES and value == 1 and label not in self._shown):
                 self._shown[label] = form.format(value)
         self._unprinted = True
         if self._live is None and self._due(now):

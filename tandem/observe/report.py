@@ -15,7 +15,7 @@ import yaml
 from tandem.observe.chart import Series, colour, format_number, line_chart, stacked_chart
 from tandem.observe.metrics import METRICS_FILE, ROLLOUTS_FILE, Row, read_rows, to_json
 from tandem.observe.page import PAGE
-from tandem.observe.progress import format_seconds
+from tandem.observe.progress import SHARES, format_seconds
 
 REPORT_FILE = "report.html"
 EDGE_STEPS = 10
@@ -27,15 +27,20 @@ Curves = dict[str, list[tuple[float, float]]]
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart of all metrics whose key matches one of ``patterns``, in the order of the patterns."""
+    """A chart of all metrics whose key matches one of ``patterns``, in the order of the patterns.
+
+    Those that are ``flat`` throughout are left out.
+    """
 
     title: str
     unit: str
     patterns: tuple[str, ...]
+    flat: float | None = None
 
 
 PANELS = (
     Panel("Reward", "per sample", ("reward/mean", "eval/reward", "eval/accuracy", "eval/mean@*", "eval/pass@*")),
+    Panel("Answers scored", "share; the others are in no mean", SHARES, flat=1.0),
     Panel("KL to the reference", "nats per token", ("kl/mean",)),
     Panel("Response length", "tokens", ("length/mean", "length/max", "eval/length*")),
     Panel("Lag", "versions between generation and training", ("lag/mean", "lag/max")),
@@ -94,6 +99,8 @@ def headline(curves: Curves) -> list[tuple[str, str]]:
         else:
             steps_text = "step" if edge == 1 else f"{edge} steps"
             tiles.append((f"reward, first → last {steps_text}", f"{first:.3f} → {last:.3f}"))
+        if (shares := [y for _, y in curves.get(SHARES[0], [])]) and min(shares) < 1:
+            tiles.append(("answers scored", f"{_mean(shares):.0%}"))
     for key, label in (("eval/reward", "evaluation reward"), ("eval/accuracy", "evaluation accuracy")):
         if evaluation := [y for _, y in curves.get(key, [])]:
             start = f"{evaluation[0]:.3f} → " if len(evaluation) > 1 else ""
@@ -113,7 +120,7 @@ def headline(curves: Curves) -> list[tuple[str, str]]:
 def _charts(curves: Curves) -> str:
     figures = []
     for panel in PANELS:
-        keys = _matching(panel.patterns, curves)
+        keys = [key for key in _matching(panel.patterns, curves) if {y for _, y in curves[key]} != {panel.flat}]
         if keys:
             series = [Series(key, tuple(curves[key]), dots=key.startswith("eval/")) for key in keys]
             legend = [(key, format_number(curves[key][-1][1])) for key in keys]

@@ -12,12 +12,14 @@ from tandem.algorithms.distillation import teacher_columns
 from tandem.base.errors import Problem, UnknownNameError
 from tandem.base.exact_mode import ask_for_exact_mode
 from tandem.base.registry import Entry, Registry, Signature, near
-from tandem.config.schema import Config
+from tandem.config.schema import Config, StageConfig
 from tandem.plan.teacher import learns_from_reward, uses_teacher
 from tandem.reward import resolve as _built_in  # noqa: F401  (registers the built-in scorers)
 from tandem.reward.static import describe
 from tandem.rollout.registry import LATER as ENGINES_LATER
 from tandem.rollout.registry import engines
+from tandem.stages.registry import STAGES
+from tandem.stages.stage import Stage
 
 STRATEGIES = ("fsdp2", "fsdp", "megatron")
 
@@ -26,7 +28,7 @@ STRATEGIES = ("fsdp2", "fsdp", "megatron")
 class Entries:
     """What the names in a config stand for; None where a name is unknown (a problem says so).
 
-    ``estimates``: advantages are estimated from rewards.
+    ``estimates``: advantages are estimated from rewards. ``stages`` are those of plug-ins that can be made.
     """
 
     advantage: Entry[Any] | None
@@ -38,6 +40,7 @@ class Entries:
     estimates: bool
     engine: Entry[Any] | None
     reward: Signature | None
+    stages: tuple[Stage, ...] = ()
 
 
 def advantage_name(config: Config) -> str:
@@ -84,7 +87,22 @@ def look_up(config: Config) -> Entries:
         estimates=learns_from_reward(config),
         engine=_find(engines, config.actor_rollout_ref.rollout.name),
         reward=reward if isinstance(reward, Signature) else None,
+        stages=tuple(stage for stage in map(made_stage, named_stages(config)) if isinstance(stage, Stage)),
     )
+
+
+def named_stages(config: Config) -> tuple[StageConfig, ...]:
+    """The stages of plug-ins that the config names, in either way of writing them."""
+    return tuple(StageConfig(type=one) if isinstance(one, str) else one for one in config.algorithm.stages)
+
+
+def made_stage(named: StageConfig) -> Stage | Exception | None:
+    """The stage, or why its constructor refuses its parameters; None for an unknown name."""
+    entry = _find(STAGES, named.type)
+    try:
+        return None if entry is None else entry.target(**named.parameters)
+    except Exception as error:  # another's code: whatever it says is a problem of the plan
+        return error
 
 
 def _find(registry: Registry[Any], name: str) -> Entry[Any] | None:

@@ -27,7 +27,8 @@ from tandem.plan.batch import longest_sequence
 from tandem.plan.critic import critic_model, critic_token_budget
 from tandem.plan.model import ModelFacts
 from tandem.plan.placement import Placement
-from tandem.plan.teacher import TEACHER, teacher_parameters
+from tandem.plan.teacher import teacher_parameters
+from tandem.stages.facts import TEACHER
 
 BYTES = {"float32": 4, "bfloat16": 2}
 MASTER = 4

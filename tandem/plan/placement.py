@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from tandem.config.execution import Devices
 from tandem.config.schema import Config
 from tandem.plan.preference import learns_preferences, loss_reads
-from tandem.plan.teacher import TEACHER, learns_from_reward, teaches_as_tag, uses_teacher
+from tandem.plan.teacher import learns_from_reward, teaches_as_tag, uses_teacher
+from tandem.stages.facts import TEACHER
 
 ONE_DEVICE = (1, 1)
 REFERENCE_NAMES = ("reference", "ref")

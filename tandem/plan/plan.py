@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Literal
 
 from tandem.base.errors import ConfigError, Problem
@@ -24,6 +24,7 @@ from tandem.plan.checks.execution import check_execution
 from tandem.plan.checks.model import check_context, check_exact, read_checked
 from tandem.plan.checks.preference import check_preferences, preference_notes
 from tandem.plan.checks.reward import check_reward
+from tandem.plan.checks.stages import check_stages
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
 from tandem.plan.checks.trainer import check_evaluation, check_length, check_schedule, check_trainer
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
@@ -41,15 +42,16 @@ from tandem.plan.placement import (
 from tandem.plan.preference import learns_preferences
 from tandem.plan.reward import ScoringPlan, plan_scoring, reward_notes
 from tandem.plan.stages import (
-    OldLogprobs,
-    Stage,
     old_logprobs_from,
     plan_base_tags,
-    plan_stages,
     plan_tags,
     source_columns,
+    step_facts,
 )
 from tandem.plan.teacher import Teacher, teachers
+from tandem.stages.facts import REWARD, ROLLOUT, OldLogprobs, Step
+from tandem.stages.stage import PlannedStage, Stage
+from tandem.stages.table import BUILT_IN, plan_step
 
 PREFERENCE = "preference"
 """The loop of preference training."""
@@ -66,7 +68,8 @@ class Plan:
     are no copies but the base model, its adapters switched off. ``pushed`` is what new weights for the rollout engine
     are: nothing where it generates with the actor's own. ``later`` names what can be planned and not be run yet.
     ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown. ``batch.steps``
-    counts the rows of the files before any is dropped. ``scoring`` is None where no reward is made.
+    counts the rows of the files before any is dropped. ``scoring`` is None where no reward is made. ``stages`` are
+    those of ``table`` that run, by what ``step`` says of the config.
     """
 
     mode: str
@@ -80,7 +83,9 @@ class Plan:
     old_logprobs: OldLogprobs
     pushed: Literal["nothing", "merged", "adapter"]
     source_columns: tuple[str, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[PlannedStage, ...]
+    step: Step = field(compare=False, repr=False)
+    table: tuple[Stage, ...] = field(compare=False, repr=False)
     batch: BatchPlan
     memory: tuple[MemoryPlan, ...]
     later: tuple[Problem, ...]
@@ -95,7 +100,7 @@ class Plan:
     @property
     def loop(self) -> str:
         """The loop that runs it: that of its mode, or the one for preferences, which generates nothing."""
-        return self.mode if "rollout" in self.roles else PREFERENCE
+        return self.mode if ROLLOUT in self.roles else PREFERENCE
 
     @property
     def devices(self) -> int:
@@ -109,13 +114,19 @@ class Plan:
 
     def to_json(self) -> str:
         """The whole plan for machines; values that JSON lacks are written as text."""
-        content = {"kind": "train", "loop": self.loop, "roles": self.roles, "devices": self.devices, **asdict(self)}
-        return json.dumps(content, default=repr, ensure_ascii=False, indent=2)
+        told = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
+        content = {"kind": "train", "loop": self.loop, "roles": self.roles, "devices": self.devices, **told}
+        return json.dumps(content, default=_plain, ensure_ascii=False, indent=2)
 
     def require_runnable(self) -> None:
         """Raise ``ConfigError`` with all problems and with what can't be run yet, if there are any."""
         if not self.runs:
             raise ConfigError([*self.problems, *self.later])
+
+
+def _plain(value: object) -> object:
+    """What JSON can say of a value that it lacks."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else repr(value)
 
 
 def compile_plan(config: Config) -> Plan:
@@ -130,7 +141,8 @@ def compile_plan(config: Config) -> Plan:
     critic_facts, critic_problems = read_critic(config, facts)
     rows = count_rows(config.data.train_files) if config.data.train_files else None
     batch = plan_batch(config, train_ranks(config), rows)
-    stages = plan_stages(config, entries)
+    step = step_facts(config, entries)
+    stages = plan_step(step, entries.stages)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
     shares = _shares_weights(config, runtime)
     problems = [
@@ -152,11 +164,13 @@ def compile_plan(config: Config) -> Plan:
         tags=tags,
         base_tags=base_tags,
         teachers=teachers(config),
-        scoring=plan_scoring(config) if any(stage.role == "reward" for stage in stages) else None,
+        scoring=plan_scoring(config) if any(stage.role == REWARD for stage in stages) else None,
         old_logprobs=old_logprobs_from(config),
         pushed="nothing" if shares else pushed_part(config),
         source_columns=source_columns(entries),
         stages=stages,
+        step=step,
+        table=(*BUILT_IN, *entries.stages),
         batch=batch,
         memory=plan_memory(
             config,
@@ -180,6 +194,7 @@ def _contradictions(
         yield from check_preferences(config, entries.preference_loss)
     else:
         yield from check_algorithm(config, entries)
+        yield from check_stages(config, entries)
         yield from check_reward(config)
         yield from check_teacher(config, entries, facts)
         yield from check_data(config)

@@ -10,8 +10,8 @@ from typing import Any
 
 from tandem.config.schema import Config
 from tandem.plan.model import model_folder, read_model
+from tandem.stages.facts import TEACHER
 
-TEACHER = "teacher"
 IGNORED = frozenset(
     {
         "_name_or_path",

@@ -14,6 +14,9 @@ from tandem.base.errors import RewardError
 LARGEST = (2 - 2**-23) * 2.0**127
 """The largest float32, as which rewards are kept."""
 
+PROCESS = "the scoring process"
+"""Begins the reason where a process ended in a scoring."""
+
 
 class Sample(NamedTuple):
     """What a scorer of single samples may ask for, by the names of ``registry.SAMPLE_FIELDS``."""
@@ -75,7 +78,9 @@ def as_verdict(value: object) -> Verdict:
         value = value["score"]
     number = _number(value)
     if number is None:
-        return failed(f"returned {_shown(value)}, not a number")
+        return failed(
+            f"returned {_shown(value)}, not a number" + (" (a wrong answer's is 0.0)" if value is None else "")
+        )
     if (reason := unusable(number)) is not None:
         return failed(f"returned {reason}")
     return Verdict(number, metrics=metrics)
@@ -168,6 +173,12 @@ class Scores:
             found = [metrics[name] for metrics in self.metrics if name in metrics]
             lines[name] = sum(found) / len(found)
         return lines
+
+
+def share_scored(report: Mapping[str, float]) -> dict[str, float]:
+    """``scored_share`` of the scorings that ``report`` counts; nothing where there was none."""
+    total = sum(report.get(str(outcome), 0.0) for outcome in Outcome)
+    return {"scored_share": report[str(Outcome.SCORED)] / total} if total else {}
 
 
 @dataclass(frozen=True)

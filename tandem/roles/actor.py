@@ -14,7 +14,7 @@ from tandem.columns.proto import DataProto
 from tandem.roles.batching import Batching
 from tandem.roles.loss import Loss
 from tandem.roles.train_group import TrainGroup
-from tandem.roles.train_rank import OLD_ACTOR, REF
+from tandem.stages.facts import OLD_ACTOR, REF
 from tandem.train.checkpoint import Checkpoint
 from tandem.train.objective import LossSum, trained_mask
 from tandem.train.protocol import Exported, StepResult, logprobs_and

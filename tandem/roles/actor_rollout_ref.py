@@ -16,8 +16,9 @@ from tandem.roles.advantages import AdvantageStage
 from tandem.roles.critic import Critic
 from tandem.roles.loss import Loss, with_rewards
 from tandem.roles.rollout.generation import as_batch, as_prompts, request
-from tandem.roles.stages import BatchStage
+from tandem.roles.serving import ForwardModel
 from tandem.rollout.protocol import RolloutEngine, Sampling
+from tandem.stages.stage import BatchStage
 from tandem.train.objective import Objective
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class ActorRolloutRef:
     """Actor, rollout engine and reference over one set of weights, for a training loop of your own.
 
     ``stages`` are the forwards and the advantages that the plan derived from the config; ``objective`` is what
-    ``actor.step`` minimises. ``critic`` is there where ``stages`` train one. ``calls`` counts rollouts, so that no two
+    ``actor.step`` minimises. ``critic`` is there where ``stages`` train one, ``models`` where roles
+    score with weights of their own. ``calls`` counts rollouts, so that no two
     of them repeat their random streams.
     """
 
@@ -42,6 +44,7 @@ class ActorRolloutRef:
     stages: tuple[BatchStage, ...]
     objective: Objective
     critic: Critic | None = None
+    models: tuple[ForwardModel, ...] = ()
     seed: int = 0
     calls: int = 0
 

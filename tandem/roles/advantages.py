@@ -52,17 +52,19 @@ class AdvantageStage:
     """Estimator, KL in the reward and its controller.
 
     ``kl`` is None where no KL is taken from the reward; its coefficient is constant within a partition and learns from
-    partition k for k + 1.
+    partition k for k + 1. ``added``: the batch brings ``token_rewards`` of a stage (a process reward). The estimator
+    sees them plus the reward of the answer on its last trained token; the column stays as it was given.
     """
 
     estimate: Callable[..., Advantages]
     signature: Signature
     kl: KlConfig | None = None
     controller: KLController | None = None
+    added: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, algorithm: AlgorithmConfig) -> AdvantageStage:
+    def of(cls, algorithm: AlgorithmConfig, *, added: bool = False) -> AdvantageStage:
         """The stage that the config describes."""
         written = algorithm.adv_estimator
         name, parameters = (written, {}) if isinstance(written, str) else (written.type, written.parameters)
@@ -70,22 +72,43 @@ class AdvantageStage:
         in_reward = algorithm.kl.where == "reward" and algorithm.kl.coef > 0
         kl = algorithm.kl if in_reward else None
         controller = kl_controller(algorithm.kl) if in_reward else None
-        return cls(partial(entry.target, **parameters), entry.signature, kl, controller)
+        return cls(partial(entry.target, **parameters), entry.signature, kl, controller, added)
 
     def __call__(self, batch: DataProto) -> DataProto:
-        """The batch with ``token_rewards``, ``advantages`` and ``returns``."""
+        """The batch with ``token_rewards`` (unless it brings some), ``advantages`` and ``returns``.
+
+        Raises ``ContractError`` where a trained token has a reward that is no number.
+        """
         layout = batch.ragged("response_mask")
         mask = batch.padded("response_mask", False).bool()
         rewards = token_rewards(batch.dense("rewards"), mask)
         self.metrics = {}
+        if self.added:
+            rewards = rewards + self._brought(batch, mask)
         if self.kl is not None and self.controller is not None:
             rewards = self._penalised(batch, rewards, mask)
         padded = {"token_rewards": rewards, "response_mask": mask}
         advantages, returns = self.estimate(**self._columns(batch, padded))
-        added = {"token_rewards": rewards, "advantages": advantages, "returns": returns}
+        made = {"advantages": advantages, "returns": returns}
+        if not self.added:
+            made["token_rewards"] = rewards
         inside = layout.mask()
-        columns = {name: layout.like(values[inside].float()) for name, values in added.items()}
+        columns = {name: layout.like(values[inside].float()) for name, values in made.items()}
         return DataProto({**batch.batch, **columns}, batch.non_tensor_batch, batch.meta_info, batch.tokenizer)
+
+    def _brought(self, batch: DataProto, mask: torch.Tensor) -> torch.Tensor:
+        """The rewards at tokens that a stage gave, (B, T), 0 outside ``mask``."""
+        given = batch.padded("token_rewards")
+        broken = (mask & ~given.isfinite()).any(dim=-1)
+        if bool(broken.any()):
+            raise ContractError(
+                f"token_rewards of {int(broken.sum())} of {len(batch)} samples are no numbers, the first in row "
+                f"{int(broken.nonzero()[0])}: a stage gives 0 where it has nothing to say"
+            )
+        brought = torch.where(mask, given, 0.0)
+        sums = brought.double().sum(dim=-1)[mask.any(dim=-1)]
+        self.metrics["reward/tokens"] = float(sums.mean()) if len(sums) else 0.0
+        return brought
 
     def _penalised(self, batch: DataProto, rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         assert self.kl is not None and self.controller is not None
@@ -97,7 +120,7 @@ class AdvantageStage:
             kind=self.kl.type,
             coef=self.controller.coef,
         )
-        self.metrics = {"kl/reward": penalised.kl.mean, "kl/coef": self.controller.coef}
+        self.metrics |= {"kl/reward": penalised.kl.mean, "kl/coef": self.controller.coef}
         self.controller.update(penalised.kl.mean, len(batch))
         return penalised.token_rewards
 

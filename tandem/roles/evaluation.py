@@ -99,6 +99,7 @@ class Evaluator:
         every = [reward for rewards in by_source.values() for reward in rewards]
         metrics["eval/reward"] = metrics[f"eval/mean@{self._sampling.n}"] = _mean(every)
         metrics["eval/failed"] = float(failed)
+        metrics["eval/scored_share"] = len(every) / (len(every) + failed) if every or failed else 0.0
         metrics["eval/length"] = _mean([float(answer.tokens) for group in groups for answer in group])
         metrics |= {f"eval/pass@{k}": _mean(found) for k, found in passes.items()}
         if len(by_source) > 1:

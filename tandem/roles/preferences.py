@@ -13,7 +13,7 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.data.preferences import Preference
 from tandem.roles.actor import Actor
-from tandem.roles.stages import BatchStage
+from tandem.stages.stage import BatchStage
 from tandem.train.micro_batches import canonical_order
 from tandem.train.objective import LossSum, Objective
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
@@ -13,12 +14,15 @@ from tandem.base.deadline import Deadline
 from tandem.columns.proto import DataProto
 from tandem.config.schema import NO_REWARD, RewardConfig
 from tandem.models.tokenizer import load_tokenizer
+from tandem.reward.failures import Failures
 from tandem.reward.outcome import Scores, apply_policy
 from tandem.reward.parts import component_names
 from tandem.reward.process.inline import InlineScoring
 from tandem.reward.process.job import Handle
 from tandem.reward.process.pool import ScoringPool
 from tandem.reward.resolve import bind, resolve
+
+logger = logging.getLogger(__name__)
 
 _SLACK_S = 300.0  # beyond the scorings' own deadlines: processes that start, a machine that is busy
 
@@ -49,7 +53,8 @@ class RewardManager:
     """Scores batches. Called with a batch it gives (B,) float32, NaN where scoring failed.
 
     ``submit`` and ``collect`` are the same in two halves, so that scoring goes on beside generation. ``components`` are
-    the names of the K terms that each reward is the sum of, where the scorer has such.
+    the names of the K terms that each reward is the sum of, where the scorer has such. ``failures`` counts all
+    scorings; what went wrong is warned of when it first happens and, with its count, at the end.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class RewardManager:
         components: tuple[str, ...] = (),
     ) -> None:
         self.components = components
+        self.failures = Failures()
         self._scoring = scoring
         self._timeout_s = timeout_s
         self._on_error = on_error
@@ -84,6 +90,7 @@ class RewardManager:
         """
         patience = self._timeout_s * max(1, len(handle)) + _SLACK_S
         scores = self._scoring.collect(handle, Deadline(patience))
+        self.failures.add(scores)
         return scores, bool(apply_policy(scores, self._on_error).refill)
 
     def check(self) -> None:
@@ -108,8 +115,10 @@ class RewardManager:
         return found
 
     def close(self) -> None:
-        """End the scoring processes."""
+        """End the scoring processes, and tell what failed."""
         self._scoring.close()
+        if self.failures.failed:
+            logger.warning("rewards: %s", self.failures)
 
 
 def build_reward_manager(

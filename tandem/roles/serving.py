@@ -12,13 +12,9 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.models.causal_lm import CausalLM
 from tandem.models.weights import copy_weights, own_weights
-from tandem.roles.stages import BatchStage
+from tandem.stages.stage import BatchStage
 from tandem.train.protocol import TrainEngine, Wanted, logprobs_and
 from tandem.weights.sync import Weights
-
-
-def _nothing(partition: int) -> None:
-    """A role without weights needs no preparation."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class ServingRole:
     stages: tuple[BatchStage, ...]
     columns: tuple[str, ...]
     groups: int
-    begin: Callable[[int], None] = _nothing
+    begin: Callable[[int], None]
 
     @property
     def gives(self) -> tuple[str, ...]:

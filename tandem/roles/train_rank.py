@@ -16,6 +16,7 @@ from tandem.columns.ragged import Ragged
 from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.loading import ComputeType, load_causal_lm, load_model
 from tandem.models.weights import copy_weights
+from tandem.stages.facts import OLD_ACTOR
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
 from tandem.train.engine import FsdpEngine
@@ -23,9 +24,6 @@ from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import Exported, StepResult, Wanted
 from tandem.train.sharding import local_shard
 from tandem.weights.store import WeightStore
-
-REF = "ref"
-OLD_ACTOR = "old_actor"
 
 Bucket = list[tuple[str, torch.Tensor]]
 """Some (Hugging Face name, full tensor) of an export."""

@@ -11,7 +11,7 @@ import torch
 from tandem.columns.proto import DataProto
 from tandem.roles.actor import Actor
 from tandem.roles.loss import Loss
-from tandem.roles.stages import BatchStage
+from tandem.stages.stage import BatchStage
 from tandem.train.objective import Objective
 
 Around = Callable[[str], AbstractContextManager[None]]

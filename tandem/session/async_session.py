@@ -17,9 +17,10 @@ from tandem.roles.advantages import AdvantageReport
 from tandem.roles.batch_metrics import check_lag
 from tandem.roles.loss import without_samples
 from tandem.roles.serving import ForwardModel, ServingRole
-from tandem.roles.stages import BatchStage
-from tandem.session.moved_reference import REFERENCE, is_part, write_reference
+from tandem.session.moved_reference import is_part, write_reference
 from tandem.session.streaming import StreamingSession
+from tandem.stages.facts import REFERENCE
+from tandem.stages.stage import BatchStage
 
 _TICK_S = 0.25
 _JOIN_S = 2.0  # for a loop that is told to end; it is a daemon, and may wait for weights that never come
@@ -79,7 +80,7 @@ class AsyncSession(StreamingSession):
     @property
     def before_training(self) -> tuple[BatchStage, ...]:
         """The planned stages that the actor's loop runs on a complete partition: training a critic."""
-        return tuple(stage for stage in self.stages if stage.name == "train_critic")
+        return tuple(stage for stage in self.stages if stage.changes_weights)
 
     def partitions(self) -> Iterator[int]:
         """The partitions that a serving role works through."""

@@ -16,9 +16,9 @@ from tandem.base.errors import ConfigError, ContractError, Problem
 from tandem.config.schema import Config
 from tandem.plan.placement import uses_reference
 from tandem.roles.serving import ForwardModel
+from tandem.stages.facts import REFERENCE
 from tandem.train.checkpoint import Checkpoint
 
-REFERENCE = "reference"
 _WEIGHTS, _VERSION = "weights.safetensors", "version"
 
 

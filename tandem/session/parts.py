@@ -24,6 +24,7 @@ from tandem.roles.rollout.generation import evaluation_sampling
 from tandem.runtime.protocol import Runtime
 from tandem.session.session import Session, Tally
 from tandem.session.stepping import CHECKPOINTS, Progress
+from tandem.stages.table import advantages
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
 
@@ -71,14 +72,14 @@ class Parts:
     def filling(self) -> Filling:
         """How groups are drawn and which are kept."""
         algorithm = self.config.algorithm
-        compared = {name for stage in self.plan.stages if stage.name == "advantages" for name in stage.needs}
+        estimated = advantages.planned(self.plan.stages)
         return Filling(
             self.composite.sampling,
             self.config.trainer.seed,
             algorithm.filter_groups.enable,
             algorithm.overlong,
             self.config.execution.deadline_s,
-            "reward_components" if "reward_components" in compared else "rewards",
+            "reward_components" if estimated is not None and "reward_components" in estimated.needs else "rewards",
         )
 
     def session(self, kind: type[S], rollout: Tally, plane: DataPlane, max_staleness: int, **handles: Any) -> S:

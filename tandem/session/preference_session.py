@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,12 +21,13 @@ from tandem.plan.plan import Plan
 from tandem.roles.actor import Actor
 from tandem.roles.loss import Loss
 from tandem.roles.preferences import Against, PreferenceEvaluator, Scorer, as_groups, with_reference_point
-from tandem.roles.stages import BatchStage
 from tandem.runtime.build.composite import build_actor, load_trainable, model_tokenizer
 from tandem.runtime.build.sources import held_out_preferences, preference_source, prompt_tables
 from tandem.session.build import continue_from, find_checkpoint
 from tandem.session.exports import Exporter
 from tandem.session.stepping import CHECKPOINTS, Progress, Stepping
+from tandem.stages.stage import BatchStage, Roles
+from tandem.stages.table import bind
 from tandem.train import checkpoint
 from tandem.train.preference import PreferenceObjective
 
@@ -157,9 +157,6 @@ def held_out_evaluator(config: Config, plan: Plan, trained: ModelConfig) -> Pref
 
 def preference_stages(plan: Plan, actor: Scorer) -> tuple[BatchStage, ...]:
     """What the plan puts before the train call, ready to run."""
-    runs: dict[str, Callable[[DataProto], DataProto]] = {
-        "ref": actor.ref_logprobs,
-        "reference_point": partial(with_reference_point, actor=actor),
-    }
-    planned = [stage for stage in plan.stages if stage.name in runs]
-    return tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name], stage.per) for stage in planned)
+    point = partial(with_reference_point, actor=actor)
+    roles = Roles(plan.step.config, plan.step, ref_logprobs=actor.ref_logprobs, reference_point=point)
+    return bind(plan.stages, plan.table, roles)

@@ -15,6 +15,7 @@ from tandem.data.prompts import PromptSource
 from tandem.dataflow.store import DataPlane
 from tandem.models.loading import save_pretrained_atomic
 from tandem.observe.metrics import RolloutRecord
+from tandem.reward.outcome import share_scored
 from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.advantages import AdvantageReport
@@ -24,10 +25,10 @@ from tandem.roles.critic import CRITIC
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.loss import Loss, without_samples
 from tandem.roles.reward import RewardManager
-from tandem.roles.stages import BatchStage
 from tandem.session.exports import Exporter
 from tandem.session.stepping import CHECKPOINTS, Stepping
 from tandem.speed.measured import RESUMED, setting_of, step_limit, step_summary
+from tandem.stages.stage import BatchStage
 
 
 class Tally(Protocol):
@@ -85,7 +86,7 @@ class Session(Stepping):
 
     def group_columns(self) -> list[str]:
         """The columns that a group has once it is generated and scored."""
-        filled = [stage for stage in self.plan.stages if stage.per == "group"]
+        filled = [stage for stage in self.plan.stages if stage.phase == "group"]
         return list(dict.fromkeys([*self.plan.source_columns, *(name for stage in filled for name in stage.gives)]))
 
     def take(self, partition: int) -> DataProto:
@@ -128,8 +129,9 @@ class Session(Stepping):
         super().end_step(step, batch, update)
 
     def _metrics(self, batch: DataProto, step: int) -> dict[str, float]:
+        report = self.rollout.report
         metrics = {
-            **{f"reward/{name}": value for name, value in self.rollout.report.items()},
+            **{f"reward/{name}": value for name, value in (report | share_scored(report)).items()},
             **batch_metrics(batch, step),
             **{f"dropped/{name}": float(count) for name, count in self.rollout.counts.items()},
             **self.told.metrics,
@@ -213,7 +215,9 @@ class Session(Stepping):
         """What the steps came to, and where all samples went."""
         done = self.progress.step > self.progress.began  # else what is there is of an earlier part of the run
         steps = step_summary(self.output_dir, setting_of(self.config)) if done else {}
-        return steps | ({"samples": self.progress.samples} if self.progress.samples else {})
+        failures = self.rewards.failures
+        told = {"samples": self.progress.samples, "rewards": str(failures) if failures.failed else ""}
+        return steps | {name: text for name, text in told.items() if text}
 
 
 def _records(batch: DataProto, count: int, version: int) -> list[RolloutRecord]:

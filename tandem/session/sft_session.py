@@ -17,6 +17,7 @@ from tandem.data.examples import Example
 from tandem.data.files import open_tables
 from tandem.data.mixture import Mixture, Stream
 from tandem.data.rows import Row, Table
+from tandem.data.tools import read_tools
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, new_model
 from tandem.models.numerics import prepare_process
@@ -257,7 +258,8 @@ def _pair(row: Row, config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Pa
         raise row.bad("not text", f"{data.prompt_key!r} and {data.response_key!r} must be text, the first not empty")
     try:
         if data.chat:
-            return encode_chat_prompt(tokenizer, [{"role": "user", "content": prompt}])[1], response
+            tools = read_tools(row, data.tools_key)
+            return encode_chat_prompt(tokenizer, [{"role": "user", "content": prompt}], tools=tools)[1], response
         return leading_ids(tokenizer) + encode_text(tokenizer, prompt), response
     except DataError as error:
         raise row.bad("not encodable", str(error)) from error
@@ -266,11 +268,12 @@ def _pair(row: Row, config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Pa
 def _held_out_tables(config: SftConfig, own: BaseDataSource | None) -> Sequence[Table]:
     """The held-out rows. Raises ``DataError`` where an evaluation is asked for and there are none."""
     data = config.data
-    tables: list[Table] = open_tables(data.val_files) if data.val_files else []
+    tables: list[Table] = open_tables(data.val_files, keep_nulls=data.keep_nulls) if data.val_files else []
     if data.source is not None and own is not None:
         rows = rows_of(own.get_val_dataset, data.source.type)
         name = f"{data.source.type}.get_val_dataset()"
-        tables += [as_rows(rows, name=name, split="validation")] if rows is not None else []
+        if rows is not None:
+            tables.append(as_rows(rows, name=name, split="validation", keep_nulls=data.keep_nulls))
     if not tables:
         raise DataError(
             "evaluation.interval is set, but there are no held-out rows: name data.val_files, or set it to 0"

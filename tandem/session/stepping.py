@@ -16,6 +16,7 @@ from tandem.observe.run_log import RunLog
 from tandem.plan.plan import Plan
 from tandem.roles.actor import Actor
 from tandem.session.exports import FINAL_FOLDER, Exporter
+from tandem.stages.facts import REF
 
 CHECKPOINTS = "checkpoints"
 
@@ -89,7 +90,7 @@ class Stepping(ABC):
     def end_step(self, step: int, batch: DataProto, update: dict[str, float]) -> None:
         """Refresh the reference if it is due, count the step as done."""
         interval = self.config.actor_rollout_ref.ref.update_interval
-        if interval is not None and "ref" in self.plan.tags and (step + 1) % interval == 0:
+        if interval is not None and REF in self.plan.tags and (step + 1) % interval == 0:
             self.actor.refresh_reference()
         self.progress.step = step + 1
         self.progress.trained = batch, update

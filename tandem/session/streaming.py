@@ -19,10 +19,10 @@ from tandem.roles.loss import without_samples
 from tandem.roles.rollout.utilization import StepClock
 from tandem.roles.rollout.worker import RolloutWorker, cause_of_stall
 from tandem.roles.rollout.workers import RolloutWorkers
-from tandem.roles.stages import BatchStage
 from tandem.roles.update import UPDATES, Update
 from tandem.session.session import Session
 from tandem.session.stall_warning import telling
+from tandem.stages.stage import BatchStage
 
 T = TypeVar("T")
 
@@ -48,12 +48,12 @@ class StreamingSession(Session):
     @property
     def forwards(self) -> tuple[BatchStage, ...]:
         """The planned stages that a sub-batch goes through as it arrives."""
-        return tuple(stage for stage in self.stages if stage.per == "sub_batch")
+        return tuple(stage for stage in self.stages if stage.phase == "sub_batch")
 
     @property
     def merged(self) -> tuple[BatchStage, ...]:
         """The planned stages that see the whole partition."""
-        return tuple(stage for stage in self.stages if stage.per == "partition")
+        return tuple(stage for stage in self.stages if stage.phase == "partition")
 
     @contextmanager
     def streaming(self) -> Iterator[None]:

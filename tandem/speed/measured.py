@@ -16,6 +16,7 @@ from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, Row, read_rows
 from tandem.plan.batch import sub_batches
 from tandem.plan.placement import placements
 from tandem.speed.step_bound import Limit, Parts, Setting, best_step
+from tandem.stages.table import generate, old_logprobs, push, timed_as, train, values
 
 WARM_UP = 2
 """First steps left out: they compile, allocate, and fill the pipeline."""
@@ -23,20 +24,20 @@ WARM_UP = 2
 ENOUGH = 3
 """Steps after them that make a mean."""
 
-STEP, ROLLOUT, TRAIN = "time/step", "time/rollout", "time/train"
-TRAINING = (TRAIN, "time/train_critic")
+STEP, ROLLOUT, TRAIN = "time/step", generate.time_key, train.time_key
+TRAINING = timed_as("train")
 
-WORK = {"reference": ("time/ref", "time/teacher"), "old": ("time/old",)}
+WORK = {"reference": timed_as("forward"), "old": (old_logprobs.time_key,)}
 """Part -> keys of ``metrics.jsonl`` that add up to it; seconds on the devices of its role."""
 
 CLOCK = {
-    "advantages": ("time/advantages", "time/correction"),
+    "advantages": timed_as("advantages"),
     "snapshot": ("time/push_health", "time/push_snapshot"),  # the actor stands for both
     "broadcast": ("time/push_transfer",),  # without the drain, in which engines are at work
     "swap": ("time/push_apply",),
 }
-VALUES = "time/values"  # the critic's: in turn with the actor's forwards, but in fully async beside them
-PUBLISH, TURNS, PUSH, DRAIN = "time/publish", "time/turns", "time/push_", "time/push_drain"
+VALUES = values.time_key  # the critic's: like a plug-in's stage in turn with forwards, but in fully async beside them
+PUBLISH, TURNS, PUSH, DRAIN = push.time_key, "time/turns", "time/push_", "time/push_drain"
 LONGEST, ENDED = "rollout/longest_s", "rollout/longest_ended_s"
 
 RESUMED = "limit/resumed_after"
@@ -140,8 +141,10 @@ def setting_of(config: Config) -> Setting:
     """How ``config`` runs a step."""
     execution = config.execution
     devices = {placement.role: placement.devices for placement in placements(config)}
+    named = (one if isinstance(one, str) else one.type for one in config.algorithm.stages)
+    further = tuple(f"time/{name}" for name in named)
     if execution.mode == "colocate":
-        return Setting("colocate", rollout=max(devices.values()))
+        return Setting("colocate", rollout=max(devices.values()), further=further)
     return Setting(
         execution.mode,
         rollout=devices["rollout"],
@@ -153,6 +156,7 @@ def setting_of(config: Config) -> Setting:
         overlap=execution.weight_sync.overlap,
         pipelined=execution.mode == "hybrid" and execution.train_pipelining != "off",
         drains=config.actor_rollout_ref.rollout.on_weight_update == "wait",
+        further=further,
     )
 
 
@@ -185,7 +189,7 @@ def parts_of(rows: Sequence[Mapping[str, object]], setting: Setting) -> Parts:
     actor = setting.rollout if together else setting.actor
     forward = {"reference": setting.reference, "old": setting.actor_fwd} if apart else dict.fromkeys(WORK, actor)
     work = {part: _mean(rows, keys) * forward[part] for part, keys in WORK.items()}
-    work["old"] += 0.0 if apart else _mean(rows, (VALUES,)) * actor
+    work["old"] += 0.0 if apart else _mean(rows, (VALUES, *setting.further)) * actor
     clock = {part: _mean(rows, keys) for part, keys in CLOCK.items()}
     turns = _mean(rows, (PUBLISH, TURNS))
     drain = 0.0 if setting.overlap else _mean(rows, (DRAIN,))  # engines work in it: it is a part of rollout

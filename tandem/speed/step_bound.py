@@ -82,7 +82,7 @@ class Setting:
 
     ``overlap``: the push goes on behind the next step. ``pipelined``: sub-batches are trained as they arrive.
     ``drains``: running samples end before weights change (``on_weight_update: wait``), so that the longest sample of
-    one step can't hide behind the next one.
+    one step can't hide behind the next one. ``further`` are the keys of times of plug-ins' stages.
     """
 
     mode: Mode
@@ -95,6 +95,7 @@ class Setting:
     overlap: bool = False
     pipelined: bool = False
     drains: bool = False
+    further: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         needed = {"rollout": self.rollout, "sub_batches": self.sub_batches}

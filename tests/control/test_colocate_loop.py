@@ -18,14 +18,14 @@ from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.plan.plan import Plan, compile_plan
-from tandem.reward.outcome import failed
+from tandem.reward.outcome import Verdict, failed
 from tandem.roles.actor import Actor
 from tandem.roles.advantages import AdvantageStage
 from tandem.roles.batching import Batching
-from tandem.roles.stages import BatchStage
 from tandem.roles.train_group import TrainGroup
 from tandem.session.shared import SharedSession
 from tandem.session.stepping import Progress
+from tandem.stages.stage import BatchStage
 from tests.roles.fake_roles import FakeTokenizer, Rig, rig
 from tests.roles.fake_training import FakeTrainEngine, SamplesObjective
 
@@ -138,3 +138,20 @@ def test_a_step_that_cannot_be_scored_ends_the_loop_with_the_record_of_those_bef
         loop.run()
     assert [row["step"] for row in read_rows(tmp_path / METRICS_FILE)] == [1]
     assert "the judge left" in (tmp_path / "report.html").read_text()
+
+
+def test_failed_scorings_are_told_with_count_and_text_and_the_share_scored_beside_the_mean(tmp_path: Path) -> None:
+    """Else a scorer that fails on the wrong answers makes a perfect mean of the right ones."""
+    made = rig()
+    made.scoring.judge = lambda group, i: Verdict(1.0) if i else failed("KeyError: 'answer' (scorer.py:7)")
+    loop = Loop(tmp_path, made=made)
+    loop.run()
+    rows = read_rows(tmp_path / METRICS_FILE)
+    assert [row["reward/mean"] for row in rows] == [1.0] * len(rows)
+    assert [row["reward/scored_share"] for row in rows] == [pytest.approx(2 / 3)] * len(rows)
+    told = loop.session.summary()["rewards"]
+    assert told == f"{8 * len(rows)} of {12 * len(rows)} answers scored, {4 * len(rows)} without a reward: " + (
+        f"{4 * len(rows)} x KeyError: 'answer' (scorer.py:7)"
+    )
+    report = (tmp_path / "report.html").read_text()
+    assert "answers scored" in report and "67%" in report

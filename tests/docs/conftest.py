@@ -21,9 +21,19 @@ from tandem.models.tokenizer import character_tokenizer
 from tandem.observe.trackers import TRACKERS
 from tandem.reward.registry import REWARDS
 from tandem.rollout.registry import engines
+from tandem.stages.registry import STAGES
 
 ROOT = Path(__file__).parents[2]
-REGISTRIES: tuple[Registry[Any], ...] = (ADVANTAGES, DISTILLATIONS, KL_TYPES, POLICY_LOSSES, TRACKERS, REWARDS, engines)
+REGISTRIES: tuple[Registry[Any], ...] = (
+    ADVANTAGES,
+    DISTILLATIONS,
+    KL_TYPES,
+    POLICY_LOSSES,
+    TRACKERS,
+    REWARDS,
+    STAGES,
+    engines,
+)
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>"
     "{% endif %}"

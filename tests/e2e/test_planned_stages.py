@@ -81,7 +81,7 @@ def test_executed_stages_and_columns_are_the_planned_ones(task: Path, tmp_path: 
     assert timed == {*progress.executed, "step", "turns"} - {"reward"}  # scored beside generation: one piece of work
 
 
-@pytest.mark.parametrize("name", ["KL in the reward", "all of it"])
+@pytest.mark.parametrize("name", ["KL in the reward", "all of it", "old from the engine"])
 @pytest.mark.parametrize("mode", ["hybrid", "fully_async"])
 def test_streaming_modes_execute_the_planned_stages(task: Path, tmp_path: Path, name: str, mode: str) -> None:
     """Those of the actor's loop in the planned order, sub-batch by sub-batch; all columns are there in the end."""

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "transformers", "ray", "vllm", "sglang", "peft", "datasets")
-TORCH_FREE = ("base", "config", "algorithms", "observe")
+TORCH_FREE = ("base", "config", "algorithms", "observe", "stages")
 """Layers that planning a run imports. ``observe`` registers the loggers, whose names the plan checks."""
 
 

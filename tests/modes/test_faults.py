@@ -12,9 +12,9 @@ import pytest
 from tandem.base.errors import EngineDiedError
 from tandem.control.entry import LOOPS
 from tandem.models.fingerprint import fingerprint
-from tandem.roles.train_rank import REF
 from tandem.rollout.connection import Patience
 from tandem.rollout.process import ProcessEngine
+from tandem.stages.facts import REF
 from tests.e2e.seven import training_rank
 from tests.modes.gates import EventLog, SlowEngine, streaming, with_engine
 

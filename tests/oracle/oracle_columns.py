@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tests.oracle.oracle_file import Case, Inputs
 from tests.oracle.oracle_verdict import DIFFERENCES, REFUSED, Answer, Difference, Right, adapter
@@ -128,20 +129,28 @@ def reorder(case: Case) -> Answer:
     return Answer(content(numbered(case).reorder(other_input(case))))
 
 
-@adapter("batch", "index", "slice", "select_idxs")
-def index(case: Case) -> Answer:
+def rows_of(case: Case) -> Any:
     """Rows as an int, a list, a mask or a tensor; as ``[start, end, step]`` or a text with colons where it is a slice;
     as three inputs of their own."""
-    batch = numbered(case)
-    bounds = [case.inputs.get(name) for name in ("start", "end", "step")]
-    rows: Any = slice(*bounds) if any(name in case.inputs for name in ("start", "end", "step")) else other_input(case)
+    if any(name in case.inputs for name in ("start", "end", "step")):
+        return slice(*[case.inputs.get(name) for name in ("start", "end", "step")])
+    rows = other_input(case)
     if isinstance(rows, Inputs):
-        rows = slice(rows.get("start"), rows.get("end", rows.get("stop")), rows.get("step"))
-    elif isinstance(rows, str):
-        rows = slice(*[int(part) if part else None for part in rows.split(":")])
-    elif isinstance(rows, list) and ("slice" in case.scenario or "step" in case.scenario or None in rows):
-        rows = slice(*rows)
-    taken: Any = batch[rows]
+        return slice(rows.get("start"), rows.get("end", rows.get("stop")), rows.get("step"))
+    if isinstance(rows, str):
+        return slice(*[int(part) if part else None for part in rows.split(":")])
+    if isinstance(rows, list) and ("slice" in case.scenario or "step" in case.scenario or None in rows):
+        return slice(*rows)
+    return rows
+
+
+@adapter("batch", "index", "slice", "select_idxs")
+def index(case: Case) -> Answer:
+    batch, rows = numbered(case), rows_of(case)
+    try:
+        taken: Any = batch[rows]
+    except IndexError as refusal:
+        raise ContractError(str(refusal)) from refusal
     if isinstance(taken, DataProto):
         return Answer(content(taken))
     return Answer({"x": taken.batch[OURS["x"]], "s": taken.non_tensor_batch[OURS["s"]], "meta": taken.meta_info})
@@ -165,6 +174,17 @@ def refused(case: Case) -> Right:
     return REFUSED
 
 
+def backwards(case: Case) -> bool:
+    rows = rows_of(case)
+    return isinstance(rows, slice) and rows.step is not None and rows.step < 0
+
+
+def sliced(case: Case) -> Right:
+    """As Python slices a list."""
+    rows = list(range(case.inputs["n"]))[rows_of(case)]
+    return {"x": rows, "s": [f"r{i}" for i in rows], "meta": {}}
+
+
 DIFFERENCES += [
     Difference(
         "batch",
@@ -172,5 +192,12 @@ DIFFERENCES += [
         lambda case: not permutes(other_input(case), case.inputs["n"]),
         refused,
         frozenset({"reorder"}),
+    ),
+    Difference(
+        "batch",
+        "a negative step takes the rows backwards",
+        backwards,
+        sliced,
+        frozenset({"index", "slice"}),
     ),
 ]

@@ -130,7 +130,8 @@ def correct(given: Mapping[str, Any], old: torch.Tensor, rollout: torch.Tensor, 
         statistics, thresholds = names.split(","), str(given["rollout_rs_threshold"]).split(",")
         thresholds *= len(statistics) if len(thresholds) == 1 else 1
         for name, threshold in zip(statistics, thresholds, strict=True):
-            if name.strip() not in STATISTICS:
+            low = limits(threshold)[0]
+            if name.strip() not in STATISTICS or (low is not None and not name.strip().endswith("k1")):
                 return None
             more = rejected(name.strip(), *limits(threshold), rows)
             lost = [[a or b for a, b in zip(*pair, strict=True)] for pair in zip(lost, more, strict=True)]

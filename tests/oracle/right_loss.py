@@ -214,9 +214,9 @@ def cispo(token: Token, of: Settings) -> Term:
 def inside_region(token: Token, of: Settings, may_rise: bool, may_fall: bool) -> Term:
     ratio, cap = ratio_of(token, 20)[0], of.number("clip_ratio_c", 3.0)
     if not (may_rise if token.advantage > 0 else may_fall):
-        return Term(0.0, 0.0, True, ratio > cap and token.advantage < 0)
+        return Term(0.0, 0.0, True)
     slope = -token.advantage * min(ratio, cap)
-    return Term(slope * token.logprob, slope, False, ratio > cap and token.advantage < 0)
+    return Term(slope * token.logprob, slope, False, ratio > cap)
 
 
 def dppo_tv(token: Token, of: Settings) -> Term:

@@ -149,17 +149,28 @@ def values(text: str) -> list[complex] | None:
         return None
 
 
-def wording(text: str) -> str:
-    """Without fonts, blanks and signs of markup."""
+def bare(text: str) -> str:
+    """Without boxes, fonts, currency, units behind a number, and signs of markup."""
+    while box := re.fullmatch(r"\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*", text, re.DOTALL):
+        text = box[1]
+    text = text.replace("\\$", "").replace("$", "")
+    text = re.sub(r"(?<=[\d}])(?:\\[ ,;]|\s)*\\(?:text|mathrm)\s*\{\s*[a-z]+[\s^\d]*\}\s*$", "", text)
     text = re.sub(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1", text)
-    text = re.sub(r"\\(?:left|right|[,;:! ])", "", text)
-    return re.sub(r"[\s$*`]", "", text).strip("_").removesuffix(".")
+    return re.sub(r"[*`~]", "", text).strip().strip("_").removesuffix(".")
+
+
+def wording(text: str) -> str:
+    """The letters, without blanks."""
+    return re.sub(r"\s|\\(?:left|right|[,;:! ])", "", bare(text))
 
 
 def elements(text: str) -> tuple[str, list[str]] | None:
-    """The brackets and the parts of a tuple, interval or set; None for anything else."""
-    text = re.sub(r"\\(?:left|right)|\s", "", text).replace("\\{", "{").replace("\\}", "}")
+    """The brackets and the parts of a tuple, interval or set, or of several answers; None for anything else."""
+    text = re.sub(r"\\left|\\right", "", text).replace("\\{", "{").replace("\\}", "}").strip()
+    text = re.sub(r"\s+(?:or|and)\s+|;", ",", text)
     if not re.fullmatch(r"[(\[{].*[)\]}]", text):
+        text = f"{{{text}}}" if re.search(r",\s|,(?!\d{3}(?!\d))", text.replace("{,}", "")) else ""
+    if not text:
         return None
     parts, depth, start, inner = [], 0, 0, text[1:-1]
     for i, char in enumerate(inner):
@@ -174,8 +185,8 @@ def elements(text: str) -> tuple[str, list[str]] | None:
 
 def equal(answer: str, truth: str) -> bool:
     """Whether both say the same."""
-    answer, truth = wording(answer), wording(truth)
-    if answer == truth:
+    answer, truth = bare(answer), bare(truth)
+    if wording(answer) == wording(truth):
         return True
     lists = elements(answer), elements(truth)
     if lists[0] is not None and lists[1] is not None:

@@ -94,6 +94,7 @@ REFUSALS = [
     ("data.template='{prompt.x}'", "data.template", "no plain column", "{column}"),
     ("data.template='{promt}'", "data.template", "did you mean 'prompt'", "column"),
     ("data.system_prompt=Hello", "data.system_prompt", "chat", "data.chat: true"),
+    ("data.tools_key=tools", "data.tools_key", "no column 'tools'", "column"),
     (f"{MODEL}.path=./absent", f"{MODEL}.path", "no such folder", "existing folder"),
     (f"{MODEL}.path=/absent/a/model", f"{MODEL}.path", "no such folder", "existing folder"),
     (f"{MODEL}.path=models/smollm2-135m", f"{MODEL}.path", "no such folder", "tandem models fetch smollm2-135m"),

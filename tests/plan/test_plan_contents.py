@@ -20,13 +20,14 @@ from tandem.plan.batch import plan_batch
 from tandem.plan.placement import device_groups, placements
 from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.reward import ScoringPlan
-from tandem.plan.stages import SOURCE_COLUMNS, Stage
+from tandem.plan.stages import SOURCE_COLUMNS
+from tandem.stages.stage import PlannedStage
 
 Plans = Callable[..., Plan]
 ROOT = Path(__file__).parents[2]
 
 
-def stage(plan: Plan, name: str) -> Stage:
+def stage(plan: Plan, name: str) -> PlannedStage:
     (found,) = [stage for stage in plan.stages if stage.name == name]
     return found
 

@@ -51,6 +51,7 @@ def test_an_sft_plan_counts_updates(sft_plan_of: Callable[..., SftPlan]) -> None
             "data.val_files[0]",
         ),
         (["data.tools_key=tools"], "data.tools_key"),
+        (["data.tools_key=tools", "data.chat=true"], "data.tools_key"),
     ],
 )
 def test_sft_refusals(place: Path, sft_plan_of: Callable[..., SftPlan], words: list[str], key: str) -> None:

@@ -75,7 +75,7 @@ def test_a_teacher_of_the_actors_architecture_is_a_tag_between_ref_and_old(plan_
 def test_columns_follow_from_the_objective(plan_of: PlanOf) -> None:
     plan = plan_of(TOP, TAUGHT, "execution={mode: hybrid, num_iters_per_train_update: 4}")
     found = stage(plan, "teacher")
-    assert found.gives == ("teacher_topk_logprobs", "teacher_topk_ids") and found.per == "sub_batch"
+    assert found.gives == ("teacher_topk_logprobs", "teacher_topk_ids") and found.phase == "sub_batch"
     assert set(found.gives) <= set(stage(plan, "train").needs)
 
 

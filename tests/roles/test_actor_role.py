@@ -11,8 +11,8 @@ from tandem.base.errors import ContractError
 from tandem.roles.actor import Actor
 from tandem.roles.batching import Batching
 from tandem.roles.loss import Loss, with_rewards, without_samples
-from tandem.roles.stages import BatchStage
 from tandem.roles.train_group import TrainGroup
+from tandem.stages.stage import BatchStage
 from tests.roles.fake_training import FakeTrainEngine, SamplesObjective, scored
 
 OBJECTIVE = SamplesObjective()

@@ -18,7 +18,7 @@ from tandem.roles.actor import Actor
 from tandem.roles.batching import Batching
 from tandem.roles.loss import Loss
 from tandem.roles.train_group import TrainGroup
-from tandem.roles.train_rank import REF
+from tandem.stages.facts import REF
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import PolicyObjective
 from tests.roles.rank_processes import group_of

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.schema import AlgorithmConfig
@@ -50,3 +51,34 @@ def test_b07_peers_of_an_empty_answer_are_unaffected(estimator: str, lengths: li
 def test_the_score_lies_on_the_last_trained_token_and_a_failed_one_nowhere() -> None:
     mask = torch.tensor([[True, True, False, True], [True, False, False, False]])
     assert token_rewards(torch.tensor([2.0, float("nan")]), mask).tolist() == [[0, 0, 0, 2], [0, 0, 0, 0]]
+
+
+def brought(rewards: list[float], given: list[float]) -> tuple[AdvantageStage, DataProto]:
+    """Answers of two tokens; ``given`` are the rewards that a stage put on all tokens in a row."""
+    algorithm = AlgorithmConfig.model_validate({"adv_estimator": "reinforce_plus_plus"})
+    samples = batch([2] * len(rewards), rewards)
+    column = samples.ragged("response_mask").like(torch.tensor(given))
+    return AdvantageStage.of(algorithm, added=True), samples.union(DataProto({"token_rewards": column}))
+
+
+def test_the_reward_of_the_answer_is_added_to_those_that_a_stage_gave_its_tokens() -> None:
+    stage, samples = brought([1.0, 0.0], [0.5, 0.25, 0.0, 2.0])
+    done = stage(samples)
+    assert done.padded("returns").tolist() == [[1.75, 1.25], [2.0, 2.0]]
+    assert torch.equal(done.ragged("token_rewards").values, samples.ragged("token_rewards").values)
+    assert stage.metrics["reward/tokens"] == pytest.approx((0.75 + 2.0) / 2)
+
+
+def test_rewards_on_tokens_that_are_not_trained_count_nowhere() -> None:
+    stage, samples = brought([1.0, 0.0], [0.5, 0.25, float("nan"), 9.0])
+    masked = samples.ragged("response_mask").like(torch.tensor([True, True, False, False]))
+    samples.batch["response_mask"] = masked
+    assert stage(samples).padded("returns").tolist() == [[1.75, 1.25], [0.0, 0.0]]
+    assert stage.metrics["reward/tokens"] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_reward_of_a_stage_that_is_no_number_is_refused(value: float) -> None:
+    stage, samples = brought([1.0, 0.0], [0.5, 0.25, 0.0, value])
+    with pytest.raises(ContractError, match="token_rewards of 1 of 2 samples are no numbers, the first in row 1"):
+        stage(samples)

@@ -13,7 +13,7 @@ from tandem.columns.ragged import Ragged
 from tandem.data.preferences import Answer, Preference
 from tandem.roles.loss import Loss
 from tandem.roles.preferences import PreferenceEvaluator, as_groups, mismatched, with_reference_point
-from tandem.roles.stages import BatchStage
+from tandem.stages.stage import BatchStage
 from tandem.train.preference import PreferenceObjective
 from tests.roles.rank_processes import group_of
 from tests.roles.test_actor import actor_of, build

@@ -12,14 +12,19 @@ from tandem.config.schema import Config, KlConfig
 from tandem.plan.batch import longest_sequence, mini_batch_prompts
 from tandem.plan.checks.correction import check_correction, correction_scope
 from tandem.plan.checks.parameters import check_parameters, is_number
+from tandem.plan.checks.stages import key_of_stages
 from tandem.plan.entries import Entries, advantage_name, estimator_columns
 from tandem.plan.placement import train_ranks, uses_reference
-from tandem.plan.stages import COMPUTED_IN_TRAINING, Stage, columns_known, old_logprobs_from, plan_stages
+from tandem.plan.stages import columns_known, old_logprobs_from, plan_stages
 from tandem.reward.parts import component_names
+from tandem.stages.facts import COMPUTED_IN_TRAINING, CRITIC
+from tandem.stages.stage import PlannedStage
+from tandem.stages.table import advantages, train
 
 LOSS = "algorithm.policy_loss"
 ESTIMATOR = "algorithm.adv_estimator"
 ROLLOUT = "actor_rollout_ref.rollout"
+STAGES = "algorithm.stages"
 
 
 def check_algorithm(config: Config, entries: Entries) -> Iterator[Problem]:
@@ -179,6 +184,7 @@ def _check_groups(config: Config, entries: Entries) -> Iterator[Problem]:
         "algorithm.distillation": _scope(entries.distillation),
         "algorithm.kl.controller adaptive": adaptive,
         "algorithm.rollout_correction": correction_scope(config),
+        **{f"{STAGES}: {one.name}": Scope.PARTITION for one in entries.stages if one.phase == "partition"},
     }
     blockers = [name for name, scope in wide.items() if scope > Scope.GROUP]
     if blockers:
@@ -194,20 +200,21 @@ def _scope(entry: Entry[Any] | None) -> Scope:
 
 
 def _check_columns(config: Config, entries: Entries) -> Iterator[Problem]:
-    stages = plan_stages(config, entries)
+    stages, named = plan_stages(config, entries), key_of_stages(config)
     known = {*columns_known(stages), *COMPUTED_IN_TRAINING, "values", "tis_weights"}
     for stage in stages:
-        if stage.role == "critic" and not entries.estimates:
+        if stage.role == CRITIC and not entries.estimates:
             continue  # a critic without rewards is refused as such
         for name in stage.needs:
             if name not in known:
-                yield _orphan(config, stage, name)
+                yield _orphan(config, stage, name, named)
 
 
-def _orphan(config: Config, stage: Stage, column: str) -> Problem:
+def _orphan(config: Config, stage: PlannedStage, column: str, named: Mapping[str, str]) -> Problem:
     key, value = {
-        "advantages": (ESTIMATOR, advantage_name(config)),
-        "train": (LOSS, config.algorithm.policy_loss.type),
+        **{name: (key, name) for name, key in named.items()},
+        advantages.name: (ESTIMATOR, advantage_name(config)),
+        train.name: (LOSS, config.algorithm.policy_loss.type),
     }.get(stage.name, ("reward_manager.type", config.reward_manager.type))
     if column == "ref_logprobs":
         return Problem(

@@ -54,6 +54,11 @@ def check_given(data: DataConfig) -> Iterator[Problem]:
         yield from _check_template(data.template)
     if data.source is not None:
         yield from _check_source(data.source)
+    if data.tools_key is not None and data.reasoning_gym is not None:
+        yield Problem("data.tools_key", data.tools_key, "a procedural task has no tools", "Leave it out")
+    elif data.tools_key is not None and data.template is not None and not data.chat:
+        reason = "only a chat template has a place for tools, and data.chat is false"
+        yield Problem("data.tools_key", data.tools_key, reason, "Write data.chat: true, or leave it out")
     if data.system_prompt is not None and not data.chat:
         reason = "only a chat template has a place for it, and data.chat is false"
         yield Problem("data.system_prompt", data.system_prompt, reason, "Write data.chat: true, or leave it out")
@@ -67,6 +72,7 @@ def check_sft_data(config: SftConfig) -> Iterator[Problem]:
     if data.source is not None:
         yield from _check_source(data.source)
     keys = _example_keys("data", example_columns(data))
+    yield from _check_tools("data", example_columns(data))
     yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row)
     yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row)
     yield from check_overlap([*data.train_files, *(file for part in data.mix for file in part.files)], data.val_files)
@@ -74,6 +80,7 @@ def check_sft_data(config: SftConfig) -> Iterator[Problem]:
     for index, part in enumerate(data.mix):
         at = f"data.mix[{index}]"
         keys = _example_keys(at, example_columns(data, part))
+        yield from _check_tools(at, example_columns(data, part))
         yield from check_files(f"{at}.files", part.files, keys, data.on_bad_row)
         if not part.files:
             yield Problem(f"{at}.files", [], "there is no data in this part", "Write its files")
@@ -84,10 +91,18 @@ def check_sft_data(config: SftConfig) -> Iterator[Problem]:
 
 def _example_keys(at: str, columns: ExampleColumns) -> list[tuple[str, str]]:
     """(config key, column that the files must have) of an SFT data set whose keys stand at ``at``."""
-    tools = [] if columns.tools_key is None else [(f"{at}.tools_key", columns.tools_key)]
+    chat = columns.messages_key is not None or columns.chat
+    tools = [(f"{at}.tools_key", columns.tools_key)] if columns.tools_key is not None and chat else []
     if columns.messages_key is not None:
         return [(f"{at}.messages_key", columns.messages_key), *tools]
     return [(f"{at}.prompt_key", columns.prompt_key), (f"{at}.response_key", columns.response_key), *tools]
+
+
+def _check_tools(at: str, columns: ExampleColumns) -> Iterator[Problem]:
+    """Tools have a place in the chat template only."""
+    if columns.tools_key is not None and columns.messages_key is None and not columns.chat:
+        reason = "only a chat template has a place for tools, and these examples are prompt and response as plain text"
+        yield Problem(f"{at}.tools_key", columns.tools_key, reason, f"Write {at}.chat: true, or leave it out")
 
 
 def count_rows(files: Sequence[str]) -> int | None:
@@ -117,7 +132,12 @@ def _column_keys(data: DataConfig) -> list[tuple[str, str]]:
         keys.append(("data.prompt_key", data.prompt_key))
     else:
         keys += [("data.template", name) for name in template_columns(data.template)]
-    named = {"answer_key": data.answer_key, "uid_key": data.uid_key, "data_source_key": data.data_source_key}
+    named = {
+        "answer_key": data.answer_key,
+        "uid_key": data.uid_key,
+        "data_source_key": data.data_source_key,
+        "tools_key": data.tools_key,
+    }
     return [*keys, *((f"data.{key}", name) for key, name in named.items() if name is not None)]
 
 

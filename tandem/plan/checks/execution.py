@@ -10,7 +10,8 @@ from tandem.plan.batch import longest_sequence, mini_batch_prompts, sub_batches
 from tandem.plan.entries import estimator_columns
 from tandem.plan.placement import REFERENCE_NAMES, Placement, choose_runtime, deployed_roles
 from tandem.plan.preference import samples_per_prompt
-from tandem.plan.teacher import TEACHER, uses_teacher
+from tandem.plan.teacher import uses_teacher
+from tandem.stages.facts import TEACHER
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -31,6 +31,7 @@ NO_SUCH_TERM = (
     "old_logprobs",
     "overlong",
     "distillation",
+    "stages",
 )
 """Keys of ``algorithm`` that change a policy loss and have no place in a comparison."""
 
@@ -118,7 +119,7 @@ def _check_data(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
         answers = {"response_key": data.response_key, "label_key": data.label_key}
     keys = [(f"data.{key}", column) for key, column in answers.items()]
     keys += [("data.template", name) for name in template_columns(data.template)]
-    others = {"uid_key": data.uid_key, "data_source_key": data.data_source_key}
+    others = {"uid_key": data.uid_key, "data_source_key": data.data_source_key, "tools_key": data.tools_key}
     keys += [(f"data.{key}", name) for key, name in others.items() if name is not None]
     for key, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
         for problem in check_files(key, files, keys, data.on_bad_row):

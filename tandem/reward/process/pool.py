@@ -17,7 +17,7 @@ from typing import Any
 
 from tandem.base.deadline import Deadline
 from tandem.base.errors import RewardError
-from tandem.reward.outcome import Outcome, Scores, Verdict, failed, timed_out
+from tandem.reward.outcome import PROCESS, Outcome, Scores, Verdict, failed, timed_out
 from tandem.reward.process.child import ScoringProcess
 from tandem.reward.process.job import Group, Handle, Job, make_jobs
 from tandem.reward.process.wire import Setup, unpack_verdicts
@@ -202,7 +202,7 @@ class ScoringPool:
         if len(left) > 1 and self._call.is_async:  # all were under way and any may have been the cause
             self._put_back([job.isolated() for job in left])
             return
-        verdict = timed_out(self._deadline_s) if late else failed(f"the scoring process {ending}")
+        verdict = timed_out(self._deadline_s) if late else failed(f"{PROCESS} {ending}")
         for job in left[:1]:
             job.put([verdict])
             self._warn(job, verdict)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from tandem.base.errors import ConfigError, Problem
-from tandem.columns.proto import DataProto
 from tandem.config.execution import RuntimeConfig
 from tandem.config.model import ActorRolloutRef as Section
 from tandem.config.model import ModelConfig
@@ -27,17 +25,16 @@ from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.advantages import AdvantageStage
 from tandem.roles.batching import Batching
-from tandem.roles.correction import corrected
 from tandem.roles.critic import Critic
 from tandem.roles.loss import policy_objective
 from tandem.roles.rollout.generation import end_tokens, training_sampling
 from tandem.roles.serving import Scorer
-from tandem.roles.stages import BatchStage
-from tandem.roles.teachers import TeacherStage
 from tandem.roles.train_group import TrainGroup
 from tandem.rollout.protocol import RolloutEngine
 from tandem.rollout.registry import find_engine
+from tandem.runtime.build.stages import batch_stages, forward_models
 from tandem.runtime.build.teachers import check_tokenizers, load_teachers, teacher_stage
+from tandem.stages.facts import REF
 from tandem.train.engine import FsdpEngine
 
 if TYPE_CHECKING:
@@ -134,9 +131,10 @@ def assemble_composite(
 ) -> ActorRolloutRef:
     """The composite node over ``actor`` and ``engine``, wherever they are; ``model`` says what the actor trains."""
     section, trainer = config.actor_rollout_ref, config.trainer
-    advantages, taught = AdvantageStage.of(config.algorithm), None
+    advantages, taught = AdvantageStage.of(config.algorithm, added=plan.step.token_rewards_given), None
     if plan.teachers:
         taught = teacher_stage(config, plan, load_teachers(config, plan, actor.ranks, scorer), model)
+    models = () if scorer is None else forward_models(config, plan, scorer)
     return ActorRolloutRef(
         model=model,
         actor=actor,
@@ -149,9 +147,12 @@ def assemble_composite(
         ),
         tokenizer=tokenizer,
         advantages=advantages,
-        stages=batch_stages(config, plan, actor, advantages, critic, taught),
+        stages=batch_stages(
+            config, plan, actor, advantages, critic=critic, taught=taught, models=models, tokenizer=tokenizer
+        ),
         objective=policy_objective(config),
         critic=critic,
+        models=models,
         seed=trainer.seed,
     )
 
@@ -166,7 +167,7 @@ def actor_of(config: Config, plan: Plan, ranks: TrainGroup) -> Actor:
     """The actor over ``ranks``, wherever they are, with the tags of ``plan``."""
     epochs, untrained = config.actor_rollout_ref.actor.ppo_epochs, untrained_steps(config)
     batching = Batching(plan.batch.mini_batch_prompts, epochs, config.trainer.seed, untrained)
-    return Actor(ranks, batching, keep_reference="ref" in plan.tags, reference_is_base="ref" in plan.base_tags)
+    return Actor(ranks, batching, keep_reference=REF in plan.tags, reference_is_base=REF in plan.base_tags)
 
 
 def build_train_engine(
@@ -186,48 +187,3 @@ def build_train_engine(
         mesh=mesh,
         device=run_device(config.runtime),
     )
-
-
-def batch_stages(
-    config: Config,
-    plan: Plan,
-    actor: Actor,
-    advantages: AdvantageStage,
-    critic: Critic | None = None,
-    taught: TeacherStage | None = None,
-) -> tuple[BatchStage, ...]:
-    """What the plan puts between the rewards and the train call, ready to run."""
-    squares = any("sum_pi_squared" in stage.gives for stage in plan.stages)
-    runs: dict[str, Callable[[DataProto], DataProto]] = {
-        "ref": actor.ref_logprobs,
-        "old": partial(actor.old_logprobs, squares=squares) if plan.old_logprobs == "recompute" else rollout_as_old,
-        "advantages": advantages,
-        "correction": partial(corrected, config=config.algorithm.correction),
-    }
-    if taught is not None:
-        runs["teacher"] = taught
-    if critic is not None:
-        group = {placement.role: placement.group for placement in plan.placements}
-        shared = group["critic"] == group["actor"]
-        runs |= {"values": critic.values, "train_critic": _turn(actor, critic) if shared else critic.train}
-    planned = [stage for stage in plan.stages if stage.name in runs]
-    return tuple(BatchStage(stage.name, stage.needs, stage.gives, runs[stage.name], stage.per) for stage in planned)
-
-
-def _turn(actor: Actor, critic: Critic) -> Callable[[DataProto], DataProto]:
-    """Training the critic on the actor's devices, whose memory for training is its own meanwhile."""
-
-    def train(batch: DataProto) -> DataProto:
-        actor.sleep()
-        critic.wake()
-        trained = critic.train(batch)
-        critic.sleep()
-        actor.wake()
-        return trained
-
-    return train
-
-
-def rollout_as_old(batch: DataProto) -> DataProto:
-    """The engine's log-probs stand for the proximal ones: no forward is spent on them."""
-    return batch.union(DataProto({"old_logprobs": batch.ragged("rollout_logprobs")}))

@@ -173,16 +173,17 @@ def prompt_tables(config: Config) -> Tables:
         source = user_source(data.source)
         name = data.source.type
         held_out = rows_of(source.get_val_dataset, name)
-        train = as_rows(rows_of(source.get_train_dataset, name), name=f"{name}.get_train_dataset()")
-        val = [] if held_out is None else [as_rows(held_out, name=f"{name}.get_val_dataset()", split="validation")]
-        return Tables([train], [*val, *_tables(data.val_files)])
+        keep, named = data.keep_nulls, f"{name}.get_val_dataset()"
+        train = as_rows(rows_of(source.get_train_dataset, name), name=f"{name}.get_train_dataset()", keep_nulls=keep)
+        val = [] if held_out is None else [as_rows(held_out, name=named, split="validation", keep_nulls=keep)]
+        return Tables([train], [*val, *_tables(data, data.val_files)])
     if data.reasoning_gym is not None:
         return Tables([TaskTable(**data.reasoning_gym)], _held_out_task(config, data.reasoning_gym))
-    return Tables(open_tables(data.train_files), _tables(data.val_files))
+    return Tables(open_tables(data.train_files, keep_nulls=data.keep_nulls), _tables(data, data.val_files))
 
 
-def _tables(files: Sequence[str]) -> list[Table]:
-    return open_tables(files) if files else []
+def _tables(data: DataConfig, files: Sequence[str]) -> list[Table]:
+    return open_tables(files, keep_nulls=data.keep_nulls) if files else []
 
 
 def _held_out_task(config: Config, task: dict[str, Any]) -> list[Table]:
@@ -205,6 +206,7 @@ def _prompt_columns(data: DataConfig) -> PromptColumns:
         template=data.template,
         chat=data.chat,
         system_prompt=data.system_prompt,
+        tools_key=data.tools_key,
     )
 
 
@@ -237,7 +239,8 @@ def example_source(
         names = mix_names(data)
         parts = []
         for name, part in zip(names, data.mix, strict=True):
-            tables, seed = open_tables(part.files), derive_seed(trainer.seed, "data", name)
+            tables = open_tables(part.files, keep_nulls=data.keep_nulls)
+            seed = derive_seed(trainer.seed, "data", name)
             draws = _examples(data, tokenizer, tables, example_columns(data, part), seed=seed)
             parts.append(Part(name, part.weight, draws))
         return Mixture(parts, epochs=passes)
@@ -256,8 +259,9 @@ def example_tables(config: SftConfig, own: BaseDataSource | None) -> Sequence[Ta
     """The tables to tune on, unless they are a mix."""
     data = config.data
     if data.source is None or own is None:
-        return open_tables(data.train_files)
-    return [as_rows(rows_of(own.get_train_dataset, data.source.type), name=f"{data.source.type}.get_train_dataset()")]
+        return open_tables(data.train_files, keep_nulls=data.keep_nulls)
+    rows, name = rows_of(own.get_train_dataset, data.source.type), f"{data.source.type}.get_train_dataset()"
+    return [as_rows(rows, name=name, keep_nulls=data.keep_nulls)]
 
 
 def _examples(

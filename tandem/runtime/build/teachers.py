@@ -14,10 +14,10 @@ from tandem.models.tokenizer import load_tokenizer
 from tandem.plan.checks.teacher import another_tokenizer, comparable, differing
 from tandem.plan.entries import distillation_parameter
 from tandem.plan.plan import Plan
-from tandem.plan.teacher import TEACHER
 from tandem.roles.serving import Scorer
 from tandem.roles.teachers import Forward, TeacherStage, wanted_of_teacher
 from tandem.roles.train_group import TrainGroup
+from tandem.stages.facts import TEACHER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -19,7 +19,6 @@ from tandem.models.tokenizer import check_vocabulary
 from tandem.plan.adapters import pushed_part
 from tandem.plan.critic import trained_steps
 from tandem.plan.plan import Plan
-from tandem.plan.teacher import TEACHER
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.critic import CRITIC, Critic
 from tandem.roles.rollout.engine_pool import EnginePool
@@ -38,6 +37,7 @@ from tandem.runtime.build.teachers import check_tokenizers
 from tandem.runtime.ray.processes import RayRuntime, RemoteSnapshots
 from tandem.runtime.ray.ranks import TAKE_WEIGHTS, BuildEngine, RankSetup
 from tandem.runtime.ray.weights import RemoteWeights
+from tandem.stages.facts import TEACHER
 from tandem.train.engine import FsdpEngine
 from tandem.train.protocol import Wanted
 from tandem.weights.sync import Snapshot, Weights

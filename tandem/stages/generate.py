@@ -1,0 +1,26 @@
+"""Generation: each prompt gets a group of answers."""
+
+from __future__ import annotations
+
+from tandem.stages.facts import ROLLOUT, Step
+from tandem.stages.stage import Stage
+
+ROLLOUT_COLUMNS = ("responses", "response_mask", "rollout_logprobs", "token_versions", "truncated")
+
+
+class Generate(Stage):
+    """Done by the rollout workers."""
+
+    name, phase, part = "rollout", "group", "rollout"
+
+    def wanted(self, step: Step) -> bool:
+        return step.generates
+
+    def needs(self, step: Step) -> tuple[str, ...]:
+        return ("prompts",)
+
+    def gives(self, step: Step) -> tuple[str, ...]:
+        return ROLLOUT_COLUMNS
+
+    def role(self, step: Step) -> str:
+        return ROLLOUT

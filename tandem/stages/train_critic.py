@@ -1,0 +1,27 @@
+"""Training the critic, before the actor."""
+
+from __future__ import annotations
+
+from tandem.stages.facts import CRITIC, GIVEN, Step
+from tandem.stages.stage import Roles, Run, Stage
+
+
+class TrainCritic(Stage):
+    """Done by the actor's loop in every mode (docs/decisions/critic-in-the-actors-loop.md)."""
+
+    name, phase, part, changes_weights = "train_critic", "partition", "train", True
+
+    def wanted(self, step: Step) -> bool:
+        return step.critic
+
+    def needs(self, step: Step) -> tuple[str, ...]:
+        return (*GIVEN, "values", "returns")
+
+    def gives(self, step: Step) -> tuple[str, ...]:
+        return ()
+
+    def role(self, step: Step) -> str:
+        return CRITIC
+
+    def build(self, roles: Roles) -> Run | None:
+        return roles.train_critic
