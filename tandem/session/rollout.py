@@ -203,6 +203,11 @@ class RestingWorkers(StepPart):
         self._workers, self._turns, self._engines = workers, turns, engines
         self._plane, self._waits = plane, waits
 
+    @property
+    def streams(self) -> list[RolloutWorker]:
+        """See ``Workers``."""
+        return self._workers.streams
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """The workers are there from the start, resting."""

@@ -17,7 +17,7 @@ from tandem.control.entry import LOOPS
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.roles.train_group import RankError
 from tandem.runtime.ray.ranks import RayRank
-from tandem.session.rollout import Workers
+from tandem.session.rollout import RestingWorkers, Workers
 from tandem.session.session import Session
 from tests.e2e.conftest import task
 from tests.e2e.seven import Run, distance, equal, prepare
@@ -83,7 +83,7 @@ def watch(*words: str | Path) -> Watched:
 def pids_of(session: Session[Any]) -> list[int]:
     """Of the ranks and engines."""
     ranks = [handle.pid for handle in session.composite.actor.ranks._ranks if isinstance(handle, RayRank)]
-    streams = session.rollout.streams if isinstance(session.rollout, Workers) else []
+    streams = session.rollout.streams if isinstance(session.rollout, Workers | RestingWorkers) else []
     return [*ranks, *(stream.engine.pid for stream in streams)]  # type: ignore[attr-defined]
 
 
