@@ -248,12 +248,19 @@ EXECUTION: tuple[Reads[Setting], ...] = (
         (
             "execution.weight_sync.bucket_mb",
             "execution.weight_sync.deadline_s",
+            "execution.weight_sync.health_s",
             "execution.data_plane.capacity_groups",
             "execution.max_engine_restarts",
             "execution.stall_warning_s",
         ),
         lambda s: s.streams,
         lambda s: _GIVEN if s.prefers else f"nothing streams in colocate: {_TAKES_TURNS}",
+        told=True,
+    ),
+    Reads(
+        (f"{ROLLOUT}.start_s",),
+        lambda s: s.streams and not s.config.runtime.threads,
+        lambda s: "no engine is started in a process of its own",
         told=True,
     ),
     Reads(
