@@ -1,20 +1,67 @@
 """Which route model families take, as far as ``model_type`` alone says it. Importing this costs no torch.
 
-Written by hand from what ``make families`` finds. A family that is not listed is tried when it is loaded.
+``make families`` runs tiny models of all of them, and tests hold this to what it finds. A family that is not listed is
+tried where it is loaded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from tandem.base.errors import DataError
 
-REFUSED: dict[str, str] = {}
-"""Family -> why no route gives what a plain forward gives."""
+_LINEAR = "its linear attention, state space or convolution layers carry on over the border of a document"
+_OWN = "its attention does not go through transformers' attention interface"
+_SINK = "its attention has sinks"
+_CAP = "its attention caps its scores"
+_CHOICE = "its sparse attention chooses among later tokens too, so that a plain forward is not causal"
+_STATE = "decoding with its own cache gives other numbers than its forward"
 
-PER_DOCUMENT: dict[str, str] = {}
-"""Family -> why its documents can't share a row."""
+PER_DOCUMENT: dict[str, str] = {
+    **dict.fromkeys(
+        [
+            *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear"),
+            *("lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5"),
+            *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm"),
+            *("zamba", "zamba2"),
+        ],
+        _LINEAR,
+    ),
+    **dict.fromkeys(["bloom", "doge", "falcon", "gpt_neo", "mpt", "nemotron", "stablelm", "xglm"], _OWN),
+    **dict.fromkeys(["deepseek_v4", "gpt_oss", "granite_swa", "mimo_v2_flash"], _SINK),
+    **dict.fromkeys(["gemma2", "vaultgemma"], _CAP),
+    **dict.fromkeys(["llama4", "llama4_text", "minimax_m3_vl_text"], "its attention is cut into blocks"),
+}
+"""Family -> why its documents run a row each."""
+
+WITHOUT_CACHE: dict[str, str] = dict.fromkeys(["nemotron_h", "recurrent_gemma", "rwkv", "xlstm", "zamba2"], _STATE)
+"""Family -> why generation runs each row anew for each token."""
+
+REFUSED: dict[str, str] = dict.fromkeys(["axk2", "deepseek_v32", "glm_moe_dsa"], _CHOICE)
+"""Family -> why no route gives what a plain forward of a document alone gives."""
+
+BORDERS = frozenset(
+    {
+        *("bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "kimi_linear", "lfm2", "lfm2_moe", "lfm3"),
+        *("mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
+        *("qwen3_next", "zamba", "zamba2"),
+    }
+)
+"""Families whose layers can be told the borders of documents, by kernels that run on a device."""
 
 
 def refuse_family(family: str) -> None:
     """Raise ``DataError`` for a family that no route is right for."""
     if family in REFUSED:
         raise DataError(f"the model family {family!r} can't be trained or sampled: {REFUSED[family]}")
+
+
+def notes_on_families(families: Iterable[str], *, generates: bool) -> Iterator[str]:
+    """What is slower with a model of these ``families``, the names in its config."""
+    for family in families:
+        if family in PER_DOCUMENT:
+            way = "a row per document, prompts not shared: right, and slower than in one row"
+            yield f"models of the family {family} run {way} ({PER_DOCUMENT[family]})"
+        if generates and family in WITHOUT_CACHE:
+            way = "without a cache, each token by its whole row: right, and very slow"
+            yield f"the engine hf generates {way}, from the family {family} ({WITHOUT_CACHE[family]})"

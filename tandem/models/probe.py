@@ -19,7 +19,7 @@ from tandem.base.errors import DataError
 from tandem.columns.ragged import Ragged
 from tandem.models.attention import watched
 from tandem.models.causal_lm import ROUTES, CausalLM, Route, quiet
-from tandem.models.families import PER_DOCUMENT
+from tandem.models.families import BORDERS, PER_DOCUMENT
 from tandem.models.head import Head
 from tandem.models.kv_store import closing
 from tandem.models.lora import adapted_layers, adapters_off
@@ -89,8 +89,10 @@ def _say(model: CausalLM, reasons: Mapping[Route, str]) -> None:
 
 def _known(model: CausalLM, route: Route, known: Mapping[str, str]) -> str | None:
     """Why the family can't take ``route``, whatever a few tokens show."""
-    families = (model.family, model.model.config.get_text_config().model_type)
-    return None if route == "rows" else next((known[family] for family in families if family in known), None)
+    families = {model.family, model.model.config.get_text_config().model_type}
+    if route == "rows" or (route == "bordered" and families & BORDERS):
+        return None
+    return next((known[family] for family in families if family in known), None)
 
 
 def _difference(model: CausalLM, route: Route, uses: list[Use], probe: Probe) -> str | None:

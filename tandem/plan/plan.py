@@ -13,6 +13,7 @@ from typing import Literal
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import Config
+from tandem.models.families import notes_on_families
 from tandem.plan.adapters import pushed_part
 from tandem.plan.batch import BatchPlan, plan_batch
 from tandem.plan.checks.adapters import check_adapters, check_exported, check_pushed
@@ -263,3 +264,6 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None, runtime: 
     yield from notes_on_template(config)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"
+    else:
+        generates = config.actor_rollout_ref.rollout.name == "hf" and not learns_preferences(config)
+        yield from notes_on_families(facts.families, generates=generates)

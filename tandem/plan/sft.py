@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import SftConfig
+from tandem.models.families import notes_on_families
 from tandem.models.positions import Context
 from tandem.plan.checks.adapters import check_adapters, check_exported
 from tandem.plan.checks.data import check_sft_data, count_rows
@@ -67,7 +68,8 @@ def compile_sft_plan(config: SftConfig) -> SftPlan:
     elif rows != 0:
         found += check_schedule("optim", config.optim, updates)
     ignored, unused = unread(config, READS, SftSetting(config), wrong={problem.key for problem in found})
-    notes = (*unused, *notes_on_conversations(config))
+    slower = () if facts is None else notes_on_families(facts.families, generates=config.evaluation.interval > 0)
+    notes = (*unused, *notes_on_conversations(config), *slower)
     return SftPlan(rows, mix, config.data.train_batch_size, updates, notes, (*found, *ignored))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from contextlib import nullcontext
 from typing import Any
 
@@ -197,3 +198,41 @@ def test_no_document_goes_beyond_where_the_factor_of_its_rope_moves(family: str,
         batch = DataProto({"prompts": prompt, "responses": answer, "response_mask": mask})
         with nullcontext() if fits else pytest.raises(DataError, match="sample 1 has 17 tokens, and the factor"):
             trainer.forward(batch, ["logprobs"])
+
+
+def test_layers_that_are_told_the_borders_of_documents_run_them_in_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With kernels that keep packed documents apart, as packages for devices bring them."""
+    module = importlib.import_module("transformers.models.qwen3_next.modeling_qwen3_next")
+    convolve, attend = module.causal_conv1d_fn, module.torch_chunk_gated_delta_rule
+
+    def convolve_apart(states: torch.Tensor, *args: Any, seq_idx: Any = None, **options: Any) -> torch.Tensor:
+        options = {"activation": options["activation"]}
+        if seq_idx is None:
+            return convolve(states, *args, **options)
+        sizes = torch.unique_consecutive(seq_idx[0], return_counts=True)[1].tolist()
+        return torch.cat([convolve(part, *args, **options) for part in states.split(sizes, -1)], -1)
+
+    def attend_apart(*tensors: torch.Tensor, g: Any, beta: Any, cu_seqlens: Any = None, **options: Any) -> Any:
+        for name in ("seq_idx", "layout"):
+            options.pop(name, None)
+        if cu_seqlens is None:
+            return attend(*tensors, g=g, beta=beta, **options)
+        sizes = cu_seqlens.diff().tolist()
+        parts = zip(*(tensor.split(sizes, 1) for tensor in (*tensors, g, beta)), strict=True)
+        return torch.cat([attend(*part[:3], g=part[3], beta=part[4], **options)[0] for part in parts], 1), None
+
+    monkeypatch.setattr(module, "causal_conv1d_fn", convolve_apart)
+    monkeypatch.setattr(module, "torch_chunk_gated_delta_rule", attend_apart)
+    plain, model = trained("qwen3_next")
+    assert model.route == "bordered"
+    prompts, answers = prompts_and_answers()
+    with torch.no_grad():
+        found = packed_logprobs(model, prompts, answers)
+        for row, prompt, answer in zip(found, prompts, answers, strict=True):
+            torch.testing.assert_close(row[: len(answer)], alone(plain, prompt, answer), atol=2e-4, rtol=1e-3)
+        (output,) = HfEngine(model).generate([GroupRequest(0, prompts[0], (1, 2))], Sampling(n=2, max_tokens=6))
+        assert model.route == "bordered"
+        for sample in output.samples:
+            torch.testing.assert_close(
+                sample.logprobs, alone(plain, prompts[0], sample.token_ids), atol=2e-4, rtol=1e-3
+            )

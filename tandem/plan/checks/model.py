@@ -8,6 +8,7 @@ from pathlib import Path
 from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
+from tandem.models.families import REFUSED
 from tandem.models.fetch import DEFAULT_ROOT
 from tandem.plan.adapters import ADAPTER, read_adapter
 from tandem.plan.batch import longest_sequence
@@ -30,12 +31,20 @@ def read_checked(key: str, model: ModelConfig) -> tuple[ModelFacts | None, list[
         remedy = "Write the folder that save_pretrained wrote"
         return None, [Problem(f"{key}.path", model.path, reason, remedy), *tokenizer]
     try:
-        return read_model(folder), tokenizer
+        facts = read_model(folder)
+        return facts, [*_refused(key, model, facts), *tokenizer]
     except (OSError, ValueError) as error:
         return None, [
             Problem(f"{key}.path", model.path, f"its config.json can't be read: {error}", "Mend or save it again"),
             *tokenizer,
         ]
+
+
+def _refused(key: str, model: ModelConfig, facts: ModelFacts) -> Iterator[Problem]:
+    for family in facts.families:
+        if family in REFUSED:
+            reason = f"the model family {family} can't be trained or sampled: {REFUSED[family]}"
+            yield Problem(f"{key}.path", model.path, reason, "Choose a model of a family in docs/models.md")
 
 
 def _adapter_as_model(key: str, path: str, folder: Path) -> Problem:
