@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -323,12 +323,40 @@ def look(family: str) -> Row:
     return Row(family, found["training"], found["generation"], "; ".join(dict.fromkeys(reasons)))
 
 
+HEAD = """# Models
+
+What becomes of a tiny random model of each family, tried by `make families` (tools/families.py) with the versions of
+constraints.txt. A model is proved again when a run loads it.
+
+- **packed**: documents side by side in one row, a shared prompt computed once.
+- **rows**: a row for each document and no shared prompt: right, and slower. The last column says why.
+- **refused**: neither equals plain transformers.
+
+| family | training | generation | why |
+| --- | --- | --- | --- |
+"""
+
+
+def page(rows: Iterable[Row]) -> str:
+    """``docs/models.md``."""
+    return HEAD + "".join(line(row) for row in rows)
+
+
+def line(row: Row) -> str:
+    """A row of the page's table."""
+    return "| " + " | ".join(str(value).replace("|", "/") for value in row.__dict__.values()) + " |\n"
+
+
 def main(names: list[str]) -> None:
     """Print the rows of ``names``; without any, write the page."""
     transformers.utils.logging.set_verbosity_error()
     logging.disable(logging.WARNING)
+    rows = []
     for family in names or FAMILIES:
-        print(*look(family).__dict__.values(), sep=" | ", flush=True)
+        rows.append(look(family))
+        print(line(rows[-1]), end="", flush=True)
+    if not names:
+        TARGET.write_text(page(rows), "utf-8")
 
 
 if __name__ == "__main__":
