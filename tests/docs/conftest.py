@@ -16,6 +16,7 @@ import yaml
 
 from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_TYPES, POLICY_LOSSES
 from tandem.base.registry import Registry
+from tandem.base.run_folder import begin
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer
 from tandem.observe.trackers import TRACKERS
@@ -87,9 +88,9 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder, made once; tests get copies."""
     place = tmp_path_factory.mktemp("reader")
     save_tiny_model(place / "model")
-    for run in ("sft", "grpo", "hybrid"):
-        shutil.copytree(place / "model", place / "runs" / "quickstart" / run / "final")
-    shutil.copytree(place / "model", place / "runs" / "distillation" / "small-sft" / "final")
+    for run in ("quickstart/sft", "quickstart/grpo", "quickstart/hybrid", "distillation/small-sft"):
+        begin(place / "runs" / run)
+        shutil.copytree(place / "model", place / "runs" / run / "final")
     digits = [{"prompt": f"{d}>", "answer": str(d) * 4, "question": f"{d}?", "topic": "digits"} for d in range(10)]
     write_rows(place / "train.jsonl", digits * 4)
     write_rows(place / "val.jsonl", [{**row, "prompt": f"{row['answer'][0]}->"} for row in digits])

@@ -78,6 +78,7 @@ def test_adapters_do_not_go_on_over_another_base(task: Path, whole: Run, tmp_pat
     with torch.no_grad():
         model.model.norm.weight[0] += 1e-3
     model.save_pretrained(other)
+    (other / "manifest.json").unlink()  # the change is meant
     saved = f"trainer.resume={whole.output / 'checkpoints' / 'step_00000002'}"
     words = (f"actor_rollout_ref.model.path={other}", f"trainer.output_dir={tmp_path / 'out'}")
     with pytest.raises(DataError, match="not the one that the saved adapters were trained on"):
@@ -182,8 +183,8 @@ def half_taught(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = f"{{train_files: ['{rows}'], train_batch_size: 10, max_length: 16}}"
     (place / "sft.yaml").write_text(f"model: {{path: {task.parent / 'model'}}}\ndata: {data}\n")
     length = ("trainer.total_steps=30", "trainer.total_epochs=30", "optim.lr=1e-3", "trainer.logger=[]")
-    tandem("sft", place / "sft.yaml", *length, f"trainer.output_dir={place}")
-    return place / "final"
+    tandem("sft", place / "sft.yaml", *length, f"trainer.output_dir={place / 'run'}")
+    return place / "run" / "final"
 
 
 @pytest.mark.parametrize("seed", range(3))

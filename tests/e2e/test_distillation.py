@@ -147,6 +147,7 @@ def test_a_tag_and_a_model_beside_teach_the_same(task: Path, teacher: Path, tmp_
     shutil.copytree(teacher, copy)
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "my_note": 1}))
+    (copy / "manifest.json").unlink()  # the change is meant
     runs = [
         train(task, by(path), distillation(ONLY["reverse_kl"]), *SHORT, f"trainer.output_dir={tmp_path / name}")
         for name, path in (("tag", teacher), ("beside", copy))
@@ -271,6 +272,7 @@ def test_another_tokenizer_is_refused_though_the_plan_could_not_read_it(
     odd = tmp_path / "odd"
     shutil.copytree(teacher, odd)
     character_tokenizer(ALPHABET[::-1], eos="\n", pad=None).save_pretrained(odd)
+    (odd / "manifest.json").unlink()  # the change is meant
     words = (task, by(odd), distillation(ONLY["reverse_kl"]), *SHORT, f"trainer.output_dir={tmp_path / 'run'}")
     with pytest.raises(ConfigError, match="tokenizer is another"):
         train(*words)

@@ -192,6 +192,8 @@ def test_distillation_runs_shortened(tmp_path: Path, run: Run) -> None:
         for objective in ([], ["algorithm.distillation={type: reverse_kl, only: true}"]):
             plan = plan_of(DISTILLATION, *words, *objective)
             assert plan.problems == () and plan.roles == roles
-            rows = run("train", DISTILLATION, student, *small, *words, *objective, "evaluation.max_prompts=8")
+            rows = run(
+                "train", DISTILLATION, f"{student}-taught", *small, *words, *objective, "evaluation.max_prompts=8"
+            )
             assert len(values(rows, "distill/kl")) == len(values(rows, "eval/reward")) == 2
             assert max(values(rows, "updates")) == 2

@@ -83,6 +83,7 @@ def test_text_of_other_languages_stays_readable(tmp_path: Path) -> None:
         "reward": None,
         "ground_truth": {"a": 1},
         "version": 1,
+        "version_max": None,
     }
 
 
