@@ -242,3 +242,9 @@ def test_a_rope_whose_factor_moves_ends_the_context_where_it_begins_to_move(
 )
 def test_accepted(furnished: Path, problems_of: Problems, words: str) -> None:
     assert problems_of(*_split(words)) == []
+
+
+def test_masking_every_cut_answer_where_none_can_end_is_refused(problems_of: Callable[..., list[Problem]]) -> None:
+    found = problems_of("algorithm.overlong=mask", "actor_rollout_ref.rollout.ignore_eos=true")
+    assert [problem.key for problem in found] == ["algorithm.overlong"]
+    assert "no answer ever ends before its limit" in found[0].reason and "ignore_eos: false" in found[0].remedy
