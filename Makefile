@@ -9,6 +9,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEV_EXTRAS := dev,math,ray,tasks,tracking,smollm2
+# A file's tests share what is slow to build, so a file stays with one process; more than four only wait for memory.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages)
 
 .PHONY: help install quickstart test quick check format families clean
@@ -30,7 +32,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/tandem train examples/quickstart/hybrid.yaml
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 quick: check
 	$(BIN)/python -m pytest $(QUICK)

@@ -112,7 +112,8 @@ def test_each_step_has_its_share_and_the_held_out_loss_falls(mixed: Path, tmp_pa
 
 
 def test_a_finished_run_is_told_that_nothing_is_left(mixed: Path, tmp_path: Path) -> None:
-    output = f"trainer.output_dir={tmp_path}"
+    finished = tmp_path / "run"
+    output = f"trainer.output_dir={finished}"
     easy = ("evaluation.stop_at_accuracy=0.01", "data.train_batch_size=12", "data.mix=[]", "evaluation.interval=4")
     rows = [{"prompt": f"{d}>", "response": str(d)} for d in range(3)]
     files = (
@@ -122,12 +123,12 @@ def test_a_finished_run_is_told_that_nothing_is_left(mixed: Path, tmp_path: Path
         "trainer.save_interval=24",
     )
     run(mixed, output, *easy, *files)
-    stopped = read_rows(tmp_path / METRICS_FILE)[-1]["step"]
+    stopped = read_rows(finished / METRICS_FILE)[-1]["step"]
     assert int(str(stopped)) < 24
-    before = weights(tmp_path)
+    before = weights(finished)
     told = run(mixed, output, *easy, *files, "trainer.resume=auto")
     assert f"nothing is left to do: the accuracy of 0.01 that was asked for was reached at step {stopped}" in told
-    assert equal(before, weights(tmp_path))
+    assert equal(before, weights(finished))
     further = run(mixed, output, *easy[1:], *files, "trainer.resume=auto")
     assert f"resumed after step {stopped}" in further
     done = run(mixed, output, *easy[1:], *files, "trainer.resume=auto")

@@ -172,10 +172,10 @@ def test_b83_a_killed_engine_is_replaced_a_killed_rank_ends_the_run_and_a_resume
     assert len(read_rows(session.run.output_dir / METRICS_FILE)) >= 4
 
     again = prepare(*words, "trainer.resume=auto")
-    with again.running():
+    with again.run.running():
         LOOPS["hybrid"](again)
         accounts = again.plane.status().accounts
-    resumed = Run(again, again.output_dir)
+    resumed = Run(again, again.run.output_dir)
     assert [row["step"] for row in resumed.rows] == list(range(1, 11))
     assert max(resumed.column("lag/max")) <= 2
     assert min(resumed.column("balance/max_over_mean")) >= 1
