@@ -14,6 +14,7 @@ from tandem.columns.proto import DataProto
 from tandem.roles.batching import Batching
 from tandem.roles.loss import Loss
 from tandem.roles.train_group import TrainGroup
+from tandem.roles.train_rank import TrainRank
 from tandem.stages.facts import OLD_ACTOR, REF
 from tandem.train.checkpoint import Checkpoint
 from tandem.train.objective import LossSum, trained_mask
@@ -45,7 +46,7 @@ class Actor:
 
     def __init__(
         self,
-        ranks: TrainGroup,
+        ranks: TrainGroup[TrainRank],
         batching: Batching,
         *,
         keep_reference: bool,
@@ -60,9 +61,9 @@ class Actor:
         self._pending: LossSum | None = None
         self._in_slices = False
         if reference_is_base:
-            ranks.tag_base(REF)
+            ranks.call(TrainRank.tag_base, REF)
         elif keep_reference:
-            ranks.save_tag(REF)
+            ranks.call(TrainRank.save_tag, REF)
 
     # --- forwards ----------------------------------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ class Actor:
 
     def refresh_reference(self) -> None:
         """The reference becomes the actor as it is now."""
-        self.ranks.save_tag(REF)
+        self.ranks.call(TrainRank.save_tag, REF)
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -118,7 +119,7 @@ class Actor:
         """One optimizer step on a sub-batch; old log-probs are of the weights before the first until ``end_slices``."""
         self._require_no_gradient("train on a slice")
         if not self._in_slices:
-            self.ranks.save_tag(OLD_ACTOR)
+            self.ranks.call(TrainRank.save_tag, OLD_ACTOR)
             self._in_slices = True
         self.accumulate(loss)
         self._update(loss.objective.denominator(loss.batch))
@@ -134,13 +135,9 @@ class Actor:
         """(name, full tensor) of ``part`` of the weights; see ``TrainGroup.export``."""
         return self.ranks.export(part)
 
-    def fingerprint(self, part: Exported = "merged") -> str:
-        """Of the actor's weights; what an engine that took an export of ``part`` over answers."""
-        return self.ranks.fingerprint(part)
-
     def require_actor(self, purpose: str) -> None:
         """Refuse ``purpose`` unless the actor's own weights are in place."""
-        self.ranks.require_actor(purpose)
+        self.ranks.call(TrainRank.require_actor, purpose)
 
     def save(
         self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path] | None = None
@@ -148,11 +145,11 @@ class Actor:
         """Write a checkpoint of model, optimizer, tags and counters, with ``facts`` and the folders ``parts``."""
         self._require_no_gradient("save a checkpoint")
         own = {"actor": {"steps": self.steps, "updates": self.updates}}
-        return self.ranks.save_checkpoint(root, step, {**facts, **own}, keep, parts)
+        return self.ranks.call(TrainRank.save_checkpoint, root, step, {**facts, **own}, keep, parts)
 
     def load(self, saved: Checkpoint) -> None:
         """Go on from what ``save`` wrote."""
-        self.ranks.load_checkpoint(saved.path)
+        self.ranks.call(TrainRank.load_checkpoint, saved.path)
         own = saved.read()["actor"]
         self.steps, self.updates = own["steps"], own["updates"]
         self.moved = self.steps
@@ -160,11 +157,11 @@ class Actor:
     def sleep(self) -> None:
         """Give up the memory that only training needs."""
         self._require_no_gradient("sleep")
-        self.ranks.sleep()
+        self.ranks.call(TrainRank.sleep)
 
     def wake(self) -> None:
         """Undo ``sleep``."""
-        self.ranks.wake()
+        self.ranks.call(TrainRank.wake)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -194,7 +191,7 @@ class Actor:
         if pending is None:
             tally.empty += 1
             return
-        tally.results.append(self.ranks.optim_step(denominator))
+        tally.results.append(self.ranks.call(TrainRank.optim_step, denominator))
         tally.loss += float(pending.loss) / denominator
         tally.total = pending if tally.total is None else tally.total + pending
 

@@ -14,6 +14,7 @@ from tandem.columns.proto import DataProto
 from tandem.models.value_model import ValueModel
 from tandem.roles.batching import Batching
 from tandem.roles.train_group import TrainGroup
+from tandem.roles.train_rank import TrainRank
 from tandem.train import saved
 from tandem.train.checkpoint import Checkpoint
 from tandem.train.objective import LossSum
@@ -31,7 +32,9 @@ class Critic:
     train call. ``model`` is what the ranks train, as far as this process knows it: what it is, not what it learned.
     """
 
-    def __init__(self, model: ValueModel, ranks: TrainGroup, batching: Batching, objective: ValueObjective) -> None:
+    def __init__(
+        self, model: ValueModel, ranks: TrainGroup[TrainRank], batching: Batching, objective: ValueObjective
+    ) -> None:
         self.model, self.ranks = model, ranks
         self.steps = self.updates = 0
         self.metrics: dict[str, float] = {}
@@ -57,7 +60,7 @@ class Critic:
                 continue
             part = self.ranks.forward_backward(mini, self._objective)
             denominator = self._objective.denominator(mini)
-            results.append(self.ranks.optim_step(denominator))
+            results.append(self.ranks.call(TrainRank.optim_step, denominator))
             loss += float(part.loss) / denominator
             total = part if total is None else total + part
         self.metrics = {}
@@ -93,7 +96,7 @@ class Critic:
         """Write a checkpoint of model, optimizer and counters under ``root``, where nothing else is then."""
         shutil.rmtree(root, ignore_errors=True)  # of a process that was killed while saving
         facts = {CRITIC: {"steps": self.steps, "updates": self.updates}}
-        return self.ranks.save_checkpoint(root, step, facts, 1)
+        return self.ranks.call(TrainRank.save_checkpoint, root, step, facts, 1)
 
     def load(self, run: Checkpoint) -> None:
         """Go on from the critic's part of a checkpoint of a run. Raises ``DataError`` where it has none."""
@@ -103,17 +106,17 @@ class Critic:
                 f"{run.path} holds no critic, and critic.enable is true: resume with the estimator of the saved run, "
                 "or start a new run from its model"
             )
-        self.ranks.load_checkpoint(found[-1][1])
+        self.ranks.call(TrainRank.load_checkpoint, found[-1][1])
         own = saved.read_state(found[-1][1])["facts"][CRITIC]
         self.steps, self.updates = own["steps"], own["updates"]
 
     def sleep(self) -> None:
         """Give up the memory that only training needs."""
-        self.ranks.sleep()
+        self.ranks.call(TrainRank.sleep)
 
     def wake(self) -> None:
         """Undo ``sleep``."""
-        self.ranks.wake()
+        self.ranks.call(TrainRank.wake)
 
 
 def _summary(total: LossSum, loss: float, results: list[StepResult]) -> dict[str, float]:
