@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.dataflow.gate import Gate
 from tandem.dataflow.store import DataPlane
 from tandem.roles.rollout.utilization import StepClock
 from tandem.roles.rollout.worker import OnWeightUpdate, RolloutWorker, UpdatedStream
@@ -27,27 +27,27 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMo
     on_update: OnWeightUpdate = "keep"  # nothing is generated in colocate while weights change
     if execution.mode != "colocate":
         staleness, on_update = execution.max_staleness, parts.config.actor_rollout_ref.rollout.on_weight_update
-    keeper = GateKeeper(parts.gate(staleness, list(fleet.engines)))
+    gate = parts.gate(staleness, list(fleet.engines))
     plane = parts.runtime.plane(parts.ledger(staleness + 1, execution.data_plane.capacity_groups))
     log, waits, clock = parts.open_log(), parts.waits(), StepClock()
-    make = partial(_worker, parts, plane, keeper, clock)
+    make = partial(_worker, parts, plane, gate, clock)
 
     def receive(stream: RolloutWorker) -> UpdatedStream:
-        return UpdatedStream(stream, keeper, on_update, execution.deadline_s)
+        return UpdatedStream(stream, gate, on_update, execution.deadline_s)
 
     streams = [make(name, engine) for name, engine in fleet.engines.items()]
     role = RolloutWorkers(
         streams,
         fleet,
-        keeper,
-        _weight_sync(parts, keeper, [receive(stream) for stream in streams], replicas),
+        gate,
+        _weight_sync(parts, gate, [receive(stream) for stream in streams], replicas),
         restart=lambda name: make(name, parts.runtime.restart(name)),
         receiver=receive,
         max_restarts=execution.max_engine_restarts,
     )
     groups = [stage for stage in parts.plan.stages if stage.phase == "group"]
     workers = Workers(
-        role, parts.rewards, plane, keeper, clock, parts.progress, waits, log, lanes=staleness + 1, stages=groups
+        role, parts.rewards, plane, gate, clock, parts.progress, waits, log, lanes=staleness + 1, stages=groups
     )
     waits.watch(workers)
     weights = PushedWeights(workers, log)
@@ -67,7 +67,7 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMo
 
 
 def _worker(
-    parts: Parts, plane: DataPlane, keeper: GateKeeper, clock: StepClock, name: str, engine: RolloutEngine
+    parts: Parts, plane: DataPlane, gate: Gate, clock: StepClock, name: str, engine: RolloutEngine
 ) -> RolloutWorker:
     return RolloutWorker(
         name,
@@ -75,7 +75,7 @@ def _worker(
         parts.source,
         parts.rewards,
         plane,
-        keeper,
+        gate,
         parts.filling(),
         parts.composite.tokenizer,
         partial=parts.config.actor_rollout_ref.rollout.partial,
@@ -84,14 +84,14 @@ def _worker(
 
 
 def _weight_sync(
-    parts: Parts, keeper: GateKeeper, receivers: Sequence[UpdatedStream], replicas: Sequence[ForwardModel]
+    parts: Parts, gate: Gate, receivers: Sequence[UpdatedStream], replicas: Sequence[ForwardModel]
 ) -> WeightSync:
     """From the actor to the rollout engines, whose versions the gate must know, and to ``replicas``."""
     settings, following = parts.config.execution.weight_sync, {replica.name: replica for replica in replicas}
 
     def acknowledged(name: str, version: int) -> None:
         if name not in following:
-            keeper.acknowledge(name, version)
+            gate.acknowledge(name, version)
 
     return WeightSync(
         parts.runtime.snapshots(parts.composite),

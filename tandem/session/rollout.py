@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from tandem.columns.proto import DataProto
-from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.dataflow.gate import Gate
 from tandem.dataflow.store import DataPlane
 from tandem.observe.run_log import RunLog
 from tandem.reward.outcome import share_scored
@@ -110,7 +110,7 @@ class SharedRollout(Reported):
 class Workers(Reported):
     """Rollout workers, each with an engine of its own, that go on beside the actor's loop.
 
-    ``keeper`` is the gate behind its lock; ``clock`` measures what they do within the steps of the run; ``lanes``:
+    ``clock`` measures what they do within the steps of the run; ``lanes``:
     partitions that may be under way at once; ``stages``: what they do.
     """
 
@@ -119,7 +119,7 @@ class Workers(Reported):
         workers: RolloutWorkers,
         rewards: RewardManager,
         plane: DataPlane,
-        keeper: GateKeeper,
+        gate: Gate,
         clock: StepClock,
         progress: Progress,
         waits: Waits,
@@ -129,7 +129,7 @@ class Workers(Reported):
         stages: Sequence[PlannedStage],
     ) -> None:
         super().__init__(workers, rewards)
-        self.workers, self.keeper, self.clock = workers, keeper, clock
+        self.workers, self.gate, self.clock = workers, gate, clock
         self._plane, self._progress, self._waits, self._log = plane, progress, waits, log
         self._lanes, self._stages = lanes, stages
         self._done: dict[str, float] = {}
@@ -174,7 +174,7 @@ class Workers(Reported):
     def causes(self, partition: int) -> str:
         """See ``Watched``."""
         workers = self.workers
-        return cause_of_stall(self._plane, self.keeper, workers.members, partition, workers.starting)
+        return cause_of_stall(self._plane, self.gate, workers.members, partition, workers.starting)
 
     def end_step(self, step: int) -> None:
         self._plane.seal(step, timeout=0.0)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tandem.base.errors import EngineDiedError
 from tandem.columns.proto import DataProto
 from tandem.dataflow.gate import Gate
-from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.store import LocalStore
 from tandem.models.fingerprint import fingerprint
@@ -107,7 +106,7 @@ class Company:
         gate = Gate(TICKETS, STALENESS, last=STEPS, even=True)
         for name in self.names:
             gate.join(name)
-        self.keeper = GateKeeper(gate)
+        self.gate = gate
         capacity = TICKETS * (STALENESS + 1)
         ledger = Ledger(TICKETS, N, capacity=capacity, max_draws=3, settled_by=("responses", "rewards"))
         self.plane = LocalStore(ledger, lease_seconds=60.0)
@@ -120,14 +119,14 @@ class Company:
             lambda: Snapshot(WEIGHTS, lambda: fingerprint(WEIGHTS)),
             {stream.name: self.receiver(stream) for stream in streams},
             require_actor=lambda purpose: None,
-            acknowledged=self.keeper.acknowledge,
+            acknowledged=self.gate.acknowledge,
             overlap=self.overlap,
             deadline_s=20.0,
         )
         self.rollout_workers = RolloutWorkers(
             streams,
             EnginePool(engines),
-            self.keeper,
+            self.gate,
             publisher,
             restart=self.stream,
             receiver=self.receiver,
@@ -139,10 +138,10 @@ class Company:
         engine = self.make(name, len(before))
         before.append(engine)
         filling = Filling(SAMPLING, 0, False, "train", 20.0, "rewards")
-        return RolloutWorker(name, engine, self.source, self.rewards, self.plane, self.keeper, filling, FakeTokenizer())
+        return RolloutWorker(name, engine, self.source, self.rewards, self.plane, self.gate, filling, FakeTokenizer())
 
     def receiver(self, stream: RolloutWorker) -> UpdatedStream:
-        return UpdatedStream(stream, self.keeper, "keep", 20.0)
+        return UpdatedStream(stream, self.gate, "keep", 20.0)
 
     def batch(self, partition: int) -> DataProto:
         """The sealed partition, once it is there."""
@@ -311,9 +310,9 @@ def test_an_engine_that_starts_again_gets_nothing_before_it_is_ready() -> None:
     company.rollout_workers.check()
     second = company.made["a"][1]
     assert second.calls == [] and company.rollout_workers.streams == []
-    assert "has loaded no weights" in str(company.keeper.closed("a"))
+    assert "has loaded no weights" in str(company.gate.closed("a"))
     cause = cause_of_stall(
-        company.plane, company.keeper, company.rollout_workers.members, 0, company.rollout_workers.starting
+        company.plane, company.gate, company.rollout_workers.members, 0, company.rollout_workers.starting
     )
     assert "given back, for engine 'a' died," in cause and "a has died and is starting again" in cause
     assert "on engine" not in cause

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from tandem.base.deadline import Deadline
 from tandem.base.errors import EngineDiedError, StarvationError
-from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.dataflow.gate import Gate
 from tandem.reward.outcome import Scores
 from tandem.roles.rollout.engine_pool import EnginePool
 from tandem.roles.rollout.filling import first_failure, require_rewards
@@ -38,7 +38,7 @@ class RolloutWorkers:
         self,
         streams: Iterable[RolloutWorker],
         fleet: EnginePool,
-        keeper: GateKeeper,
+        gate: Gate,
         publisher: WeightSync,
         *,
         restart: Callable[[str], RolloutWorker],
@@ -49,7 +49,7 @@ class RolloutWorkers:
         self.counts: Counter[str] = Counter()
         self.report: dict[str, float] = {}
         self.publisher = publisher
-        self._fleet, self._keeper = fleet, keeper
+        self._fleet, self._gate = fleet, gate
         self._restart, self._receiver, self._max_restarts = restart, receiver, max_restarts
         self._everyone = list(self.streams)  # those of dead engines too: they may still have something to report
         self._starting: dict[str, RolloutWorker] = {}
@@ -205,7 +205,7 @@ class RolloutWorkers:
         if self._deaths[name] > self._max_restarts:
             raise error
         logger.warning("%s. Its tickets go to others; it is started again (%d)", error, self._deaths[name])
-        self._keeper.join(name)
+        self._gate.join(name)
         stream = self._starting[name] = self._restart(name)
         self._everyone.append(stream)
 
