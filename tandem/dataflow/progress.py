@@ -16,7 +16,6 @@ class Outcome(Enum):
     """What became of a write or a drop."""
 
     STORED = auto()
-    PENDING = auto()  # a failure was noted; the group ends when its other samples have settled
     DROPPED = auto()  # the group is gone; its ticket is open again
     DUPLICATE = auto()  # the same was there already: the first one stays
     STALE = auto()  # for a draw that was given up, or a partition that is over
@@ -45,7 +44,7 @@ class Accounts:
 
 @dataclass(frozen=True)
 class OpenTicket:
-    """A ticket without a whole group: who fills it (None: nobody), how many samples are settled.
+    """A ticket without a whole group, and who fills it (None: nobody).
 
     ``lacking`` are the columns that a group lacks which is generated; none before. ``seconds`` is how long the group is
     being generated, or has been waiting for those columns.
@@ -54,7 +53,6 @@ class OpenTicket:
     ticket: Ticket
     engine: str | None
     seconds: float
-    settled: int
     lacking: tuple[str, ...] = ()
 
     def told(self, gone: Collection[str] = ()) -> str:

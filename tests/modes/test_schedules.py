@@ -61,16 +61,13 @@ class World:
         self.gate.acknowledge(name, self.versions[name])
 
     def die(self) -> None:
-        """Its tickets, also those that are being scored, are given again under the same attempt."""
+        """Its tickets are given again under the same attempt, but for those whose groups are only being scored."""
         name = self.chance.choice(sorted(self.versions))
         del self.versions[name]
-        half = [flight for flight in self.scoring if flight.engine == name]
-        for flight in half:
-            self.ledger.drop(flight.ticket, "its engine died", 0.0, retry=True)
-        lost = [*half, *(flight for flight in self.flights if flight.engine == name)]
-        assert self.gate.leave(name) == sorted(flight.ticket for flight in lost)
+        generated = [flight.ticket for flight in self.scoring if flight.engine == name]
+        lost = sorted(flight.ticket for flight in self.flights if flight.engine == name)
+        assert self.gate.leave(name, generated) == lost
         self.flights = [flight for flight in self.flights if flight.engine != name]
-        self.scoring = [flight for flight in self.scoring if flight.engine != name]
         if not self.versions:
             self.join()
 

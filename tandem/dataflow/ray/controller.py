@@ -60,13 +60,13 @@ class Controller:
         """See ``Ledger.assign``."""
         self._ledger.assign(ticket, engine, time.monotonic())
 
-    async def write(self, tickets: Sequence[Ticket], columns: Collection[str], sample: int | None) -> Written:
+    async def write(self, tickets: Sequence[Ticket], columns: Collection[str]) -> Written:
         """Put the tickets one after the other, until one finds no room or is refused. See ``Ledger.put``."""
         outcomes: list[Outcome] = []
         blocker, error = "", None
         for ticket in tickets:
             try:
-                outcome = self._ledger.put(ticket, columns, time.monotonic(), sample)
+                outcome = self._ledger.put(ticket, columns, time.monotonic())
             except TandemError as problem:
                 error = problem
                 break
@@ -76,10 +76,10 @@ class Controller:
             outcomes.append(outcome)
         return self._written(tickets, outcomes, blocker, error)
 
-    async def drop(self, ticket: Ticket, reason: str, sample: int | None, retry: bool) -> Written:
+    async def drop(self, ticket: Ticket, reason: str) -> Written:
         """See ``Ledger.drop``."""
         try:
-            outcome = self._ledger.drop(ticket, reason, time.monotonic(), sample, retry)
+            outcome = self._ledger.drop(ticket, reason, time.monotonic())
         except TandemError as problem:
             return self._written([ticket], [], "", problem)
         return self._written([ticket], [outcome], "", None)
@@ -128,11 +128,6 @@ class Controller:
     async def acknowledge(self, lease: Lease) -> None:
         """See ``Ledger.acknowledge``."""
         self._ledger.acknowledge(lease, time.monotonic())
-        self._changed()
-
-    async def give_back(self, lease: Lease) -> None:
-        """See ``Ledger.give_back``."""
-        self._ledger.give_back(lease)
         self._changed()
 
     async def seal(self, partition: int, seconds: float) -> str | None:

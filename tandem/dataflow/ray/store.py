@@ -47,7 +47,7 @@ class RayStore(DataPlane):
         controller = ray.remote(Controller).options(**light).remote(ledger, lease_seconds)
         storage = ray.remote(StorageUnit).options(**light, scheduling_strategy="SPREAD")
         names = [f"storage unit {i} of the data plane" for i in range(units)]
-        handles = [storage.remote(controller, ledger.samples, ledger.produced_by) for _ in names]
+        handles = [storage.remote(controller, ledger.samples) for _ in names]
         remotes = [Remote(handle, name) for handle, name in zip(handles, names, strict=True)]
         store = cls(Remote(controller, "the controller of the data plane"), remotes, ledger.tickets, ledger.samples)
         store.pids()  # a store that can't start fails here
@@ -57,20 +57,15 @@ class RayStore(DataPlane):
         """See ``DataPlane``."""
         self._controller.ask("assign", ticket, engine)
 
-    def put(
-        self, tickets: Sequence[Ticket], data: DataProto, *, timeout: float, sample: int | None = None
-    ) -> list[Outcome]:
+    def put(self, tickets: Sequence[Ticket], data: DataProto, *, timeout: float) -> list[Outcome]:
         """See ``DataPlane``."""
-        slabs = as_columns(tickets, data, self._samples, sample)
-        rows = self._samples if sample is None else 1
+        columns = as_columns(tickets, data, self._samples)
         replies = []
         for home, places in self._shares(tickets).items():
-            share = slabs if len(places) == len(tickets) else _choose(slabs, places, rows)
+            share = columns if len(places) == len(tickets) else _choose(columns, places, self._samples)
             mine = [tickets[i] for i in places]
             awaited = f"the put of {len(mine)} groups, {mine[0]} among them"
-            replies.append(
-                (places, self._units[home].submit("put", mine, pack(share), sample, timeout, awaited=awaited))
-            )
+            replies.append((places, self._units[home].submit("put", mine, pack(share), timeout, awaited=awaited)))
         outcomes: dict[int, Outcome] = {}
         for places, reply in replies:
             outcomes.update(zip(places, reply.within(timeout + REPLY_SECONDS), strict=True))
@@ -103,10 +98,6 @@ class RayStore(DataPlane):
         """See ``DataPlane``."""
         self._controller.ask("acknowledge", lease)
 
-    def give_back(self, lease: Lease) -> None:
-        """See ``DataPlane``."""
-        self._controller.ask("give_back", lease)
-
     def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> DataProto:
         """See ``DataPlane``."""
         names = without_identity(columns)
@@ -138,16 +129,14 @@ class RayStore(DataPlane):
         status: PlaneStatus = self._controller.ask("status")
         return status
 
-    def drop(
-        self, target: Ticket | int, reason: str = TRAINED, *, sample: int | None = None, retry: bool = False
-    ) -> Outcome:
+    def drop(self, target: Ticket | int, reason: str = TRAINED) -> Outcome:
         """See ``DataPlane``."""
         if isinstance(target, int):
             self._controller.ask("retire", target, reason)
             for reply in [unit.submit("drop_partition", target) for unit in self._units]:
                 reply.within(REPLY_SECONDS)
             return Outcome.DROPPED
-        outcome: Outcome = self._units[self._home(target)].ask("drop", target, reason, sample, retry)
+        outcome: Outcome = self._units[self._home(target)].ask("drop", target, reason)
         return outcome
 
     def pids(self) -> dict[str, int]:
@@ -173,19 +162,19 @@ class RayStore(DataPlane):
         return shares
 
 
-def _choose(slabs: Columns, groups: Sequence[int], rows: int) -> Columns:
+def _choose(columns: Columns, groups: Sequence[int], rows: int) -> Columns:
     """The rows of some groups of ``rows`` rows each; views where the groups are neighbours."""
     first, last = groups[0], groups[-1]
     if list(groups) == list(range(first, last + 1)):
-        return {name: slab[first * rows : (last + 1) * rows] for name, slab in slabs.items()}
+        return {name: column[first * rows : (last + 1) * rows] for name, column in columns.items()}
     chosen = _rows_of(torch.tensor(groups), rows)
-    return {name: _choose_rows(slab, chosen) for name, slab in slabs.items()}
+    return {name: _choose_rows(column, chosen) for name, column in columns.items()}
 
 
-def _choose_rows(slab: Column, rows: torch.Tensor) -> Column:
-    if isinstance(slab, list):
-        return [slab[i] for i in rows.tolist()]
-    return slab[rows] if isinstance(slab, Ragged) else slab[rows.to(slab.device)]
+def _choose_rows(column: Column, rows: torch.Tensor) -> Column:
+    if isinstance(column, list):
+        return [column[i] for i in rows.tolist()]
+    return column[rows] if isinstance(column, Ragged) else column[rows.to(column.device)]
 
 
 def _rows_of(groups: torch.Tensor, rows: int) -> torch.Tensor:
