@@ -31,8 +31,10 @@ from tandem.plan.checks.stages import check_stages
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
 from tandem.plan.checks.template import notes_on_template
 from tandem.plan.checks.trainer import check_evaluation, check_length, check_schedule, check_trainer
+from tandem.plan.critic import CriticPlan, plan_critic
 from tandem.plan.engine import shares_weights
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
+from tandem.plan.flow import Flow, plan_flow
 from tandem.plan.later import what_comes_later
 from tandem.plan.memory import MemoryPlan, plan_memory
 from tandem.plan.model import ModelFacts
@@ -66,6 +68,8 @@ PREFERENCE = "preference"
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 
+Pushed = Literal["nothing", "merged", "adapter"]
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -73,10 +77,10 @@ class Plan:
 
     ``device_groups`` are devices per group; what a run needs is their sum. ``base_tags`` are those of the ``tags`` that
     are no copies but the base model, its adapters switched off. ``pushed`` is what new weights for the rollout engine
-    are: nothing where it generates with the actor's own. ``later`` names what can be planned and not be run yet.
-    ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown. ``batch.steps``
-    counts the rows of the files before any is dropped. ``scoring`` is None where no reward is made. ``stages`` are
-    those of ``table`` that run, by what ``step`` says of the config.
+    are: nothing where it generates with the actor's own. ``flow`` is what the mode comes to. ``later`` names what can
+    be planned and not be run yet. ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's
+    sizes are unknown. ``batch.steps`` counts the rows of the files before any is dropped. ``scoring`` is None where no
+    reward is made. ``stages`` are those of ``table`` that run, by what ``step`` says of the config.
     """
 
     mode: str
@@ -88,12 +92,14 @@ class Plan:
     teachers: tuple[Teacher, ...]
     scoring: ScoringPlan | None
     old_logprobs: OldLogprobs
-    pushed: Literal["nothing", "merged", "adapter"]
+    pushed: Pushed
+    flow: Flow
     source_columns: tuple[str, ...]
     stages: tuple[PlannedStage, ...]
     step: Step = field(compare=False, repr=False)
     table: tuple[Stage, ...] = field(compare=False, repr=False)
     batch: BatchPlan
+    critic: CriticPlan | None
     memory: tuple[MemoryPlan, ...]
     later: tuple[Problem, ...]
     notes: tuple[str, ...]
@@ -114,9 +120,7 @@ class Plan:
         """The loop that runs it: that of its mode, whole or pipelined, or the one for preferences."""
         if not self.generates:
             return PREFERENCE
-        execution = self.step.config.execution
-        pipelined = execution.mode == "hybrid" and execution.train_pipelining != "off"
-        return f"{self.mode}_pipelined" if pipelined else self.mode
+        return self.mode if self.flow.pipelining == "off" else f"{self.mode}_pipelined"
 
     @property
     def group_columns(self) -> tuple[str, ...]:
@@ -193,11 +197,13 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         scoring=plan_scoring(config) if any(stage.role == REWARD for stage in stages) else None,
         old_logprobs=old_logprobs_from(config),
         pushed="nothing" if shares else pushed_part(config),
+        flow=plan_flow(config),
         source_columns=source_columns(entries),
         stages=stages,
         step=step,
         table=(*BUILT_IN, *entries.stages),
         batch=batch,
+        critic=plan_critic(config),
         memory=plan_memory(
             config,
             facts,

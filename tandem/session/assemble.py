@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 from tandem.dataflow.partition import Order
 from tandem.dataflow.store import DataPlane
 from tandem.observe.run_log import RunLog
-from tandem.plan.critic import untrained_steps
 from tandem.roles.advantages import AdvantageReport
 from tandem.session.learning import Criticism, Estimates, Learning, Speed, why_idle_batch
 from tandem.session.parts import Parts
@@ -132,7 +131,7 @@ def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], di
         limits=speed.limits,
         counting=own.counting,
         why_idle=partial(why_idle_batch, masks_overlong=config.algorithm.overlong == "mask"),
-        untrained=untrained_steps(config),
+        untrained=parts.plan.batch.untrained_steps,
         awake=composite.actor.wake,
         closing=parts.closing,
     )

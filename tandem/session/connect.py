@@ -54,9 +54,7 @@ def connect_resting(parts: Parts) -> Session[InTurns]:
 
 def connect_streaming(parts: Parts) -> Session[Workers]:
     """Hybrid: generation goes on while the actor trains."""
-    execution, composite = parts.config.execution, parts.composite
-    assert execution.mode == "hybrid"
-    beside, pipelining = connect_workers(parts), execution.train_pipelining
+    beside, composite, pipelining = connect_workers(parts), parts.composite, parts.plan.flow.pipelining
     if pipelining == "off":
         return assemble(parts, Session, beside)
     # Slices that are optimizer steps are fixed by ticket: else short samples would always come first.
@@ -117,14 +115,13 @@ def _serving(parts: Parts) -> Iterator[ServingRole]:
 
 def _begins(parts: Parts) -> dict[str, Callable[[int], None]]:
     """What a role does before the first groups of a partition: it waits for the weights that the partition is due."""
-    execution, critic = parts.config.execution, parts.composite.critic
-    assert execution.mode == "fully_async"
-    seconds, interval = execution.deadline_s, parts.config.actor_rollout_ref.ref.update_interval
+    critic, seconds = parts.composite.critic, parts.config.execution.deadline_s
+    interval = parts.config.actor_rollout_ref.ref.update_interval
     models, begins = {model.name: model for model in parts.composite.models}, dict[str, Callable[[int], None]]()
     if REFERENCE in models:
         begins[REFERENCE] = partial(_refresh, models[REFERENCE], interval, seconds)
     if ACTOR_FWD in models:
-        begins[ACTOR_FWD] = partial(_follow, models[ACTOR_FWD], execution.max_staleness, seconds)
+        begins[ACTOR_FWD] = partial(_follow, models[ACTOR_FWD], parts.plan.flow.staleness, seconds)
     if critic is not None:  # partition k is valued by the critic after step k - 1
         begins[CRITIC] = partial(critic.await_steps, seconds=seconds)
     return begins

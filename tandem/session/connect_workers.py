@@ -9,7 +9,7 @@ from functools import partial
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.store import DataPlane
 from tandem.roles.rollout.utilization import StepClock
-from tandem.roles.rollout.worker import OnWeightUpdate, RolloutWorker, UpdatedStream
+from tandem.roles.rollout.worker import RolloutWorker, UpdatedStream
 from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.roles.serving import ForwardModel
 from tandem.rollout.protocol import RolloutEngine
@@ -22,18 +22,15 @@ from tandem.weights.sync import WeightSync
 
 def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMode[Workers]:
     """The rollout workers of the run, and how weights reach them; ``replicas`` get every version too."""
-    execution, fleet = parts.config.execution, parts.runtime.fleet
-    staleness = 0
-    on_update: OnWeightUpdate = "keep"  # nothing is generated in colocate while weights change
-    if execution.mode != "colocate":
-        staleness, on_update = execution.max_staleness, parts.config.actor_rollout_ref.rollout.on_weight_update
+    execution, fleet, flow = parts.config.execution, parts.runtime.fleet, parts.plan.flow
+    staleness = flow.staleness
     gate = parts.gate(staleness, list(fleet.engines))
     plane = parts.runtime.plane(parts.ledger(staleness + 1, execution.data_plane.capacity_groups))
     log, waits, clock = parts.open_log(), parts.waits(), StepClock()
     make = partial(_worker, parts, plane, gate, clock)
 
     def receive(stream: RolloutWorker) -> UpdatedStream:
-        return UpdatedStream(stream, gate, on_update, execution.deadline_s)
+        return UpdatedStream(stream, gate, flow.on_weight_update, execution.deadline_s)
 
     streams = [make(name, engine) for name, engine in fleet.engines.items()]
     role = RolloutWorkers(
@@ -60,7 +57,7 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMo
         (workers, weights),
         evaluating=workers.evaluating,
         counting=clock.running,
-        sub_batches=parts.plan.batch.sub_batches,
+        sub_batches=flow.sub_batches,
         staleness=staleness,
         beside=True,
     )

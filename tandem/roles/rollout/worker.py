@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from tandem.base.errors import DeadlineError, EngineDiedError, TandemError
+from tandem.config.model import OnWeightUpdate
 from tandem.data.prompts import Prompt
 from tandem.data.sampler import Sampler
 from tandem.dataflow.gate import Closed, Gate
@@ -27,8 +28,6 @@ from tandem.rollout.sound import sound_outputs
 
 _TICK_S = 0.05  # between looks at scorings while the engine has nothing to do
 _LEAVE_S = 10.0  # for a loop whose engine has died to hand its tickets on
-
-OnWeightUpdate = Literal["wait", "abort", "keep"]
 
 
 class RolloutWorker(Rollout):

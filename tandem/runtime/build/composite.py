@@ -17,7 +17,6 @@ from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, load_model
 from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
-from tandem.plan.critic import untrained_steps
 from tandem.plan.own_loop import check_own_loop, unread_in_own_loop
 from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.stages import columns_known
@@ -114,7 +113,7 @@ def build_composite(
     model = load_trainable(section.model, tokenizer, trainer.seed)
     actor = build_actor(config, plan, model, total_updates)
     if engine is None:
-        engine = make_engine(replace(engine_spec(config), version=0), model, shares_weights=True)
+        engine = make_engine(replace(engine_spec(config, "nothing"), version=0), model, shares_weights=True)
     return assemble_composite(config, plan, tokenizer, model, actor, engine, critic, scorer)
 
 
@@ -173,8 +172,8 @@ def build_actor(config: Config, plan: Plan, model: CausalLM, total_updates: int)
 
 def actor_of(config: Config, plan: Plan, ranks: TrainGroup[TrainRank]) -> Actor:
     """The actor over ``ranks``, wherever they are, with the tags of ``plan``."""
-    epochs, untrained = config.actor_rollout_ref.actor.ppo_epochs, untrained_steps(config)
-    batching = Batching(plan.batch.mini_batch_prompts, epochs, config.trainer.seed, untrained)
+    epochs, batch = config.actor_rollout_ref.actor.ppo_epochs, plan.batch
+    batching = Batching(batch.mini_batch_prompts, epochs, config.trainer.seed, batch.untrained_steps)
     return Actor(
         ranks,
         batching,
