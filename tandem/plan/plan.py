@@ -171,7 +171,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
     step = step_facts(config, entries)
     stages = plan_step(step, entries.stages)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
-    shares = shares_weights(config, runtime)
+    shares, copies = shares_weights(config, runtime), len(tags) - len(base_tags) - 1
     found = [
         *plugin_problems,
         *unknown_names(config),
@@ -204,14 +204,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         table=(*BUILT_IN, *entries.stages),
         batch=batch,
         critic=plan_critic(config),
-        memory=plan_memory(
-            config,
-            facts,
-            placed,
-            copies=len(tags) - len(base_tags) - 1,
-            shares=shares,
-            critic=critic_facts,
-        ),
+        memory=plan_memory(config, facts, placed, copies=copies, shares=shares, critic=critic_facts),
         later=what_comes_later(config, runtime),
         notes=(*_notes(config, entries, facts, runtime), *noted),
         problems=tuple({(problem.key, problem.reason): problem for problem in [*found, *ignored]}.values()),

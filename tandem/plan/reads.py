@@ -12,6 +12,8 @@ from pydantic_core import PydanticUndefined
 from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
 from tandem.config.node import Node, TypedNode
+from tandem.config.schema import DataConfig, SftDataConfig, TrainerConfig
+from tandem.plan.mix import has_united_rows
 
 S = TypeVar("S")
 """What a run is to be: its config, and what else decides who reads a key."""
@@ -79,6 +81,18 @@ def adapter_reads(prefix: str, model_of: Callable[[S], ModelConfig | None]) -> t
         Reads((f"{prefix}.lora_alpha", f"{prefix}.lora_target_modules"), made, reason, remedy),
         Reads((f"{prefix}.lora_base_dtype",), trained, reason, remedy),
     )
+
+
+def file_reads(data_of: Callable[[S], SftDataConfig | DataConfig]) -> Reads[S]:
+    """That of nulls in files of rows."""
+    reason = "a null in JSON lines was written and stays"
+    return Reads(("data.keep_nulls",), lambda s: has_united_rows(data_of(s)), reason, told=True)
+
+
+def checkpoint_reads(trainer_of: Callable[[S], TrainerConfig]) -> Reads[S]:
+    """That of a run which may write checkpoints."""
+    reason = "no checkpoint is written: trainer.save_interval is 0"
+    return Reads(("trainer.keep_checkpoints",), lambda s: trainer_of(s).save_interval > 0, reason, told=True)
 
 
 @dataclass(frozen=True)

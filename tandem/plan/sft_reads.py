@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tandem.config.schema import SftConfig
 from tandem.data.examples import ExampleColumns
-from tandem.plan.mix import example_columns, has_united_rows
-from tandem.plan.reads import Reads, adapter_reads, schedule_reads
+from tandem.plan.mix import example_columns
+from tandem.plan.reads import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,7 @@ READS: tuple[Reads[SftSetting], ...] = (
         "only a chat template has a place for tools, and prompt and response are plain text",
         "Write data.chat: true or data.messages_key, or leave it out",
     ),
-    Reads(
-        ("data.keep_nulls",),
-        lambda s: has_united_rows(s.config.data),
-        "a null in JSON lines was written and stays",
-        told=True,
-    ),
+    file_reads(lambda s: s.config.data),
     Reads(
         ("data.val_files",),
         lambda s: s.config.evaluation.interval > 0,
@@ -74,12 +69,7 @@ READS: tuple[Reads[SftSetting], ...] = (
         lambda s: _CONVERSATIONS if s.config.evaluation.interval else "nothing is evaluated: evaluation.interval is 0",
         told=True,
     ),
-    Reads(
-        ("trainer.keep_checkpoints",),
-        lambda s: s.config.trainer.save_interval > 0,
-        "no checkpoint is written: trainer.save_interval is 0",
-        told=True,
-    ),
+    checkpoint_reads(lambda s: s.config.trainer),
     Reads(
         ("trainer.exact",),
         lambda s: False,

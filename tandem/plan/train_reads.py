@@ -8,10 +8,9 @@ from functools import partial
 from tandem.config.schema import Config
 from tandem.plan.engine import engine_asks_for
 from tandem.plan.entries import Entries
-from tandem.plan.mix import has_united_rows
 from tandem.plan.placement import train_ranks
 from tandem.plan.preference import learns_preferences
-from tandem.plan.reads import Reads, adapter_reads, schedule_reads
+from tandem.plan.reads import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads
 from tandem.plan.teacher import learns_from_reward, uses_teacher
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -323,12 +322,7 @@ DATA: tuple[Reads[Setting], ...] = (
         ),
         "Write data.chat: true, or leave it out",
     ),
-    Reads(
-        ("data.keep_nulls",),
-        lambda s: has_united_rows(s.config.data),
-        "a null in JSON lines was written and stays",
-        told=True,
-    ),
+    file_reads(lambda s: s.config.data),
     Reads(
         ("data.drop_val_prompts",),
         lambda s: bool(s.config.data.val_files) or s.config.data.source is not None or s.evaluates,
@@ -353,12 +347,7 @@ DATA: tuple[Reads[Setting], ...] = (
         "evaluation.temperature 0 is greedy",
         told=True,
     ),
-    Reads(
-        ("trainer.keep_checkpoints",),
-        lambda s: s.config.trainer.save_interval > 0,
-        "no checkpoint is written: trainer.save_interval is 0",
-        told=True,
-    ),
+    checkpoint_reads(lambda s: s.config.trainer),
 )
 
 READS = (*PREFERENCES, *ALGORITHM, *EXECUTION, *DATA)
