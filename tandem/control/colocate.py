@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tandem.roles.loss import Loss
-from tandem.session.session import InTurns, Session
+from tandem.session.session import Session, TimeShared
 from tandem.stages import table as step
 
 
-def train_colocate(session: Session[InTurns]) -> None:
+def train_colocate(session: Session[TimeShared]) -> None:
     """Synchronous training.
 
     Each step k consumes the P tickets of partition k and produces weights version k + 1. It waits for generation and

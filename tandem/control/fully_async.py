@@ -14,7 +14,7 @@ def train_fully_async(session: ServedSession) -> None:
 
     Each step k consumes the complete partition k (rewards, log-probs, advantages) and produces weights version k + 1,
     which is pushed to the rollout engines and to actor_fwd. It waits for the slowest role's columns; every wait is
-    watched, and a stall is told with its cause.
+    watched, and a stall is warned of with its cause.
     """
     run, samples, stages, weights = session.run, session.samples, session.stages, session.weights
     with (

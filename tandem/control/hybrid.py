@@ -14,7 +14,7 @@ def train_hybrid(session: Session[Workers]) -> None:
 
     Each step k consumes partition k in ``num_iters_per_train_update`` parts and produces weights version k + 1. It
     waits for groups that are generated and scored; what unblocks it are the rollout workers, who in turn wait for the
-    gate, and the gate for the versions that are pushed here. A stall is told with its cause.
+    gate, and the gate for the versions that are pushed here. A stall is warned of with its cause.
     """
     run, samples, stages, weights = session.run, session.samples, session.stages, session.weights
     with session.rollout.working(step.generate, step.score):  # beside this loop, in one of each worker's

@@ -55,7 +55,7 @@ class OpenTicket:
     seconds: float
     lacking: tuple[str, ...] = ()
 
-    def told(self, gone: Collection[str] = ()) -> str:
+    def describe(self, gone: Collection[str] = ()) -> str:
         """For a message; the engines ``gone`` have died since they got it."""
         engine = f"on engine {self.engine!r}" if self.engine else "given to no engine"
         if self.engine in gone and not self.lacking:
@@ -97,7 +97,7 @@ class PartitionStatus:
             causes.append(
                 f"{len(longest)} of {self.tickets} groups unfilled"
                 + (f", {generated} of them generated" if generated else "")
-                + f": {', '.join(entry.told(gone) for entry in longest[:_NAMED])}{more}"
+                + f": {', '.join(entry.describe(gone) for entry in longest[:_NAMED])}{more}"
             )
             if self.drops:
                 causes.append("dropped so far: " + ", ".join(f"{n} x {reason}" for reason, n in self.drops.items()))

@@ -17,7 +17,7 @@ class Flow:
 
     A partition arrives in ``sub_batches`` parts, at most ``staleness`` versions old. ``on_weight_update`` is what
     becomes of a generation that new weights meet. ``pipelining``: whether parts are trained as they arrive.
-    ``balance``: rows are dealt to ranks by their tokens. ``apart``: every role has weights and a loop of its own.
+    ``balance``: ranks get rows by their tokens. ``apart``: every role has weights and a loop of its own.
     """
 
     sub_batches: int

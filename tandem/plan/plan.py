@@ -140,8 +140,8 @@ class Plan:
 
     def to_json(self) -> str:
         """The whole plan for machines; values that JSON lacks are written as text."""
-        told = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
-        content = {"kind": "train", "loop": self.loop, "roles": self.roles, "devices": self.devices, **told}
+        decided = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
+        content = {"kind": "train", "loop": self.loop, "roles": self.roles, "devices": self.devices, **decided}
         return json.dumps(content, default=_plain, ensure_ascii=False, indent=2)
 
     def require_runnable(self) -> None:

@@ -43,7 +43,7 @@ READS: tuple[Reads[SftSetting], ...] = (
         ("data.prompt_key", "data.response_key", "data.chat", "data.add_eos"),
         lambda s: s.pairs,
         _CONVERSATIONS,
-        told=True,
+        noted=True,
     ),
     Reads(
         ("data.add_eos",),
@@ -61,13 +61,13 @@ READS: tuple[Reads[SftSetting], ...] = (
         ("data.val_files",),
         lambda s: s.config.evaluation.interval > 0,
         "nothing is evaluated: evaluation.interval is 0",
-        told=True,
+        noted=True,
     ),
     Reads(
         ("evaluation.max_new_tokens",),
         lambda s: s.config.evaluation.interval > 0 and s.config.data.messages_key is None,
         lambda s: _CONVERSATIONS if s.config.evaluation.interval else "nothing is evaluated: evaluation.interval is 0",
-        told=True,
+        noted=True,
     ),
     checkpoint_reads(lambda s: s.config.trainer),
     Reads(
@@ -79,6 +79,6 @@ READS: tuple[Reads[SftSetting], ...] = (
         ("trainer.rollouts_per_step", "runtime.name", "runtime.threads"),
         lambda s: False,
         "fine-tuning runs in this process and samples nothing",
-        told=True,
+        noted=True,
     ),
 )

@@ -35,14 +35,14 @@ class LocalRuntime:
 
     def __init__(self, config: Config, plan: Plan) -> None:
         self._config, self._plan = config, plan
-        self.fleet = EnginePool({} if plan.pushed == "nothing" else {ENGINE: self._start(ENGINE)})
+        self.pool = EnginePool({} if plan.pushed == "nothing" else {ENGINE: self._start(ENGINE)})
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
         """See ``Runtime``."""
         config, plan = self._config, self._plan
         critic = local_critic(config, plan, tokenizer, steps) if plan.critic is not None else None
         updates = plan.batch.optimizer_steps_of(steps)
-        engine = self.fleet if self.fleet.engines else None
+        engine = self.pool if self.pool.engines else None
         return build_composite(config, plan, tokenizer, updates, critic, self.scorer, engine)
 
     def restart(self, name: str) -> RolloutEngine:
@@ -70,7 +70,7 @@ class LocalRuntime:
 
     def close(self) -> None:
         """See ``Runtime``."""
-        for engine in self.fleet.engines.values():
+        for engine in self.pool.engines.values():
             if isinstance(engine, HostedEngine):
                 engine.close()
 

@@ -34,7 +34,7 @@ class OfMode(Generic[R]):
     ``evaluating`` is the context of an evaluation, ``counting`` that of a step. A partition comes in ``sub_batches``
     parts in this ``order``, with ``columns`` beside those of generation and scoring, at most ``staleness`` versions
     old; it is filled ``beside`` the loop, or by it. ``stages`` are those that the actor's loop runs (None: all),
-    ``told`` is what the advantages say of a partition (None: what they said last).
+    ``advantage_report`` is what the advantages report of a partition (None: what they reported last).
     """
 
     rollout: R
@@ -51,7 +51,7 @@ class OfMode(Generic[R]):
     staleness: int = 0
     beside: bool = False
     stages: Sequence[BatchStage] | None = None
-    told: Callable[[int], AdvantageReport] | None = None
+    advantage_report: Callable[[int], AdvantageReport] | None = None
 
 
 def assemble(parts: Parts, kind: Callable[..., K], own: OfMode[Any], **handles: Any) -> K:
@@ -107,7 +107,7 @@ def _samples(parts: Parts, own: OfMode[Any]) -> Samples:
 def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], dict[str, float]]) -> Run:
     config, composite, progress = parts.config, parts.composite, parts.progress
     advantages, critic = composite.advantages, composite.critic
-    told = own.told if own.told is not None else lambda step: advantages.told()
+    report = (lambda step: advantages.report()) if own.advantage_report is None else own.advantage_report
     correction = None if parts.plan.old_logprobs == "rollout" else config.algorithm.correction
     speed = Speed(setting_of(config), progress, parts.output_dir)
     return Run(
@@ -122,7 +122,7 @@ def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], di
             *own.parts,
             samples,
             Learning(composite.actor, progress),
-            Estimates(told, correction),
+            Estimates(report, correction),
             *(() if critic is None else (Criticism(critic, composite.tokenizer),)),
         ),
         interval=config.evaluation.interval,

@@ -61,7 +61,7 @@ def build_session(config: Config, plan: Plan) -> Session[Any]:
         runtime = RUNTIMES[plan.runtime](config, plan)
         closing.callback(runtime.close)
         composite = runtime.composite(tokenizer, progress.last)
-        rewards.await_ready()  # loaded beside the model; what can't be made is told before anything is generated
+        rewards.await_ready()  # loaded beside the model; what can't be made is reported before anything is generated
         if resumed is not None:
             _restore(composite, resumed)
         parts = Parts(config, plan, runtime, composite, source, held_out, rewards, progress, closing, resumed)

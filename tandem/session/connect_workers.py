@@ -22,9 +22,9 @@ from tandem.weights.sync import WeightSync
 
 def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMode[Workers]:
     """The rollout workers of the run, and how weights reach them; ``replicas`` get every version too."""
-    execution, fleet, flow = parts.config.execution, parts.runtime.fleet, parts.plan.flow
+    execution, pool, flow = parts.config.execution, parts.runtime.pool, parts.plan.flow
     staleness = flow.staleness
-    gate = parts.gate(staleness, list(fleet.engines))
+    gate = parts.gate(staleness, list(pool.engines))
     plane = parts.runtime.plane(parts.ledger(staleness + 1, execution.data_plane.capacity_groups))
     log, waits, clock = parts.open_log(), parts.waits(), StepClock()
     make = partial(_worker, parts, plane, gate, clock)
@@ -32,10 +32,10 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMo
     def receive(stream: RolloutWorker) -> UpdatedStream:
         return UpdatedStream(stream, gate, flow.on_weight_update, execution.deadline_s)
 
-    streams = [make(name, engine) for name, engine in fleet.engines.items()]
+    streams = [make(name, engine) for name, engine in pool.engines.items()]
     role = RolloutWorkers(
         streams,
-        fleet,
+        pool,
         gate,
         _weight_sync(parts, gate, [receive(stream) for stream in streams], replicas),
         restart=lambda name: make(name, parts.runtime.restart(name)),

@@ -36,7 +36,7 @@ def find_checkpoint(trainer: TrainerConfig) -> Checkpoint | None:
 
 
 def run_info(trainer: TrainerConfig, config: BaseModel, steps: int, resumed: Checkpoint | None) -> RunInfo:
-    """What the log is told of a run of ``steps`` that goes on from ``resumed``."""
+    """What the log is given of a run of ``steps`` that goes on from ``resumed``."""
     folder, document = Path(trainer.output_dir).resolve(), config.model_dump(mode="json", by_alias=True)
     if resumed is None:
         return RunInfo(folder, steps, None, document)

@@ -85,7 +85,7 @@ class Samples(StepPart):
         self.plane.acknowledge(lease)
 
     def next_groups(self, partition: int, index: int, count: int, order: Order) -> Lease:
-        """Wait for so many groups. The time of it is told where they are filled beside the loop."""
+        """Wait for so many groups. The time of it is reported where they are filled beside the loop."""
 
         def take() -> Lease:
             lease = self.plane.take(

@@ -1,4 +1,4 @@
-"""What a run tells of itself: the parts of its mean step, how it was run, and how near it came to its limit.
+"""What a run reports of itself: the parts of its mean step, how it was run, and how near it came to its limit.
 
 No torch: reads ``metrics.jsonl`` and ``config.yaml`` in the run's folder.
 """
@@ -103,7 +103,7 @@ def timed_steps(run: Path) -> list[Row]:
 def step_summary(run: Path, setting: Setting) -> dict[str, str]:
     """What the steps of a run came to, for people, by label; nothing where no step has ended.
 
-    A run too short to leave out its first and last steps is told as it is.
+    A run too short to leave out its first and last steps is reported as it is.
     """
     rows = timed_steps(run)
     if not rows:

@@ -81,7 +81,7 @@ class RolloutWorker(Rollout):
         self._gate.wake()
 
     def join(self, seconds: float) -> None:
-        """Wait for the end of a loop that was told to end."""
+        """Wait for the end of a loop that was asked to end."""
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
@@ -231,7 +231,7 @@ class UpdatedStream:
     """A stream as the receiver of new weights: what is being generated obeys ``on_update``.
 
     ``wait``: it is finished first, under the old weights, and nothing is begun. ``abort``: it ends where it is and goes
-    on as the stream says. ``keep``: it goes on, and its tokens tell their versions.
+    on as the stream says. ``keep``: it goes on, and its tokens carry their versions.
     """
 
     def __init__(self, stream: RolloutWorker, gate: Gate, on_update: OnWeightUpdate, drain_s: float) -> None:

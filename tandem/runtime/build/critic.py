@@ -89,7 +89,7 @@ def critic_value_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> Va
 
 
 class CriticTraining(NamedTuple):
-    """What the engine of a critic is told of the plan: optimizer steps of the run, tokens of a micro-batch."""
+    """What the engine of a critic takes from the plan: optimizer steps of the run, tokens of a micro-batch."""
 
     total_updates: int
     max_tokens: int

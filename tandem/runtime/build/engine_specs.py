@@ -37,7 +37,7 @@ def run_device(runtime: RuntimeConfig) -> torch.device:
 
 
 def engine_spec(config: Config, pushed: Pushed) -> EngineSpec:
-    """What the process of a rollout engine is told; it waits for its first weights.
+    """What the process of a rollout engine is given; it waits for its first weights.
 
     Where adapters alone are ``pushed`` to it, it computes them beside the base.
     """

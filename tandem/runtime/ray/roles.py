@@ -1,4 +1,4 @@
-"""From the config to roles on Ray: what their actors are told, and the runtime that starts them."""
+"""From the config to roles on Ray: what their actors are given, and the runtime that starts them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RayRoles:
         except BaseException:
             self.close()
             raise
-        self.fleet = EnginePool({engine.name: engine for engine in started})
+        self.pool = EnginePool({engine.name: engine for engine in started})
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
         """See ``Runtime``."""
@@ -75,7 +75,7 @@ class RayRoles:
         updates = self._plan.batch.optimizer_steps_of(steps)
         actor = actor_of(config, self._plan, self._group(ACTOR, partial(rank_engine, config, updates)))
         critic = self._critic(tokenizer, steps) if self._plan.critic is not None else None
-        return assemble_composite(config, self._plan, tokenizer, model, actor, self.fleet, critic, self.scorer)
+        return assemble_composite(config, self._plan, tokenizer, model, actor, self.pool, critic, self.scorer)
 
     def restart(self, name: str) -> RolloutEngine:
         """See ``Runtime``."""
@@ -161,7 +161,7 @@ class GroupScorer:
 
 
 def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
-    """What the ranks of a role are told; ``build`` is one of the functions below."""
+    """What the ranks of a role are given; ``build`` is one of the functions below."""
     return RankSetup(
         build,
         config.runtime.device,
