@@ -35,7 +35,7 @@ class Setting:
     @property
     def evaluates(self) -> bool:
         """Whether held-out rows are looked at during the run."""
-        return self.config.evaluation.interval > 0 or self.config.evaluation.at_start
+        return self.config.evaluation.during_run
 
     @property
     def streams(self) -> bool:

@@ -43,7 +43,7 @@ def build_session(config: Config, plan: Plan) -> Session[Any]:
     check_tokens(config, tokenizer)
     tables = prompt_tables(config)
     source = prompt_source(config, tokenizer, tables)
-    evaluated = config.evaluation.interval > 0 or config.evaluation.at_start
+    evaluated = config.evaluation.during_run
     held_out = held_out_prompts(config, tokenizer, tables) if evaluated else []
     if evaluated and not held_out:
         raise DataError(

@@ -72,7 +72,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     tables = prompt_tables(config)
     source = preference_source(config, tokenizer, tables)
-    evaluated = config.evaluation.interval > 0 or config.evaluation.at_start
+    evaluated = config.evaluation.during_run
     held_out = held_out_preferences(config, tokenizer, tables) if evaluated else []
     if evaluated and not held_out:
         raise DataError(
