@@ -105,6 +105,7 @@ class Gate:
         self._refills: list[Ticket] = []  # heap; entries that are not in _waiting are skipped when met
         self._waiting: set[Ticket] = set()
         self._versions: dict[str, int | None] = {}  # engine -> acknowledged version; None: joined, nothing loaded yet
+        self._gone: set[str] = set()  # engines that left, and may be heard of once more
         self._paused: dict[str, str] = {}  # engine -> why
         self._out: dict[Ticket, tuple[str, float]] = {}  # ticket -> engine, since
         self._even = even
@@ -129,11 +130,14 @@ class Gate:
         """A new engine, which gets no ticket before it has acknowledged a version."""
         if engine in self._versions:
             raise ContractError(f"engine {engine!r} is there already; an engine that restarts leaves first")
+        self._gone.discard(engine)
         self._versions[engine] = None
 
     @_changes
     def acknowledge(self, engine: str, version: int) -> None:
-        """The engine generates with ``version`` from now on."""
+        """The engine generates with ``version`` from now on. Means nothing of one that died once it had loaded it."""
+        if engine in self._gone:
+            return
         own = self._version(engine)
         if version < 0 or (own is not None and version < own):
             raise ContractError(f"engine {engine!r} acknowledged version {version} after {own}; versions only grow")
@@ -148,6 +152,7 @@ class Gate:
         """
         self._version(engine)
         del self._versions[engine]
+        self._gone.add(engine)
         self._paused.pop(engine, None)
         held = (ticket for ticket, (holder, _) in self._out.items() if holder == engine)
         lost = sorted(ticket for ticket in held if ticket not in generated)
@@ -158,9 +163,10 @@ class Gate:
 
     @_changes
     def pause(self, engine: str, why: str) -> None:
-        """Give the engine no tickets until ``resume``, e.g. during a health check or a weight update."""
-        self._version(engine)
-        self._paused[engine] = why
+        """Give the engine no tickets until ``resume``, e.g. during a weight update; one that has left gets none anyway."""
+        if engine not in self._gone:
+            self._version(engine)
+            self._paused[engine] = why
 
     @_changes
     def resume(self, engine: str) -> None:
