@@ -163,7 +163,7 @@ class Gate:
 
     @_changes
     def pause(self, engine: str, why: str) -> None:
-        """Give the engine no tickets until ``resume``, e.g. during a weight update; one that has left gets none anyway."""
+        """Give the engine no tickets until ``resume``, as in a weight update. One that has left gets none anyway."""
         if engine not in self._gone:
             self._version(engine)
             self._paused[engine] = why
