@@ -25,7 +25,7 @@ class ModelConfig(Node):
 
     @property
     def tokenizer(self) -> str:
-        """Where the tokenizer is."""
+        """The folder or hub id of the tokenizer: the model's own unless another one is named."""
         return self.path if self.tokenizer_path is None else self.tokenizer_path
 
     dtype: Literal["float32", "bfloat16"] = "float32"
