@@ -144,7 +144,7 @@ class RefConfig(Node):
 
     update_interval: PositiveInt | None = None
     """Refresh the reference with the actor's weights every so many steps; default: never."""
-    fsdp_config: dict[str, Any] = {}
+    fsdp_config: dict[str, Any] | str = {}
     """Of other programs, and not used: the reference is sharded as the actor is."""
 
 
