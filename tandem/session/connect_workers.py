@@ -23,9 +23,9 @@ from tandem.weights.sync import WeightSync
 def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMode[Workers]:
     """The rollout workers of the run, and how weights reach them; ``replicas`` get every version too."""
     execution, pool, flow = parts.config.execution, parts.runtime.pool, parts.plan.flow
-    staleness = flow.staleness
-    gate = parts.gate(staleness, list(pool.engines))
-    plane = parts.runtime.plane(parts.ledger(staleness + 1, execution.data_plane.capacity_groups))
+    staleness, capacity = flow.staleness, execution.data_plane.capacity_groups
+    gate = parts.gate(staleness, list(pool.engines), capacity)
+    plane = parts.runtime.plane(parts.ledger(staleness + 1, capacity))
     log, waits, clock = parts.open_log(), parts.waits(), StepClock()
     make = partial(_worker, parts, plane, gate, clock)
 
