@@ -47,16 +47,6 @@ class Sampler(Generic[T]):
         """The number of items in one epoch."""
         return len(self.items)
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next draw belongs to, from 0."""
-        return self.drawn // len(self.items)
-
-    @property
-    def position(self) -> int:
-        """Items of that epoch already drawn."""
-        return self.drawn % len(self.items)
-
     def remaining(self) -> int | None:
         """Draws left; ``None`` for an endless stream."""
         return None if self.epochs is None else self.epochs * len(self.items) - self.drawn
