@@ -47,7 +47,8 @@ from tandem.plan.placement import (
     uses_reference,
 )
 from tandem.plan.preference import learns_preferences
-from tandem.plan.reads import unread
+from tandem.plan.reads.form import unread
+from tandem.plan.reads.train import READS, Setting
 from tandem.plan.reward import ScoringPlan, plan_scoring, reward_notes
 from tandem.plan.stages import (
     old_logprobs_from,
@@ -57,7 +58,6 @@ from tandem.plan.stages import (
     step_facts,
 )
 from tandem.plan.teacher import Teacher, teachers
-from tandem.plan.train_reads import READS, Setting
 from tandem.stages.facts import REWARD, OldLogprobs, Step
 from tandem.stages.stage import PlannedStage, Stage
 from tandem.stages.table import BUILT_IN, plan_step

@@ -18,8 +18,8 @@ from tandem.config.tree import keys_of, paths_of
 from tandem.control.entry import run_train
 from tandem.plan.entries import look_up
 from tandem.plan.plan import Plan, compile_plan
+from tandem.plan.reads.train import READS, Setting
 from tandem.plan.sft import SftPlan, check_own_trainer
-from tandem.plan.train_reads import READS, Setting
 from tandem.runtime.build.composite import build_actor_rollout_ref
 from tests.e2e.conftest import task
 from tests.e2e.seven import write_rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tandem.config.schema import SftConfig
 from tandem.data.examples import ExampleColumns
 from tandem.plan.mix import example_columns
-from tandem.plan.reads import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads
+from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from tandem.plan.engine import engine_asks_for
 from tandem.plan.entries import Entries
 from tandem.plan.placement import train_ranks
 from tandem.plan.preference import learns_preferences
-from tandem.plan.reads import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads
+from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads
 from tandem.plan.teacher import learns_from_reward, uses_teacher
 
 ROLLOUT = "actor_rollout_ref.rollout"
