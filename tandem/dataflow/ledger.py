@@ -11,9 +11,9 @@ from collections.abc import Collection
 from typing import Any
 
 from tandem.base.errors import ContractError, StarvationError
-from tandem.dataflow.partition import Group, Order, Partition
+from tandem.dataflow.partition import Group, Partition
 from tandem.dataflow.progress import Accounts, OpenTicket, Outcome, PartitionStatus, TaskProgress
-from tandem.dataflow.tickets import Lease, Leases, Ticket
+from tandem.dataflow.tickets import Lease, Leases, Request, Ticket
 
 TRAINED = "trained"
 
@@ -153,29 +153,17 @@ class Ledger:
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
-    def take(
-        self,
-        task: str,
-        columns: Collection[str],
-        count: int,
-        *,
-        now: float,
-        seconds: float,
-        partition: int | None = None,
-        order: Order = "arrival",
-        consumer: str = "",
-    ) -> Lease | None:
-        """Lend ``count`` whole groups of one partition that have all ``columns`` and that ``task`` has not had.
+    def take(self, request: Request, *, now: float, seconds: float) -> Lease | None:
+        """Lend what is asked for, of groups that the task has not had, for so many ``seconds``.
 
-        ``arrival`` lends what is ready; ``canonical`` lends in ticket order and waits for the next ticket. Fewer than
-        ``count`` are lent only where fewer are left. ``partition`` None means the earliest that can serve. None is
-        returned while there is nothing to lend. A task always reads the same columns. Raises ``StarvationError`` if the
-        partition can't be filled.
+        Fewer than ``count`` are lent only where fewer are left; None while there is nothing to lend. A task always
+        reads the same columns. Raises ``StarvationError`` if the partition can't be filled.
         """
-        if count < 1:
-            raise ContractError(f"take: count must be at least 1 group, got {count}")
-        wanted = self._columns_of.setdefault(task, frozenset(columns))
-        if wanted != frozenset(columns):
+        task, columns, partition = request.task, frozenset(request.columns), request.partition
+        if request.count < 1:
+            raise ContractError(f"take: count must be at least 1 group, got {request.count}")
+        wanted = self._columns_of.setdefault(task, columns)
+        if wanted != columns:
             raise ContractError(
                 f"task {task!r} reads {sorted(wanted)}, now {sorted(columns)}; use another task name for other columns"
             )
@@ -186,10 +174,10 @@ class Ledger:
             self._check_starved(number)
             home = self._open(number, now)
             reader = home.reader(task, wanted)
-            chosen = reader.choose(count, self.tickets, order)
+            chosen = reader.choose(request.count, self.tickets, request.order)
             if chosen is not None:
                 tickets = tuple(Ticket(number, place, home.groups[place].attempt) for place in chosen)
-                lease = self._leases.new(task, consumer, tickets, now + seconds)
+                lease = self._leases.new(task, request.consumer, tickets, now + seconds)
                 reader.claim(chosen, lease.id)
                 return lease
         return None

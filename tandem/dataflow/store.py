@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -16,9 +17,8 @@ from tandem.columns.proto import DataProto
 from tandem.dataflow.diagnosis import plane_status, what_fills, who_blocks
 from tandem.dataflow.group_storage import Columns, GroupStorage, as_batch, as_columns, join, without_identity
 from tandem.dataflow.ledger import TRAINED, Ledger
-from tandem.dataflow.partition import Order
 from tandem.dataflow.progress import Outcome, PlaneStatus
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 
 
 class DataPlane(Protocol):
@@ -36,19 +36,9 @@ class DataPlane(Protocol):
         reference: don't change them.
         """
 
-    def take(
-        self,
-        task: str,
-        columns: Collection[str],
-        count: int,
-        *,
-        timeout: float,
-        partition: int | None = None,
-        order: Order = "arrival",
-        consumer: str = "",
-    ) -> Lease | None:
-        """Wait for ``count`` whole groups of one partition that have ``columns`` and that ``task`` hasn't had, or all
-        that are left; None once the task has consumed the partition. See ``Ledger.take``."""
+    def take(self, request: Request, *, timeout: float) -> Lease | None:
+        """Wait for what is asked for, of groups that the task hasn't had, or for all that are left; None once the task
+        has consumed the partition. See ``Ledger.take``."""
 
     def acknowledge(self, lease: Lease) -> None:
         """The task has consumed the lease's groups."""
@@ -96,36 +86,17 @@ class LocalStore(DataPlane):
                 self._changed.notify_all()
         return outcomes
 
-    def take(
-        self,
-        task: str,
-        columns: Collection[str],
-        count: int,
-        *,
-        timeout: float,
-        partition: int | None = None,
-        order: Order = "arrival",
-        consumer: str = "",
-    ) -> Lease | None:
+    def take(self, request: Request, *, timeout: float) -> Lease | None:
         """See ``DataPlane``."""
         deadline = Deadline(timeout)
-        wanted = without_identity(columns)
+        request = replace(request, columns=without_identity(request.columns))
+        task, partition = request.task, request.partition
         with self._changed:
             while partition is None or not self._ledger.exhausted(task, partition):
-                lease = self._ledger.take(
-                    task,
-                    wanted,
-                    count,
-                    now=time.monotonic(),
-                    seconds=self._lease_seconds,
-                    partition=partition,
-                    order=order,
-                    consumer=consumer,
-                )
+                lease = self._ledger.take(request, now=time.monotonic(), seconds=self._lease_seconds)
                 if lease is not None:
                     return lease
-                awaited = f"{count} groups with {sorted(wanted)} for task {task!r}"
-                self._wait(deadline, awaited, partial(who_blocks, self._ledger, partition, task))
+                self._wait(deadline, str(request), partial(who_blocks, self._ledger, partition, task))
         return None
 
     def acknowledge(self, lease: Lease) -> None:

@@ -13,7 +13,7 @@ from tandem.base.errors import DeadlineError
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
 from tandem.dataflow.store import DataPlane
-from tandem.dataflow.tickets import Lease
+from tandem.dataflow.tickets import Lease, Request
 from tandem.observe.run_log import RunLog
 from tandem.roles.advantages import AdvantageReport, AdvantageStage
 from tandem.roles.loss import without_samples
@@ -91,11 +91,10 @@ class ServingRoles(StepPart):
     def lend(self, role: ServingRole, partition: int) -> Iterator[tuple[Lease, DataProto]]:
         """Groups of ``partition`` as they get the columns that ``role`` reads; ends with the partition or the run."""
         names = list(dict.fromkeys([*role.columns, "reward_valid", "response_mask"]))
+        request = Request(role.name, names, role.groups, partition, consumer=role.name)
         while not self._stopping.is_set():
             try:
-                lease = self._plane.take(
-                    role.name, names, role.groups, timeout=_TICK_S, partition=partition, consumer=role.name
-                )
+                lease = self._plane.take(request, timeout=_TICK_S)
             except DeadlineError:
                 continue  # the actor's loop watches how long this takes, and says who is to blame
             if lease is None:

@@ -21,7 +21,7 @@ from tandem.dataflow.gate import Closed, Gate
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.progress import Outcome
 from tandem.dataflow.store import DataPlane
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 
 COLUMNS = ("responses", "rewards", "uid")
 
@@ -66,7 +66,8 @@ def fill(plane: DataPlane, tickets: int = 4, partition: int = 0) -> None:
 
 
 def take(plane: DataPlane, count: int, task: str = "train", **options: Any) -> Lease:
-    lease = plane.take(task, ["responses"], count, **({"timeout": 0.0, "partition": 0} | options))
+    timeout = options.pop("timeout", 0.0)
+    lease = plane.take(Request(task, ["responses"], count, **({"partition": 0} | options)), timeout=timeout)
     assert lease is not None
     return lease
 
@@ -130,8 +131,8 @@ class StoreCases:
             assert plane.put(lease.tickets, column, timeout=0) == [Outcome.STORED] * 2
             assert plane.put(lease.tickets, column, timeout=0) == [Outcome.DUPLICATE] * 2
             plane.acknowledge(lease)
-        assert plane.take("ref", ["responses"], 2, timeout=0, partition=0) is None  # it has read them all
-        lease = plane.take("train", ["ref_logprobs", "group_ids"], 4, timeout=0, partition=0, order="canonical")
+        assert plane.take(Request("ref", ["responses"], 2, 0), timeout=0) is None  # it has read them all
+        lease = plane.take(Request("train", ["ref_logprobs", "group_ids"], 4, 0, "canonical"), timeout=0)
         assert lease is not None
         merged = plane.get(lease.tickets, [*COLUMNS, "ref_logprobs"])
         check_rows(merged, lease.tickets)
@@ -188,7 +189,7 @@ class StoreCases:
         ):
             plane.put([Ticket(1, 0)], group(Ticket(1, 0)), timeout=0.01)
         with pytest.raises(DeadlineError, match="ref_logprobs in 2 groups"):
-            plane.take("late", ["ref_logprobs"], 1, timeout=0, partition=0)
+            plane.take(Request("late", ["ref_logprobs"], 1, 0), timeout=0)
 
     def test_starvation_reaches_the_waiting_consumer(self, store: MakeStore) -> None:
         plane = store(1, max_draws=2)
@@ -244,7 +245,7 @@ class StoreCases:
         plane, seen, lock = store(10), [], threading.Lock()
 
         def consume() -> None:
-            while lease := plane.take("ref", ["responses"], 3, timeout=20, partition=0):
+            while lease := plane.take(Request("ref", ["responses"], 3, 0), timeout=20):
                 with lock:
                     seen.extend(lease.tickets)
                 plane.acknowledge(lease)

@@ -11,7 +11,7 @@ import pytest
 from tandem.base.errors import ContractError, StarvationError
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.progress import Outcome
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 
 FIRST = ("responses", "rollout_logprobs")
 
@@ -35,7 +35,7 @@ def take(
     order: Literal["arrival", "canonical"] = "arrival",
     now: float = 0.0,
 ) -> Lease | None:
-    return book.take(task, columns, count, now=now, seconds=10.0, partition=partition, order=order, consumer="me")
+    return book.take(Request(task, columns, count, partition, order, consumer="me"), now=now, seconds=10.0)
 
 
 def places(lease: Lease | None) -> list[int]:

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from tandem.base.errors import ContractError
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.progress import Outcome
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 
 FIRST = ("responses", "rollout_logprobs")
 
@@ -72,7 +72,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(target=leases, task=st.sampled_from(sorted(TASKS)), count=st.integers(1, 3), canonical=st.booleans())
     def take(self, task: str, count: int, canonical: bool) -> Lease | None:
         order: Literal["arrival", "canonical"] = "canonical" if canonical else "arrival"
-        lease = self.book.take(task, TASKS[task], count, now=self.now, seconds=LEASE_SECONDS, order=order)
+        lease = self.book.take(Request(task, TASKS[task], count, order=order), now=self.now, seconds=LEASE_SECONDS)
         if lease is not None:
             assert len({ticket.partition for ticket in lease.tickets}) == 1
             assert not self.consumed[task] & set(lease.tickets)
@@ -160,9 +160,8 @@ class LedgerMachine(RuleBasedStateMachine):
             for place in range(self.book.tickets):
                 self.book.put(Ticket(number, place, self.attempts[number, place]), ["ref_logprobs"], self.now)
             for task, columns in TASKS.items():
-                while lease := self.book.take(
-                    task, columns, 2, now=self.now, seconds=1.0, partition=number, order="canonical"
-                ):
+                request = Request(task, columns, 2, number, "canonical")
+                while lease := self.book.take(request, now=self.now, seconds=1.0):
                     assert not self.consumed[task] & set(lease.tickets)
                     self.book.acknowledge(lease, self.now)
                 assert self.book.exhausted(task, number)

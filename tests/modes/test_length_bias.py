@@ -13,7 +13,7 @@ from tandem.dataflow.gate import Gate
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.partition import Order
 from tandem.dataflow.store import LocalStore
-from tandem.dataflow.tickets import Ticket
+from tandem.dataflow.tickets import Request, Ticket
 from tandem.models.fingerprint import fingerprint
 from tandem.roles.batch_metrics import sample_lags
 from tandem.roles.reward import RewardManager
@@ -101,9 +101,7 @@ def test_the_mean_length_trained_is_the_mean_length_generated(order: Order) -> N
     by_slice: list[list[int]] = [[] for _ in range(SLICES)]
     for k in range(STEPS):
         for i in range(SLICES):
-            lease = plane.take(
-                "train", COLUMNS, TICKETS // SLICES, timeout=30.0, partition=k, order=order, consumer="actor"
-            )
+            lease = plane.take(Request("train", COLUMNS, TICKETS // SLICES, k, order, consumer="actor"), timeout=30.0)
             assert lease is not None
             batch = plane.get(lease.tickets, COLUMNS)
             assert int(sample_lags(batch, k).max()) <= STALENESS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.ledger import Ledger
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 
 PARTITIONS, SAMPLES, COLUMNS = 5, 2, ("responses", "rewards")
 ON_UPDATE = ("wait", "keep", "resume", "discard")
@@ -132,7 +132,7 @@ class World:
         """Take a sub-batch, or finish the one in hand; a consumer that dies gives it back."""
         if self.lease is None:
             count = self.tickets // self.sub_batches
-            self.lease = self.ledger.take("train", COLUMNS, count, now=0.0, seconds=9.0, partition=self.step)
+            self.lease = self.ledger.take(Request("train", COLUMNS, count, self.step), now=0.0, seconds=9.0)
             return
         lease, self.lease = self.lease, None
         if self.chance.random() < death_rate:

@@ -17,6 +17,7 @@ from tandem.columns.proto import DataProto
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.store import LocalStore
+from tandem.dataflow.tickets import Request
 from tandem.models.fingerprint import fingerprint
 from tandem.reward.outcome import Verdict, failed
 from tandem.roles.reward import RewardManager
@@ -148,7 +149,7 @@ class Company:
         names = ["responses", "rewards", "token_versions", "uid"]
         self.await_filled(partition)
         self.plane.seal(partition, timeout=0.0)
-        lease = self.plane.take("train", names, TICKETS, timeout=0.0, partition=partition, order="canonical")
+        lease = self.plane.take(Request("train", names, TICKETS, partition, "canonical"), timeout=0.0)
         assert lease is not None
         return self.plane.get(lease.tickets, names)
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from tandem.base.errors import TandemError
 from tandem.dataflow.diagnosis import plane_status, what_fills, who_blocks
 from tandem.dataflow.ledger import Ledger
-from tandem.dataflow.partition import Order
 from tandem.dataflow.progress import Outcome, PlaneStatus
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 from tandem.remote.calls import end_with_node
 
 
@@ -94,34 +93,16 @@ class Controller:
         if self._change == seen:
             await self._wait(seconds)
 
-    async def take(
-        self,
-        task: str,
-        columns: Collection[str],
-        count: int,
-        partition: int | None,
-        order: Order,
-        consumer: str,
-        seconds: float,
-    ) -> Taken:
+    async def take(self, request: Request, seconds: float) -> Taken:
         """Lend groups as soon as there are some; see ``Ledger.take``."""
-        until = time.monotonic() + seconds
-        while partition is None or not self._ledger.exhausted(task, partition):
+        until, partition = time.monotonic() + seconds, request.partition
+        while partition is None or not self._ledger.exhausted(request.task, partition):
             now = time.monotonic()
-            lease = self._ledger.take(
-                task,
-                columns,
-                count,
-                now=now,
-                seconds=self._lease_seconds,
-                partition=partition,
-                order=order,
-                consumer=consumer,
-            )
+            lease = self._ledger.take(request, now=now, seconds=self._lease_seconds)
             if lease is not None:
                 return Taken(lease)
             if now >= until:
-                return Taken(None, blocker=who_blocks(self._ledger, partition, task, now))
+                return Taken(None, blocker=who_blocks(self._ledger, partition, request.task, now))
             await self._wait(until - now)
         return Taken(None, exhausted=True)
 

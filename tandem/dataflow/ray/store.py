@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,12 +13,11 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.dataflow.group_storage import Column, Columns, as_batch, as_columns, without_identity
 from tandem.dataflow.ledger import TRAINED, Ledger
-from tandem.dataflow.partition import Order
 from tandem.dataflow.progress import Outcome, PlaneStatus
 from tandem.dataflow.ray.controller import Controller, Taken
 from tandem.dataflow.ray.storage_unit import StorageUnit
 from tandem.dataflow.store import DataPlane
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 from tandem.remote.calls import REPLY_SECONDS, Remote, import_ray
 from tandem.remote.payload import pack, unpack
 
@@ -71,28 +71,16 @@ class RayStore(DataPlane):
             outcomes.update(zip(places, reply.within(timeout + REPLY_SECONDS), strict=True))
         return [outcomes[i] for i in range(len(tickets))]
 
-    def take(
-        self,
-        task: str,
-        columns: Collection[str],
-        count: int,
-        *,
-        timeout: float,
-        partition: int | None = None,
-        order: Order = "arrival",
-        consumer: str = "",
-    ) -> Lease | None:
+    def take(self, request: Request, *, timeout: float) -> Lease | None:
         """See ``DataPlane``."""
         deadline = Deadline(timeout)
-        wanted = without_identity(columns)
-        awaited = f"{count} groups with {sorted(wanted)} for task {task!r}"
+        request = replace(request, columns=without_identity(request.columns))
         while True:
             seconds = min(deadline.left, _LONGEST_CALL)
-            request = (task, wanted, count, partition, order, consumer, seconds)
-            taken: Taken = self._controller.ask("take", *request, waits=seconds, awaited=awaited)
+            taken: Taken = self._controller.ask("take", request, seconds, waits=seconds, awaited=str(request))
             if taken.lease is not None or taken.exhausted:
                 return taken.lease
-            deadline.check(awaited, taken.blocker)
+            deadline.check(str(request), taken.blocker)
 
     def acknowledge(self, lease: Lease) -> None:
         """See ``DataPlane``."""
