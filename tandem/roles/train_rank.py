@@ -101,7 +101,8 @@ class TrainRank:
 
     def load_beside(self, name: str, path: str, dtype: ComputeType, trust_remote_code: bool) -> None:
         """Bring another model onto the ranks, for forwards as ``name``; it takes turns with the actor."""
-        model = load_causal_lm(path, dtype=dtype, trust_remote_code=trust_remote_code)
+        tokens = self.engine.model.tokens  # a teacher has the actor's tokenizer
+        model = load_causal_lm(path, dtype=dtype, trust_remote_code=trust_remote_code, tokens=tokens)
         self._beside[name] = self.engine.beside(model)
 
     def copy_tag(self, source: str, target: str) -> None:

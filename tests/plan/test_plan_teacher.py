@@ -41,7 +41,7 @@ def models(place: Path) -> None:
     make_model(place / "deep", num_hidden_layers=4)
     make_model(place / "rope", rope_theta=500000.0)
     make_model(place / "wide_vocabulary", vocab_size=128)
-    make_model(place / "narrow_vocabulary", vocab_size=64)
+    make_model(place / "narrow_vocabulary", vocab_size=20)
     make_model(place / "short", max_position_embeddings=128)
     make_model(place / "moved", {**VOCABULARY, "a": 1, "b": 0})
     make_model(place / "more", added=("<tool>",))
@@ -186,7 +186,7 @@ REFUSED = [
     ((REVERSE, "actor_rollout_ref.teacher.path=adapter"), "actor_rollout_ref.teacher.path", "adapter", "Merge it"),
     ((REVERSE, "actor_rollout_ref.teacher.path=moved"), "actor_rollout_ref.teacher.path", "'a' has id 0", "token ids"),
     ((REVERSE, "actor_rollout_ref.teacher.path=more"), "actor_rollout_ref.teacher.path", "'<tool>' has id none", ""),
-    ((REVERSE, "actor_rollout_ref.teacher.path=narrow_vocabulary"), "actor_rollout_ref.teacher.path", "64 tokens", ""),
+    ((REVERSE, "actor_rollout_ref.teacher.path=narrow_vocabulary"), "actor_rollout_ref.teacher.path", "20 tokens", ""),
     ((REVERSE, "actor_rollout_ref.teacher.path=short"), "actor_rollout_ref.teacher.path", "256 tokens", "longer"),
     (
         (REVERSE, "actor_rollout_ref.teacher.by_source={train: ./absent}"),
