@@ -55,7 +55,7 @@ class Reader:
         return chosen
 
     def claim(self, chosen: Iterable[int], lease: int) -> None:
-        """Lend the groups."""
+        """Lend the ``chosen`` groups under the lease with this number."""
         for index in chosen:
             del self.eligible[index]
             self.claimed[index] = lease
@@ -85,7 +85,7 @@ class Reader:
         self.head = min(self.head, index)
 
     def consumed(self) -> list[int]:
-        """Groups acknowledged."""
+        """The groups that the task has acknowledged, in order."""
         return sorted(index for index, lease in self.claimed.items() if lease == _ACKED)
 
     def restore_consumed(self, indices: Collection[int]) -> None:

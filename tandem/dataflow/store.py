@@ -51,7 +51,7 @@ class DataPlane(Protocol):
         """Wait until every ticket of the partition is filled, and make its groups final."""
 
     def status(self) -> PlaneStatus:
-        """Everything at this moment."""
+        """The counts of every partition and task at this moment."""
 
     def drop(self, target: Ticket | int, reason: str = TRAINED) -> Outcome:
         """Free a partition (an int: after training, or for another ``reason``) or a group, whose ticket is open again.
@@ -69,12 +69,12 @@ class LocalStore(DataPlane):
         self._changed = threading.Condition()
 
     def assign(self, ticket: Ticket, engine: str) -> None:
-        """See ``DataPlane``."""
+        """Note in the ledger that ``engine`` has begun to fill the ticket."""
         with self._changed:
             self._ledger.assign(ticket, engine, time.monotonic())
 
     def put(self, tickets: Sequence[Ticket], data: DataProto, *, timeout: float) -> list[Outcome]:
-        """See ``DataPlane``."""
+        """Keep the columns by reference, one group after the other, each as soon as there is room for it."""
         deadline = Deadline(timeout)
         columns = as_columns(tickets, data, self._ledger.samples)
         outcomes = []
@@ -87,7 +87,7 @@ class LocalStore(DataPlane):
         return outcomes
 
     def take(self, request: Request, *, timeout: float) -> Lease | None:
-        """See ``DataPlane``."""
+        """Wait on the ledger for a lease; None once the task has consumed the partition."""
         deadline = Deadline(timeout)
         request = replace(request, columns=without_identity(request.columns))
         task, partition = request.task, request.partition
@@ -100,19 +100,19 @@ class LocalStore(DataPlane):
         return None
 
     def acknowledge(self, lease: Lease) -> None:
-        """See ``DataPlane``."""
+        """Count the groups of the lease as consumed, and wake who waits for room."""
         with self._changed:
             self._ledger.acknowledge(lease, time.monotonic())
             self._changed.notify_all()
 
     def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> DataProto:
-        """See ``DataPlane``."""
+        """The columns in the order of ``tickets``, joined once, and shared where they lie together. Read only."""
         with self._changed:
             pieces = self._storage.pieces(tickets, without_identity(columns))
         return as_batch(tickets, self._ledger.samples, {name: join(cut) for name, cut in pieces.items()})
 
     def seal(self, partition: int, *, timeout: float) -> None:
-        """See ``DataPlane``."""
+        """Wait until every ticket of the partition is filled, with the ledger's word for who blocks."""
         deadline = Deadline(timeout)
         with self._changed:
             while not self._ledger.seal(partition, time.monotonic()):
@@ -120,12 +120,12 @@ class LocalStore(DataPlane):
                 self._wait(deadline, f"the seal of partition {partition}", blocker)
 
     def status(self) -> PlaneStatus:
-        """See ``DataPlane``."""
+        """The counts of every partition and task at this moment."""
         with self._changed:
             return plane_status(self._ledger, time.monotonic())
 
     def drop(self, target: Ticket | int, reason: str = TRAINED) -> Outcome:
-        """See ``DataPlane``."""
+        """Free a partition, or drop a group; tensors go once no lease holds them."""
         with self._changed:
             try:
                 if isinstance(target, int):

@@ -56,7 +56,7 @@ class Controller:
         self._next_change = asyncio.Event()
 
     async def assign(self, ticket: Ticket, engine: str) -> None:
-        """See ``Ledger.assign``."""
+        """Note that ``engine`` has begun to fill the ticket: a stall will be blamed on it."""
         self._ledger.assign(ticket, engine, time.monotonic())
 
     async def write(self, tickets: Sequence[Ticket], columns: Collection[str]) -> Written:
@@ -76,7 +76,7 @@ class Controller:
         return self._written(tickets, outcomes, blocker, error)
 
     async def drop(self, ticket: Ticket, reason: str) -> Written:
-        """See ``Ledger.drop``."""
+        """Drop a group; an error travels in the answer."""
         try:
             outcome = self._ledger.drop(ticket, reason, time.monotonic())
         except TandemError as problem:
@@ -84,7 +84,7 @@ class Controller:
         return self._written([ticket], [outcome], "", None)
 
     async def retire(self, partition: int, reason: str) -> None:
-        """See ``Ledger.retire``."""
+        """Forget a partition whose groups are no longer needed, and wake whoever waits for it."""
         self._ledger.retire(partition, reason)
         self._changed()
 
@@ -107,7 +107,7 @@ class Controller:
         return Taken(None, exhausted=True)
 
     async def acknowledge(self, lease: Lease) -> None:
-        """See ``Ledger.acknowledge``."""
+        """Count the groups of a lease as consumed by its task."""
         self._ledger.acknowledge(lease, time.monotonic())
         self._changed()
 
@@ -121,11 +121,11 @@ class Controller:
         return None
 
     async def status(self) -> PlaneStatus:
-        """See ``DataPlane.status``."""
+        """The counts of every partition and task at this moment."""
         return plane_status(self._ledger, time.monotonic())
 
     async def pid(self) -> int:
-        """Of this process."""
+        """The process id of this actor, which also shows that it answers."""
         return os.getpid()
 
     def _written(

@@ -54,11 +54,11 @@ class RayStore(DataPlane):
         return store
 
     def assign(self, ticket: Ticket, engine: str) -> None:
-        """See ``DataPlane``."""
+        """Tell the controller that ``engine`` has begun to fill the ticket."""
         self._controller.ask("assign", ticket, engine)
 
     def put(self, tickets: Sequence[Ticket], data: DataProto, *, timeout: float) -> list[Outcome]:
-        """See ``DataPlane``."""
+        """Send each group to its storage unit, all units at once; outcomes are in the order of ``tickets``."""
         columns = as_columns(tickets, data, self._samples)
         replies = []
         for home, places in self._shares(tickets).items():
@@ -72,7 +72,7 @@ class RayStore(DataPlane):
         return [outcomes[i] for i in range(len(tickets))]
 
     def take(self, request: Request, *, timeout: float) -> Lease | None:
-        """See ``DataPlane``."""
+        """Ask the controller for a lease, in calls short enough for a lost one to be noticed."""
         deadline = Deadline(timeout)
         request = replace(request, columns=without_identity(request.columns))
         while True:
@@ -83,11 +83,11 @@ class RayStore(DataPlane):
             deadline.check(str(request), taken.blocker)
 
     def acknowledge(self, lease: Lease) -> None:
-        """See ``DataPlane``."""
+        """Tell the controller that the task has consumed the lease's groups."""
         self._controller.ask("acknowledge", lease)
 
     def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> DataProto:
-        """See ``DataPlane``."""
+        """Fetch the columns from all storage units at once, in the order of ``tickets``. Read only."""
         names = without_identity(columns)
         awaited = f"columns {sorted(names)} of {len(tickets)} groups"
         replies = []
@@ -103,7 +103,7 @@ class RayStore(DataPlane):
         return joined[_rows_of(torch.tensor(arrived).argsort(), self._samples)]
 
     def seal(self, partition: int, *, timeout: float) -> None:
-        """See ``DataPlane``."""
+        """Wait, in short calls to the controller, until every ticket of the partition is filled."""
         deadline, awaited = Deadline(timeout), f"the seal of partition {partition}"
         while True:
             seconds = min(deadline.left, _LONGEST_CALL)
@@ -113,12 +113,12 @@ class RayStore(DataPlane):
             deadline.check(awaited, blocker)
 
     def status(self) -> PlaneStatus:
-        """See ``DataPlane``."""
+        """The controller's counts of every partition and task at this moment."""
         status: PlaneStatus = self._controller.ask("status")
         return status
 
     def drop(self, target: Ticket | int, reason: str = TRAINED) -> Outcome:
-        """See ``DataPlane``."""
+        """Drop a partition in all units, or a group in its own; the controller keeps the books."""
         if isinstance(target, int):
             self._controller.ask("retire", target, reason)
             for reply in [unit.submit("drop_partition", target) for unit in self._units]:
