@@ -133,7 +133,7 @@ def hold() -> None:
 
 
 def release() -> None:
-    """See ``hold``."""
+    """End what ``hold`` began: a signal that came meanwhile takes effect now."""
     _state.holding = False
     _raise_pending()
 
@@ -155,11 +155,11 @@ def _hear(number: int, frame: FrameType | None) -> None:
     _state.requested = number
     if _state.depth == 0 and not _state.holding:
         _raise(number)
-    timer = threading.Timer(_PATIENCE_S, _tell, (_state,))
+    timer = threading.Timer(_PATIENCE_S, _warn, (_state,))
     timer.daemon = True
     timer.start()
 
 
-def _tell(state: _State) -> None:
+def _warn(state: _State) -> None:
     if not state.raised:
         sys.stderr.write(_NOTICE)

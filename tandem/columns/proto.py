@@ -32,13 +32,17 @@ class DataProtoItem:
 
 
 class DataProto:
-    """B samples as columns.
+    """A batch of B samples, kept as columns.
 
     ``batch``: column -> tensor (B, ...) or ``Ragged`` of B rows. ``non_tensor_batch``: name -> Python list of length B.
     ``meta_info``: what holds for the batch as a whole. ``tokenizer``: for whoever reads tokens as text; never saved.
 
     Every method but ``pop`` and the two mappings' assignment leaves the batch as it is and gives a new one; tensors are
     shared where rows need not move. Raises ``ContractError`` naming the column for anything that doesn't fit.
+
+    >>> batch = DataProto({"prompts": [torch.tensor([1, 2]), torch.tensor([3])]}, {"data_source": ["math", "code"]})
+    >>> batch[1].batch["prompts"], batch[[1]].non_tensor_batch["data_source"]
+    (tensor([3]), ['code'])
     """
 
     def __init__(
@@ -239,7 +243,7 @@ class DataProto:
     # --- moving and keeping ------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str) -> DataProto:
-        """All tensors on ``device``."""
+        """The batch with all its tensors on ``device``."""
         return self._with({name: c.to(device=device) for name, c in self.batch.items()}, self.non_tensor_batch)
 
     def save(self, folder: str | Path) -> None:
