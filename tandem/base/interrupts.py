@@ -63,11 +63,11 @@ def restore() -> None:
 
 
 @contextmanager
-def unwinding(told: Callable[[], str]) -> Iterator[None]:
+def unwinding(message: Callable[[], str]) -> Iterator[None]:
     """For a loop inside a program of the user's: both signals unwind the block, and handlers are as before after it.
 
     SIGINT stays the ``KeyboardInterrupt`` that the program may catch; SIGTERM becomes ``SystemExit`` with 143. One line
-    says where it ended (``told``); of an interrupt that nobody catches Python prints no traceback after it. A program
+    says where it ended (``message``); of an interrupt that nobody catches Python prints no traceback after it. A program
     that handles the signals itself, or that runs this in another thread than the main one, keeps what it has.
     """
     usual = [signal.getsignal(number) for number in SIGNALS] == [signal.default_int_handler, signal.SIG_DFL]
@@ -78,7 +78,7 @@ def unwinding(told: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except INTERRUPTS as error:
-        sys.stderr.write(f"{WORDS[signal.Signals(requested() or signal.SIGINT)]}: {told()}\n")
+        sys.stderr.write(f"{WORDS[signal.Signals(requested() or signal.SIGINT)]}: {message()}\n")
         if isinstance(error, Terminated):
             raise SystemExit(128 + signal.SIGTERM) from None
         _print_nothing_of(error)
