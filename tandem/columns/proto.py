@@ -127,7 +127,7 @@ class DataProto:
             yield self._item(batch, {name: items[i] for name, items in self.non_tensor_batch.items()})
 
     def equals(self, other: DataProto) -> bool:
-        """Same columns, values (a NaN equals a NaN), dtypes, row order and meta_info; the tokenizer isn't compared."""
+        """Whether columns, values (NaN equals NaN), dtypes, row order and meta_info are equal, the tokenizer aside."""
         mine = (len(self), dict(self.batch), dict(self.non_tensor_batch), self.meta_info)
         return same_value(mine, (len(other), dict(other.batch), dict(other.non_tensor_batch), other.meta_info))
 

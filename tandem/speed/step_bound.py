@@ -99,13 +99,18 @@ class Setting:
 
     def __post_init__(self) -> None:
         needed = {"rollout": self.rollout, "sub_batches": self.sub_batches}
-        if self.mode != "colocate":
+        if self.streams:
             needed["actor"] = self.actor
         if self.mode == "fully_async":
             needed["actor_fwd"] = self.actor_fwd
         missing = [name for name, count in needed.items() if count < 1]
         if missing or min(self.staleness, self.actor, self.reference, self.actor_fwd) < 0:
             raise ContractError(f"{self}: {', '.join(missing) or 'counts'} must be positive")
+
+    @property
+    def streams(self) -> bool:
+        """Whether rollout and actor have devices of their own, so that generation goes on beside training."""
+        return self.mode != "colocate"
 
     @property
     def devices(self) -> int:
