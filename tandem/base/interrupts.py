@@ -67,8 +67,8 @@ def unwinding(message: Callable[[], str]) -> Iterator[None]:
     """For a loop inside a program of the user's: both signals unwind the block, and handlers are as before after it.
 
     SIGINT stays the ``KeyboardInterrupt`` that the program may catch; SIGTERM becomes ``SystemExit`` with 143. One line
-    says where it ended (``message``); of an interrupt that nobody catches Python prints no traceback after it. A program
-    that handles the signals itself, or that runs this in another thread than the main one, keeps what it has.
+    says where it ended (``message``); of an interrupt that nobody catches Python prints no traceback after it. A
+    program that handles the signals itself, or that runs this in another thread than the main one, keeps what it has.
     """
     usual = [signal.getsignal(number) for number in SIGNALS] == [signal.default_int_handler, signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread() or not usual:
