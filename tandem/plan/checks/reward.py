@@ -13,8 +13,9 @@ from tandem.base.registry import Signature
 from tandem.config.schema import Config
 from tandem.models.adapter_spec import CONFIG as ADAPTER
 from tandem.plan.checks.data import named_sources
+from tandem.plan.checks.model import missing
 from tandem.plan.checks.parameters import check_type
-from tandem.plan.model import looks_like_path, model_folder, shapes_in_files
+from tandem.plan.model import model_folder, shapes_in_files
 from tandem.reward.parts import Part, read_parts
 from tandem.reward.registry import REWARDS, Check
 from tandem.reward.resolve import problems
@@ -94,11 +95,10 @@ def _check_folder(scorer: Part) -> Iterator[Problem]:
     path = scorer.parameters.get("path")
     if scorer.type != "reward_model" or scorer.file is not None or not isinstance(path, str):
         return
-    if looks_like_path(path) and not Path(path).expanduser().is_dir():
-        yield Problem(f"{scorer.key}.path", path, "there is no such folder", "Name a Hugging Face folder or a hub id")
-        return
     folder = model_folder(path)
-    if folder is not None and (reason := _no_classifier(folder)) is not None:
+    if folder is None:
+        yield from missing(f"{scorer.key}.path", path)
+    elif (reason := _no_classifier(folder)) is not None:
         remedy = "Name the folder of a model that was trained as AutoModelForSequenceClassification"
         yield Problem(f"{scorer.key}.path", path, reason, remedy)
 
