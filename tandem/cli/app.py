@@ -79,6 +79,7 @@ def reported(command: str = "", words: Sequence[str] = ()) -> Iterator[None]:
     Ctrl-C and SIGTERM end what was started and write what is written at the end of a run; the message names what goes
     on with ``command`` and its ``words``.
     """
+    outer = interrupts.installed()  # by a process that ends with this command
     interrupts.install()
     try:
         with _errors_in_words():
@@ -91,7 +92,8 @@ def reported(command: str = "", words: Sequence[str] = ()) -> Iterator[None]:
         typer.echo(_interrupted(number, command, words), err=True)
         raise typer.Exit(128 + number) from None
     finally:
-        interrupts.restore()
+        if not outer:
+            interrupts.restore()
 
 
 def _interrupted(number: int, command: str, words: Sequence[str]) -> str:

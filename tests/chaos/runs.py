@@ -171,6 +171,8 @@ def _wrong_end(blow: Blow, code: int, lines: list[str]) -> str | None:
     if code == 0 and (blow.name not in ENDS or not lines):
         return None  # it had ended before, or it survived the death of a child
     told = "\n".join(lines[-12:])
+    if blow.name in ENDS and code == -BLOWS[blow.name].value and blow.after == 0 and blow.seconds < 1.5:  # type: ignore[union-attr]
+        return None  # before the command's first line of code
     if "Traceback" in "\n".join(lines):
         return f"a traceback: {told}"
     if blow.name in ENDS:
