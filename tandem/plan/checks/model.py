@@ -19,10 +19,10 @@ def read_checked(key: str, model: ModelConfig) -> tuple[ModelFacts | None, list[
     """What the model's folder says, and what is wrong with it. A hub id that isn't cached gives neither."""
     folder = model_folder(model.path)
     if folder is None:
-        return None, list(missing(f"{key}.path", model.path))
+        return None, list(_missing(f"{key}.path", model.path))
     named = model.tokenizer_path
     tokenizer = (
-        [] if named is None or model_folder(named) is not None else list(missing(f"{key}.tokenizer_path", named))
+        [] if named is None or model_folder(named) is not None else list(_missing(f"{key}.tokenizer_path", named))
     )
     if not (folder / "config.json").is_file():
         if (folder / ADAPTER).is_file():
@@ -95,8 +95,7 @@ def exact_notes(config: Config) -> Iterator[str]:
         )
 
 
-def missing(key: str, path: str) -> Iterator[Problem]:
-    """Why the model at ``path``, which is no folder here and not in the hub's cache, can't be loaded."""
+def _missing(key: str, path: str) -> Iterator[Problem]:
     if not path:
         yield Problem(key, path, "no model is named", "Write a Hugging Face folder or a hub id such as Qwen/Qwen3-0.6B")
     elif looks_like_path(path) or Path(path).is_file():

@@ -13,9 +13,8 @@ from tandem.base.registry import Signature
 from tandem.config.schema import Config
 from tandem.models.adapter_spec import CONFIG as ADAPTER
 from tandem.plan.checks.data import named_sources
-from tandem.plan.checks.model import missing
 from tandem.plan.checks.parameters import check_type
-from tandem.plan.model import model_folder, shapes_in_files
+from tandem.plan.model import looks_like_path, model_folder, shapes_in_files
 from tandem.reward.parts import Part, read_parts
 from tandem.reward.registry import REWARDS, Check
 from tandem.reward.resolve import problems
@@ -96,9 +95,10 @@ def _check_folder(scorer: Part) -> Iterator[Problem]:
     if scorer.type != "reward_model" or scorer.file is not None or not isinstance(path, str):
         return
     folder = model_folder(path)
-    if folder is None:
-        yield from missing(f"{scorer.key}.path", path)
-    elif (reason := _no_classifier(folder)) is not None:
+    if folder is None and (looks_like_path(path) or "/" not in path):
+        reason = "there is no such folder" if path else "no model is named"
+        yield Problem(f"{scorer.key}.path", path, reason, "Name a Hugging Face folder or a hub id, which has an owner")
+    elif folder is not None and (reason := _no_classifier(folder)) is not None:
         remedy = "Name the folder of a model that was trained as AutoModelForSequenceClassification"
         yield Problem(f"{scorer.key}.path", path, reason, remedy)
 
