@@ -96,8 +96,8 @@ def _check_folder(scorer: Part) -> Iterator[Problem]:
         return
     folder = model_folder(path)
     if folder is None and (looks_like_path(path) or "/" not in path):
-        reason = "there is no such folder" if path else "no model is named"
-        yield Problem(f"{scorer.key}.path", path, reason, "Name a Hugging Face folder or a hub id, which has an owner")
+        what = "there is no such folder" if path else "no model is named"
+        yield Problem(f"{scorer.key}.path", path, what, "Name a Hugging Face folder or a hub id, which has an owner")
     elif folder is not None and (reason := _no_classifier(folder)) is not None:
         remedy = "Name the folder of a model that was trained as AutoModelForSequenceClassification"
         yield Problem(f"{scorer.key}.path", path, reason, remedy)
