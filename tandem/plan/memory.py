@@ -45,7 +45,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Bytes."""
+        """The bytes of all parts together."""
         return sum(self.parts.values())
 
 

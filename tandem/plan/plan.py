@@ -107,7 +107,7 @@ class Plan:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The deployed roles."""
+        """The names of the deployed roles."""
         return tuple(placement.role for placement in self.placements)
 
     @property

@@ -72,7 +72,7 @@ class Done(Generic[T_co]):
         self._value = value
 
     def result(self, timeout: float | None = None) -> T_co:
-        """The value, at once."""
+        """The result of the call, which has been made already."""
         del timeout
         return self._value
 
@@ -86,7 +86,7 @@ class LocalRank(Generic[RankT_co]):
         self.rank = rank
 
     def submit(self, call: Call[RankT_co, T]) -> Done[T]:
-        """See ``RankHandle.submit``."""
+        """Make the call at once; what comes back is done already."""
         return Done(call.on(self.rank))
 
     def check(self) -> None:

@@ -64,21 +64,21 @@ class HfEngine:
 
     @property
     def steps(self) -> int:
-        """See ``EngineStats``."""
+        """Decode steps so far."""
         return self._boundary.steps
 
     @property
     def applied_s(self) -> float:
-        """See ``EngineStats``."""
+        """Seconds that the last ``load`` took to put the weights in place."""
         return self._applied_s
 
     def ping(self, deadline_s: float) -> int:
-        """See ``EngineStats``: well is what reaches a token boundary."""
+        """The version, once the engine reaches a token boundary: what gets there within the deadline is well."""
         with self._boundary.change(deadline_s):
             return self._version
 
     def generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
-        """See ``RolloutEngine.generate``. Raises ``ContractError`` for a request that can't be answered."""
+        """Answer the requests, batched continuously. Raises ``ContractError`` for one that can't be answered."""
         if not self._awake:
             raise TandemError("the rollout engine is asleep: call wake() before generate()")
         if sampling.samples > self._max_num_seqs:
@@ -130,7 +130,10 @@ class HfEngine:
                     return
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
-        """See ``RolloutEngine.load``. After a load that fails half-way the engine refuses to generate."""
+        """Copy the weights in at the next token boundary. After a load that fails half-way nothing is generated.
+
+        After a load that fails half-way the engine refuses to generate.
+        """
         if self._shares_weights != (weights is None):
             raise ContractError(
                 "this engine shares the trainer's parameters: call load(None, version)"
@@ -149,7 +152,7 @@ class HfEngine:
         return None if weights is None else self._fingerprint(names)
 
     def _fingerprint(self, names: list[str]) -> str:
-        """Of what came, and of the base weights where they are adapters."""
+        """The fingerprint of what came, joined with that of the base weights where they are adapters."""
         own = self._model.model.state_dict()
         loaded = fingerprint((name, own[name]) for name in names)
         if not adapted_layers(self._model):

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def why_idle_batch(metrics: Mapping[str, float], batch: DataProto, *, masks_overlong: bool) -> str:
-    """See ``why_idle``."""
+    """Why a step over ``batch`` moved nothing, in words; the groups are counted from its ids."""
     return why_idle(metrics, len(batch.dense("group_ids").unique()), masks_overlong=masks_overlong)
 
 
 class Learning(StepPart):
-    """The actor."""
+    """The actor's part of a run: what it has learned, and what a resume must know."""
 
     def __init__(self, actor: Actor, progress: Progress) -> None:
         self._actor, self._progress = actor, progress
@@ -87,7 +87,7 @@ class Speed(StepPart):
         self._setting, self._progress, self._output_dir = setting, progress, output_dir
 
     def limits(self, times: Mapping[str, float]) -> dict[str, float]:
-        """Its seconds, and the fraction of it that the step reached."""
+        """The seconds of the best possible step, and the fraction of it that the step reached."""
         began = self._progress.began
         resumed = {RESUMED: float(began)} if 0 < began == self._progress.step - 1 else {}
         return step_limit(times, self._setting) | resumed

@@ -104,7 +104,7 @@ class SharedRollout(Reported):
         self.filler.fill(partition)
 
     def require_rewards(self, partition: int) -> None:
-        """``fill`` has looked."""
+        """There is nothing to look at: ``fill`` has refused a partition without rewards."""
 
 
 class Workers(Reported):
@@ -136,12 +136,12 @@ class Workers(Reported):
 
     @property
     def streams(self) -> list[RolloutWorker]:
-        """Those at work."""
+        """The workers whose loops are running."""
         return self.workers.streams
 
     @contextmanager
     def working(self, *stages: Stage) -> Iterator[None]:
-        """Around the loop: generation and scoring start with it and end with it."""
+        """A context around the loop: generation and scoring start with it and end with it."""
         require_listed(self._stages, stages, "the rollout workers")
         try:
             self.workers.start()
@@ -164,15 +164,15 @@ class Workers(Reported):
         self.workers.require_rewards(partition)
 
     def awaiting(self, what: str) -> AbstractContextManager[Callable[[], str]]:
-        """Around a wait of the actor's loop for the engines themselves."""
+        """A context around a wait of the actor's loop for the engines themselves."""
         return self._waits.stall_warning(f"(rollout_id={self._progress.step}) {what}", self.workers.blockers)
 
     def check(self) -> None:
-        """See ``Watched``; engines that have died are replaced."""
+        """Raise what ended the rollout workers; engines that have died are replaced."""
         self.workers.check()
 
     def causes(self, partition: int) -> str:
-        """See ``Watched``."""
+        """Which engine or gate the partition waits for, in words."""
         workers = self.workers
         return cause_of_stall(self._plane, self.gate, workers.members, partition, workers.starting)
 
@@ -207,7 +207,7 @@ class RestingWorkers(StepPart):
 
     @property
     def streams(self) -> list[RolloutWorker]:
-        """See ``Workers``."""
+        """The workers whose loops are running."""
         return self._workers.streams
 
     @contextmanager
@@ -234,10 +234,10 @@ class RestingWorkers(StepPart):
             yield
 
     def fill(self, partition: int) -> None:
-        """See ``SharedRollout.fill``."""
+        """Wait until the partition is sealed, and refuse one without any reward."""
         self._waits.until(lambda: self._plane.seal(partition, timeout=_TICK_S), partition)
         self.require_rewards(partition)
 
     def require_rewards(self, partition: int) -> None:
-        """See ``Workers``."""
+        """Raise where no sample of the partition could be scored."""
         self._workers.require_rewards(partition)

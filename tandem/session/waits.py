@@ -33,7 +33,7 @@ class Ranks:
         self.check = check
 
     def causes(self, partition: int) -> str:
-        """See ``Watched``."""
+        """Nothing: a rank that fails says so by ``check``."""
         del partition
         return ""
 

@@ -31,7 +31,7 @@ COUNTED_BYTES = 1 << 26
 
 
 def check_data(config: Config) -> Iterator[Problem]:
-    """Training and held-out prompts."""
+    """Every problem of the training and held-out prompts."""
     data = config.data
     yield from check_given(data)
     keys = _column_keys(data)
@@ -46,7 +46,7 @@ def check_data(config: Config) -> Iterator[Problem]:
 
 
 def check_given(data: DataConfig) -> Iterator[Problem]:
-    """Where rows come from, and how a prompt is made of one."""
+    """Problems of where rows come from, and of how a prompt is made of one."""
     ways = {
         "train_files": bool(data.train_files),
         "reasoning_gym": data.reasoning_gym is not None,
@@ -60,7 +60,7 @@ def check_given(data: DataConfig) -> Iterator[Problem]:
 
 
 def check_sft_data(config: SftConfig) -> Iterator[Problem]:
-    """Training and held-out examples."""
+    """Every problem of the training and held-out examples."""
     data = config.data
     ways = {"train_files": bool(data.train_files), "source": data.source is not None, "mix": bool(data.mix)}
     yield from _check_one_way(ways)

@@ -133,7 +133,7 @@ class PromptLoader:
         self._source, self._batch_size = source, batch_size
 
     def __len__(self) -> int:
-        """Batches in one epoch."""
+        """The number of whole batches in one epoch."""
         return len(self._source) // self._batch_size
 
     def __iter__(self) -> Iterator[PromptBatch]:
