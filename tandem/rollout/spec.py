@@ -17,7 +17,8 @@ class EngineSpec:
     ``plugins`` are imported first, so that engines of the user's are found. ``version`` is that of the weights in the
     folder. ``python`` is the interpreter of its process; None: the one that runs this. ``threads`` of the process;
     None: PyTorch's own choice. With an ``adapter`` the engine computes it beside the model's weights, and is sent
-    adapters alone. Everything but ``plugins``, ``python`` and ``threads`` is a setting that a factory may ask for.
+    adapters alone. ``context``: most tokens of a prompt and its answer; None: as many as the model can. Everything but
+    ``plugins``, ``python`` and ``threads`` is a setting that a factory may ask for.
     """
 
     model: str
@@ -36,6 +37,7 @@ class EngineSpec:
     tensor_model_parallel_size: int = 1
     gpu_memory_utilization: float = 0.8
     enable_chunked_prefill: bool = True
+    context: int | None = None
     adapter: AdapterSpec | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from functools import partial
 
 from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.store import DataPlane
+from tandem.plan.engine import engine_capabilities, probe_interval
+from tandem.roles.probing import TOLERANCES, LogprobProbe, probe_prompts
 from tandem.roles.rollout.utilization import StepClock
 from tandem.roles.rollout.worker import OnWeightUpdate, RolloutWorker, UpdatedStream
 from tandem.roles.rollout.workers import RolloutWorkers
@@ -32,8 +34,10 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMo
     log, waits, clock = parts.open_log(), parts.waits(), StepClock()
     make = partial(_worker, parts, plane, keeper, clock)
 
+    gives, asleep = bool(engine_capabilities(parts.config).logprobs), execution.mode == "colocate"
+
     def receive(stream: RolloutWorker) -> UpdatedStream:
-        return UpdatedStream(stream, keeper, on_update, execution.deadline_s)
+        return UpdatedStream(stream, keeper, on_update, execution.deadline_s, logprobs=gives, asleep=asleep)
 
     streams = [make(name, engine) for name, engine in fleet.engines.items()]
     role = RolloutWorkers(
@@ -98,7 +102,20 @@ def _weight_sync(
         {**{receiver.name: receiver for receiver in receivers}, **following},
         require_actor=parts.composite.actor.require_actor,
         acknowledged=acknowledged,
+        probe=_probe(parts),
         overlap=settings.overlap,
         deadline_s=settings.deadline_s,
         health_s=settings.health_s,
+    )
+
+
+def _probe(parts: Parts) -> LogprobProbe:
+    """What shows that engines generate with what they were sent."""
+    config, tokenizer = parts.config, parts.composite.tokenizer
+    return LogprobProbe(
+        parts.composite.actor.ranks,
+        probe_prompts(tokenizer, config.data.max_prompt_length),
+        tokens=max(tokenizer.get_vocab().values()) + 1,
+        every=probe_interval(config),
+        tolerance=TOLERANCES[config.actor_rollout_ref.model.dtype],
     )

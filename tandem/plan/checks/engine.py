@@ -65,9 +65,6 @@ def _check_process(config: Config, runtime: str) -> Iterator[Problem]:
         yield Problem(key, value, reason, "Leave it out, or write execution.mode: hybrid")
     elif config.runtime.threads:
         yield Problem(key, value, "runtime.threads keeps the engine in this process", "Leave one of the two out")
-    elif runtime == "ray":
-        reason = "on Ray an engine runs in the environment of its node's Ray"
-        yield Problem(key, value, reason, "Leave it out, and install the engine's package there")
     elif not (Path(value).is_file() and os.access(value, os.X_OK)):
         reason = "there is no such program"
         yield Problem(key, value, reason, "Write the python of the engine's environment, such as venv/bin/python")

@@ -63,6 +63,7 @@ def engine_spec(config: Config) -> EngineSpec:
         tensor_model_parallel_size=rollout.tensor_model_parallel_size,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enable_chunked_prefill=rollout.enable_chunked_prefill,
+        context=config.data.max_prompt_length + config.data.max_response_length,
         adapter=pushed_adapter(config),
     )
 
