@@ -10,6 +10,7 @@ import torch
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.roles.train_group import TrainGroup
+from tandem.roles.train_rank import TrainRank
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
 from tandem.rollout.sound import sound_outputs
 from tandem.train.protocol import TopTokens
@@ -30,7 +31,13 @@ class LogprobProbe:
     divides."""
 
     def __init__(
-        self, ranks: TrainGroup, prompts: Sequence[torch.Tensor], *, tokens: int, every: int, tolerance: Tolerance
+        self,
+        ranks: TrainGroup[TrainRank],
+        prompts: Sequence[torch.Tensor],
+        *,
+        tokens: int,
+        every: int,
+        tolerance: Tolerance,
     ) -> None:
         self._ranks, self._prompts, self._tokens = ranks, prompts, tokens
         self._every, self._tolerance = every, tolerance

@@ -16,6 +16,7 @@ from tandem.models.fingerprint import fingerprint
 from tandem.models.loading import as_causal_lm
 from tandem.roles.probing import TOLERANCES, LogprobProbe, ask, probe_prompts
 from tandem.roles.train_group import TrainGroup
+from tandem.roles.train_rank import TrainRank
 from tandem.rollout.hf import HfEngine
 from tandem.train.engine import FsdpEngine
 from tandem.weights.probe import Answer
@@ -25,7 +26,7 @@ from tests.rollout.tiny_models import V, llama
 PROMPTS = [torch.arange(length) % V for length in (1, 3, 7, 12, 19, 28)]
 
 
-def trainer(model: PreTrainedModel, temperature: float, dtype: Any = "float32") -> TrainGroup:
+def trainer(model: PreTrainedModel, temperature: float, dtype: Any = "float32") -> TrainGroup[TrainRank]:
     engine = FsdpEngine(
         as_causal_lm(model, dtype=dtype),
         optim=OptimConfig(),
@@ -69,7 +70,7 @@ def push(model: PreTrainedModel, receiver: Asked, temperature: float, dtype: Any
     sync = WeightSync(
         SharedSnapshots(lambda: group.export()),
         {"rollout-0": receiver},
-        require_actor=group.require_actor,
+        require_actor=lambda purpose: None,
         acknowledged=lambda name, version: None,
         probe=probe,
     )
