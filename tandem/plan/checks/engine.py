@@ -21,6 +21,7 @@ def check_engine(config: Config, entries: Entries, runtime: str) -> Iterator[Pro
     yield from _check_weights(config, runtime)
     yield from _check_process(config, runtime)
     yield from _check_update(config)
+    yield from _check_temperature(config)
     yield from _check_logprobs(config, entries)
     yield from _check_exact(config)
 
@@ -85,6 +86,16 @@ def _check_update(config: Config) -> Iterator[Problem]:
         what = "keep old keys and values" if rollout.keep_kv == "old" else "compute keys and values again"
         remedy = f"Write {_listed(capabilities.keep_kv)}; or {_declare('keep_kv', rollout.keep_kv)}"
         yield Problem(f"{ROLLOUT}.keep_kv", rollout.keep_kv, f"the engine {rollout.name} can't {what}", remedy)
+
+
+def _check_temperature(config: Config) -> Iterator[Problem]:
+    rollout, lowest = config.actor_rollout_ref.rollout, engine_capabilities(config).lowest_temperature
+    asked = {f"{ROLLOUT}.temperature": rollout.temperature, "evaluation.temperature": config.evaluation.temperature}
+    for key, value in asked.items():
+        if 0 < value < lowest:
+            greedy = ", or 0 for greedy answers" if key == "evaluation.temperature" else ""
+            reason = f"the engine {rollout.name} draws at {lowest:g} or above"
+            yield Problem(key, value, reason, f"Write {lowest:g} or more{greedy}")
 
 
 def _check_logprobs(config: Config, entries: Entries) -> Iterator[Problem]:
