@@ -38,7 +38,8 @@ class EngineCapabilities:
     Samples
         ``logprobs``: the distributions whose log-probs it can give. ``sampled``, that a token was drawn from; ``full``,
         that before top-k and top-p; ``raw``, the model's own, at temperature 1. ``seeds``: a sample's random stream is
-        a function of its seed alone. ``lowest_temperature`` at which it draws, beside greedy answers. ``exact``: with that setting its tokens are bit-equal whatever else is in flight.
+        a function of its seed alone. ``lowest_temperature`` at which it draws, beside greedy answers. ``exact``: with
+        that setting its tokens are bit-equal whatever else is in flight.
         ``images``: prompts may hold some.
     Package
         ``package`` that its factory imports, of a version in the range ``versions`` (as pip writes it). ``builds``:
