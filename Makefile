@@ -14,7 +14,7 @@ DEV_EXTRAS := dev,math,ray,tasks,tracking,smollm2
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages)
 
-.PHONY: help install quickstart test test-vllm quick check format families engine-vllm clean
+.PHONY: help install quickstart test test-vllm quick check format families fuzz-config engine-vllm clean
 
 help:
 	@echo "make quickstart   install, warm a tiny model up by SFT, train it with RL (about 5 minutes)"
@@ -23,6 +23,7 @@ help:
 	@echo "make engine-vllm  $(VENV_VLLM): vLLM for the CPU, in an environment of its own (about 3.5 GB)"
 	@echo "make test-vllm    the tests of the engine vllm, in that"
 	@echo "make families     docs/models.md: tiny models of many families, and what becomes of each"
+	@echo "make fuzz-config  draw 300 configs: what the plan accepts must run, what it refuses must name a key"
 	@echo "make check        style, types, layers, size budgets"
 	@echo "make format       rewrite the files in the house style"
 	@echo "make install      only create $(VENV)"
@@ -47,6 +48,9 @@ engine-vllm: $(VENV_VLLM)/.installed
 
 families: $(VENV)/.installed-dev
 	$(BIN)/python tools/families.py
+
+fuzz-config: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.generated
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
