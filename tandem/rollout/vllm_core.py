@@ -168,7 +168,9 @@ def _start(settings: CoreSettings, cuda: bool) -> Any:
 def _arguments(settings: CoreSettings, cuda: bool) -> dict[str, Any]:
     """Of vLLM's engine."""
     longest, together = settings.max_model_len, settings.max_num_batched_tokens
-    least = settings.max_num_seqs if settings.enable_chunked_prefill else max(settings.max_num_seqs, longest or 0)
+    # vLLM rewinds the random stream of a sample whose prompt comes in parts, and a CPU's can't be.
+    in_parts = settings.enable_chunked_prefill and cuda
+    least = settings.max_num_seqs if in_parts else max(settings.max_num_seqs, longest or 0)
     arguments = {
         "model": settings.path,
         "skip_tokenizer_init": True,
@@ -178,7 +180,7 @@ def _arguments(settings: CoreSettings, cuda: bool) -> dict[str, Any]:
         "max_model_len": longest,
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": max(least, together),  # a smaller budget is refused
-        "enable_chunked_prefill": settings.enable_chunked_prefill,
+        "enable_chunked_prefill": in_parts,
         "enable_prefix_caching": True,
         "tensor_parallel_size": settings.tensor_model_parallel_size,
         "distributed_executor_backend": "uni" if settings.tensor_model_parallel_size == 1 else "mp",

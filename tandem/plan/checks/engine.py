@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
+from tandem.plan.checks.algorithm import COLDEST
 from tandem.plan.checks.correction import cut_sampling, readers
 from tandem.plan.engine import engine_capabilities, shares_weights
 from tandem.plan.entries import Entries
@@ -90,12 +91,12 @@ def _check_update(config: Config) -> Iterator[Problem]:
 
 def _check_temperature(config: Config) -> Iterator[Problem]:
     rollout, lowest = config.actor_rollout_ref.rollout, engine_capabilities(config).lowest_temperature
-    asked = {f"{ROLLOUT}.temperature": rollout.temperature, "evaluation.temperature": config.evaluation.temperature}
-    for key, value in asked.items():
-        if 0 < value < lowest:
-            greedy = ", or 0 for greedy answers" if key == "evaluation.temperature" else ""
-            reason = f"the engine {rollout.name} draws at {lowest:g} or above"
-            yield Problem(key, value, reason, f"Write {lowest:g} or more{greedy}")
+    reason = f"the engine {rollout.name} draws at {lowest:g} or above"
+    if COLDEST <= rollout.temperature < lowest:  # what is below is refused whatever the engine
+        yield Problem(f"{ROLLOUT}.temperature", rollout.temperature, reason, f"Write {lowest:g} or more")
+    if 0 < config.evaluation.temperature < lowest:
+        remedy = f"Write {lowest:g} or more, or 0 for greedy answers"
+        yield Problem("evaluation.temperature", config.evaluation.temperature, reason, remedy)
 
 
 def _check_logprobs(config: Config, entries: Entries) -> Iterator[Problem]:
