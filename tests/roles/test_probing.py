@@ -66,7 +66,7 @@ class OldHead(Asked):
 
 def push(model: PreTrainedModel, receiver: Asked, temperature: float, dtype: Any = "float32") -> None:
     group = trainer(model, temperature, dtype)
-    probe = LogprobProbe(group, PROMPTS, tokens=V, every=10, tolerance=TOLERANCES[dtype])
+    probe = LogprobProbe(group, PROMPTS, tokens=model.config.vocab_size, every=10, tolerance=TOLERANCES[dtype])
     sync = WeightSync(
         SharedSnapshots(lambda: group.export()),
         {"rollout-0": receiver},
