@@ -15,11 +15,7 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-
 SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages)
 
-<<<<<<< HEAD
-.PHONY: help install quickstart test test-vllm quick check format families fuzz-config engine-vllm clean
-=======
-.PHONY: help install quickstart test quick check format families mutate fuzz-config clean
->>>>>>> origin/main
+.PHONY: help install quickstart test test-vllm quick check format families mutate fuzz-config engine-vllm clean
 
 help:
 	@echo "make quickstart   install, warm a tiny model up by SFT, train it with RL (about 5 minutes)"
