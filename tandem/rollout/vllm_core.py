@@ -215,7 +215,8 @@ def needed_kv_bytes(settings: CoreSettings) -> int:
 
 def free_memory() -> int:
     """Bytes of memory that processes of this machine can still take."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    psutil: Any = importlib.import_module("psutil")  # which comes with vLLM
+    return int(psutil.virtual_memory().available)
 
 
 def _drawn(output: Any) -> Drawn:
