@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tandem.base.errors import TandemError
 from tandem.base.registry import Entry, Registry, Scope
+from tandem.models.token_ids import TokenIds
 from tandem.rollout.capabilities import EngineCapabilities
 from tandem.rollout.spec import SETTINGS, EngineSpec
 
@@ -179,6 +180,7 @@ def vllm(
     gpu_memory_utilization: float = 0.8,
     enable_chunked_prefill: bool = True,
     context: int | None = None,
+    tokens: TokenIds | None = None,
 ) -> RolloutEngine:
     """vLLM, in this process. See ``tandem.rollout.vllm.VllmEngine``."""
     from tandem.rollout.vllm import VllmEngine
@@ -195,5 +197,6 @@ def vllm(
         tensor_model_parallel_size=tensor_model_parallel_size,
         gpu_memory_utilization=gpu_memory_utilization,
         enable_chunked_prefill=enable_chunked_prefill,
+        tokens=tokens,
     )
     return VllmEngine.start(settings, version=version, keep_kv=keep_kv)

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 
 from tandem.base.errors import DataError
+from tandem.models.token_ids import TokenIds
 
 T = TypeVar("T")
 
@@ -30,7 +31,8 @@ _FREE_PART = 0.5  # of the memory that is free on a CPU: the trainer lives in it
 @dataclass(frozen=True, kw_only=True)
 class CoreSettings:
     """What vLLM is started with. ``path``: the model's folder, of whose weights nothing is read where they are
-    ``filled`` later: until then they are noise, which no comparison takes for a model."""
+    ``filled`` later: until then they are noise, which no comparison takes for a model. ``tokens`` that there are; None:
+    all that the model embeds."""
 
     path: str
     filled: bool
@@ -42,6 +44,7 @@ class CoreSettings:
     tensor_model_parallel_size: int
     gpu_memory_utilization: float
     enable_chunked_prefill: bool
+    tokens: TokenIds | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,12 @@ class VllmCore:
     def __init__(self, settings: CoreSettings) -> None:
         self._own = ThreadPoolExecutor(1, "vllm")
         self._cuda = torch.cuda.is_available()
+        # Functions go to a worker's process by value: it need not find this package.
+        importlib.import_module("cloudpickle").register_pickle_by_value(importlib.import_module(__name__))
         self._engine: Any = self._call(lambda: _start(settings, self._cuda))
+        if (known := settings.tokens) is not None:
+            places = (known.count, list(known.holes))
+            self._call(lambda: self._engine.collective_rpc(hide_rest, args=places))
         vllm: Any = importlib.import_module("vllm")
         kinds: Any = importlib.import_module("vllm.sampling_params").RequestOutputKind
         self._params: Any = vllm.SamplingParams
@@ -113,8 +121,6 @@ class VllmCore:
 
     def take_over(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
         """See ``Core``."""
-        # By value: a worker's process need not find this package.
-        importlib.import_module("cloudpickle").register_pickle_by_value(importlib.import_module(__name__))
         self._call(lambda: self._engine.collective_rpc(reload_weights, args=(list(weights),)))
         self._call(self._engine.reset_prefix_cache)
 
@@ -147,6 +153,22 @@ def reload_weights(worker: Any, weights: list[tuple[str, torch.Tensor]]) -> None
     for modules in owners.values():
         for module in modules if len(modules) > 1 else ():
             module.quant_method.process_weights_after_loading(module)
+
+
+def hide_rest(worker: Any, count: int, holes: list[int]) -> None:
+    """In a worker of vLLM's: draw no id from ``count`` on and none of ``holes``; log-probs are among the others."""
+    gone: list[torch.Tensor] = []
+
+    def hide(module: Any, inputs: Any, logits: torch.Tensor | None) -> torch.Tensor | None:
+        if logits is not None:  # a worker that gathers nothing has none
+            if not gone:
+                gone.append(torch.tensor([*holes, *range(count, logits.shape[-1])], device=logits.device))
+            logits.index_fill_(-1, gone[0], -torch.inf)
+        return logits
+
+    for module in worker.get_model().modules():
+        if type(module).__name__ == "LogitsProcessor" and (holes or count < module.org_vocab_size):
+            module.register_forward_hook(hide)
 
 
 def _start(settings: CoreSettings, cuda: bool) -> Any:

@@ -20,6 +20,7 @@ from tandem.data.tools import read_tools
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, new_model
 from tandem.models.numerics import prepare_process
+from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import character_tokenizer, encode_plain
 from tandem.observe.run_log import RunLog
 from tandem.roles.accuracy import greedy_accuracy
@@ -226,7 +227,8 @@ def _new_tokenizer(new: NewModelConfig) -> PreTrainedTokenizerBase:
 def _new(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
     new = config.model.new
     assert new is not None
-    return as_causal_lm(new_model(llama_shape(config.model, tokenizer), seed=config.trainer.seed))
+    fresh = new_model(llama_shape(config.model, tokenizer), seed=config.trainer.seed)
+    return as_causal_lm(fresh, tokens=TokenIds.of(tokenizer))
 
 
 def llama_shape(model: SftModelConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:

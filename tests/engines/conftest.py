@@ -10,7 +10,7 @@ import pytest
 
 from tandem.rollout.process import ProcessEngine
 from tandem.rollout.spec import EngineSpec
-from tests.engines.models import model
+from tests.engines.models import KNOWN, model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +35,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(vllm_python: str, folder: Path) -> Iterator[ProcessEngine]:
     """One that waits for its first weights."""
     spec = EngineSpec(
-        model=str(folder), engine="vllm", python=vllm_python, version=-1, threads=1, max_num_seqs=12, context=128
+        model=str(folder),
+        engine="vllm",
+        python=vllm_python,
+        version=-1,
+        threads=1,
+        max_num_seqs=12,
+        context=128,
+        tokens=KNOWN,
     )
     with ProcessEngine("rollout-0", spec, start_s=200.0, deadline_s=60.0) as engine:
         yield engine

@@ -7,9 +7,12 @@ from functools import cache
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTrainedModel
 
+from tandem.models.token_ids import TokenIds
 from tandem.rollout.protocol import GroupOutput, GroupRequest, SampleOutput, Sampling
 
 V = 96
+KNOWN = TokenIds(V - 6, (11, 40))
+"""Of the ids that the model embeds, those that there are tokens for."""
 
 
 @cache
@@ -86,7 +89,9 @@ def _with_old_kv(prompt: torch.Tensor, sample: SampleOutput) -> torch.Tensor:
 
 
 def _drawn_from(logits: torch.Tensor, sampling: Sampling, greedy: bool) -> torch.Tensor:
-    """Log-probs (T, V) of what tokens are drawn from; greedy ones have the model's own."""
+    """Log-probs (T, V) of what tokens are drawn from; greedy ones have the model's own. Both among ``KNOWN`` ones."""
+    logits = logits.clone()
+    logits[:, [*KNOWN.holes, *range(KNOWN.count, V)]] = -torch.inf
     if greedy:
         return logits.log_softmax(-1)
     values, order = (logits / sampling.temperature).softmax(-1).sort(-1, descending=True)

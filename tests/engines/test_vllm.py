@@ -15,7 +15,7 @@ from tandem.models.fingerprint import fingerprint
 from tandem.rollout.process import ProcessEngine
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 from tandem.rollout.spec import EngineSpec
-from tests.engines.models import V, difference, requests, tokens, weights
+from tests.engines.models import KNOWN, V, difference, requests, tokens, weights
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")]
 
@@ -205,6 +205,7 @@ def test_in_half_precision_and_with_keys_computed_again_it_agrees_within_roundin
         enable_chunked_prefill=True,
         keep_kv="recompute",
         context=128,
+        tokens=KNOWN,
     )
     with ProcessEngine("rollout-0", spec, start_s=200.0, deadline_s=60.0) as engine:
         outputs = changed(engine, abort=False)

@@ -9,11 +9,14 @@ import torch
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.execution import RuntimeConfig
+from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import load_causal_lm
 from tandem.models.lora import merged_weights
+from tandem.models.token_ids import TokenIds
+from tandem.models.tokenizer import load_tokenizer
 from tandem.models.weights import copy_weights
 from tandem.plan.adapters import pushed_part
 from tandem.rollout.spec import EngineSpec
@@ -43,8 +46,11 @@ def pushed_adapter(config: Config) -> AdapterSpec | None:
     return AdapterSpec.of(config.actor_rollout_ref.model, config.trainer.seed)
 
 
-def engine_spec(config: Config) -> EngineSpec:
-    """What the process of a rollout engine is told; it waits for its first weights."""
+def engine_spec(config: Config, tokens: TokenIds | None = None) -> EngineSpec:
+    """What the process of a rollout engine is told; it waits for its first weights.
+
+    ``tokens`` are those of the model's tokenizer, which is loaded for them otherwise.
+    """
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     return EngineSpec(
         model=model.path,
@@ -65,7 +71,13 @@ def engine_spec(config: Config) -> EngineSpec:
         enable_chunked_prefill=rollout.enable_chunked_prefill,
         context=config.data.max_prompt_length + config.data.max_response_length,
         adapter=pushed_adapter(config),
+        tokens=sampled_tokens(model) if tokens is None else tokens,
     )
+
+
+def sampled_tokens(model: ModelConfig) -> TokenIds:
+    """The ids that the model's tokenizer has."""
+    return TokenIds.of(load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code))
 
 
 def replica(config: Config, *, moves: bool, path: str | None = None) -> CausalLM:
@@ -75,7 +87,8 @@ def replica(config: Config, *, moves: bool, path: str | None = None) -> CausalLM
     ``path``: another model than the actor's, without adapters.
     """
     model = config.actor_rollout_ref.model
-    load = partial(load_causal_lm, dtype=model.dtype, trust_remote_code=model.trust_remote_code)
+    trusted, tokens = model.trust_remote_code, sampled_tokens(model)
+    load = partial(load_causal_lm, dtype=model.dtype, trust_remote_code=trusted, tokens=tokens)
     spec = AdapterSpec.of(model, config.trainer.seed) if path is None else None
     if spec is None or (spec.path is None and not (moves and pushed_part(config) == "adapter")):
         return load(model.path if path is None else path)

@@ -16,6 +16,7 @@ from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.ray.store import RayStore
 from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.loading import describe_causal_lm
+from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import check_vocabulary
 from tandem.plan.adapters import pushed_part
 from tandem.plan.critic import trained_steps
@@ -71,7 +72,8 @@ class RayRoles:
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
         """See ``Runtime``."""
         config, section = self._config, self._config.actor_rollout_ref.model
-        model = describe_causal_lm(section.path, trust_remote_code=section.trust_remote_code)
+        tokens = TokenIds.of(tokenizer)
+        model = describe_causal_lm(section.path, trust_remote_code=section.trust_remote_code, tokens=tokens)
         check_vocabulary(tokenizer, int(model.model.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
         check_tokenizers(config, self._plan, tokenizer)
         updates = trained_steps(config, steps) * self._plan.batch.optimizer_steps
