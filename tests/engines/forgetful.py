@@ -1,4 +1,4 @@
-"""vLLM as it is by itself: where embeddings are tied, a reload leaves the old output head in place."""
+"""vLLM as it is by itself: a matrix that embeddings and head share, sent once, leaves the old head in place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def forgetful(path: str, *, version: int, max_num_seqs: int, context: int | None
     core = engine._core
 
     def take_over(weights: Sequence[tuple[str, torch.Tensor]]) -> None:
-        core._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})  # type: ignore[attr-defined]
+        once = [(name, tensor) for name, tensor in weights if name != "lm_head.weight"]
+        core._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(once)})  # type: ignore[attr-defined]
 
     core.take_over = take_over  # type: ignore[method-assign]
     return engine

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tandem.base.errors import TandemError
 from tandem.models.fingerprint import fingerprint
 from tandem.rollout.process import ProcessEngine
 from tandem.rollout.spec import EngineSpec
-from tests.engines.models import model, weights
+from tests.engines.models import new_model, weights
 from tests.roles.test_probing import Asked, push
 
 pytestmark = pytest.mark.vllm
@@ -39,14 +38,12 @@ def test_a_push_of_the_very_weights_it_was_started_for_shows_a_head_that_it_does
         assert engine.load(weights(0), 2) == fingerprint(weights(0))  # which shows nothing
         receiver: Any = Asked(engine)  # type: ignore[arg-type]
         with pytest.raises(TandemError, match="does not generate with weights version 3") as caught:
-            push(model(0), receiver, 0.7)
+            push(new_model(0), receiver, 0.7)
         print(caught.value)
 
 
 def test_the_engine_as_it_is_passes_at_every_push(vllm_python: str, folder: Path) -> None:
     with start(folder, vllm_python, "vllm") as engine:
         receiver: Any = Asked(engine)  # type: ignore[arg-type]
-        push(model(0), receiver, 0.7)
-        with torch.no_grad():
-            changed = model(1)
-        push(changed, receiver, 1.3)
+        push(new_model(0), receiver, 0.7)
+        push(new_model(1), receiver, 1.3)
