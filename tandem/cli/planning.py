@@ -23,11 +23,11 @@ class NoPlan:
 
     @property
     def runs(self) -> bool:
-        """Nothing does."""
+        """Always False: nothing runs without a document."""
         return False
 
     def to_json(self) -> str:
-        """The problems, for machines."""
+        """The problems as JSON, for machines."""
         return json.dumps({"kind": None, **asdict(self)}, default=repr, ensure_ascii=False, indent=2)
 
 

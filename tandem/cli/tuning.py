@@ -33,7 +33,7 @@ def tune_words(words: Sequence[str], run: Path, *, as_json: bool) -> str:
 
 
 def as_document(advice: Advice, per_node: int) -> dict[str, Any]:
-    """The advice for machines."""
+    """The advice as a document of plain values, for machines."""
     measured = advice.measured
     return {
         "kind": "tuning",

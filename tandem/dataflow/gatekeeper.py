@@ -19,42 +19,42 @@ class GateKeeper:
 
     @property
     def tickets(self) -> int:
-        """Tickets of a partition."""
+        """The number of tickets of a partition."""
         return self._gate.tickets
 
     @property
     def published(self) -> int | None:
-        """See ``Gate.published``."""
+        """The lowest version that all live engines have acknowledged; None before the first."""
         with self._changed:
             return self._gate.published
 
     def join(self, engine: str) -> None:
-        """See ``Gate.join``."""
+        """Let ``engine`` take part; it is admitted to nothing until it acknowledges a version."""
         with self._change():
             self._gate.join(engine)
 
     def acknowledge(self, engine: str, version: int) -> None:
-        """See ``Gate.acknowledge``."""
+        """Note that ``engine`` generates with ``version`` now; whoever waits for it is woken."""
         with self._change():
             self._gate.acknowledge(engine, version)
 
     def leave(self, engine: str, generated: Collection[Ticket] = ()) -> list[Ticket]:
-        """See ``Gate.leave``."""
+        """Take out an engine that is gone; others get its tickets, but for those already ``generated``."""
         with self._change():
             return self._gate.leave(engine, generated)
 
     def pause(self, engine: str, why: str) -> None:
-        """See ``Gate.pause``."""
+        """Admit ``engine`` to nothing until it resumes; ``why`` is told to who waits meanwhile."""
         with self._change():
             self._gate.pause(engine, why)
 
     def resume(self, engine: str) -> None:
-        """See ``Gate.resume``."""
+        """End the pause of ``engine``; whoever waits for admission is woken."""
         with self._change():
             self._gate.resume(engine)
 
     def admit(self, engine: str, now: float) -> Ticket | Closed:
-        """See ``Gate.admit``."""
+        """The next ticket for ``engine``, or why there is none now. Returns at once."""
         with self._changed:
             return self._gate.admit(engine, now)
 
@@ -64,22 +64,22 @@ class GateKeeper:
             return self._gate.closed(engine)
 
     def done(self, ticket: Ticket) -> None:
-        """See ``Gate.done``."""
+        """The group of the ticket is in the store: it no longer counts as being made."""
         with self._change():
             self._gate.done(ticket)
 
     def redraw(self, ticket: Ticket) -> Ticket:
-        """See ``Gate.redraw``."""
+        """A dropped group's place opens again: the next attempt at the ticket, for another prompt."""
         with self._change():
             return self._gate.redraw(ticket)
 
     def give_back(self, ticket: Ticket) -> None:
-        """See ``Gate.give_back``."""
+        """Put back a ticket that was not filled; the same attempt will be given again."""
         with self._change():
             self._gate.give_back(ticket)
 
     def holdings(self) -> list[Holding]:
-        """See ``Gate.holdings``."""
+        """All tickets being filled, the longest first."""
         with self._changed:
             return self._gate.holdings()
 

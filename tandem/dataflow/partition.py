@@ -27,7 +27,7 @@ class Group:
         self.filled = False  # every sample settled, none failed
 
     def has(self, column: str) -> int:
-        """Samples that have ``column``."""
+        """The samples of the group that have ``column``, one bit each."""
         return self.ready.get(column, 0)
 
 
@@ -61,7 +61,7 @@ class Reader:
         return chosen
 
     def claim(self, chosen: Iterable[int], lease: int) -> None:
-        """Lend the groups."""
+        """Lend the ``chosen`` groups under the lease with this number."""
         for index in chosen:
             del self.eligible[index]
             self.claimed[index] = lease
@@ -91,7 +91,7 @@ class Reader:
         self.head = min(self.head, index)
 
     def consumed(self) -> list[int]:
-        """Groups acknowledged."""
+        """The groups that the task has acknowledged, in order."""
         return sorted(index for index, lease in self.claimed.items() if lease == _ACKED)
 
     def restore_consumed(self, indices: Collection[int]) -> None:
@@ -148,7 +148,7 @@ class Partition:
         return group.has(self.produced_by) | group.failed
 
     def queued(self) -> int:
-        """Samples in this partition."""
+        """The number of samples in this partition, failed ones included."""
         return sum(self.ended(group).bit_count() for group in self.groups)
 
     def settled(self, group: Group) -> bool:

@@ -66,7 +66,7 @@ class DataPlane(Protocol):
         """Wait until every ticket of the partition is filled, and make its groups final."""
 
     def status(self) -> PlaneStatus:
-        """Everything at this moment."""
+        """The counts of every partition and task at this moment."""
 
     def drop(
         self, target: Ticket | int, reason: str = TRAINED, *, sample: int | None = None, retry: bool = False
@@ -86,14 +86,14 @@ class LocalStore(DataPlane):
         self._changed = threading.Condition()
 
     def assign(self, ticket: Ticket, engine: str) -> None:
-        """See ``DataPlane``."""
+        """Note in the ledger that ``engine`` has begun to fill the ticket."""
         with self._changed:
             self._ledger.assign(ticket, engine, time.monotonic())
 
     def put(
         self, tickets: Sequence[Ticket], data: DataProto, *, timeout: float, sample: int | None = None
     ) -> list[Outcome]:
-        """See ``DataPlane``."""
+        """Keep the columns by reference, one group after the other, each as soon as there is room for it."""
         deadline = Deadline(timeout)
         slabs = as_columns(tickets, data, self._ledger.samples, sample)
         rows = self._ledger.samples if sample is None else 1
@@ -117,7 +117,7 @@ class LocalStore(DataPlane):
         order: Order = "arrival",
         consumer: str = "",
     ) -> Lease | None:
-        """See ``DataPlane``."""
+        """Wait on the ledger for a lease; None once the task has consumed the partition."""
         deadline = Deadline(timeout)
         wanted = without_identity(columns)
         with self._changed:
@@ -139,25 +139,25 @@ class LocalStore(DataPlane):
         return None
 
     def acknowledge(self, lease: Lease) -> None:
-        """See ``DataPlane``."""
+        """Count the groups of the lease as consumed, and wake who waits for room."""
         with self._changed:
             self._ledger.acknowledge(lease, time.monotonic())
             self._changed.notify_all()
 
     def give_back(self, lease: Lease) -> None:
-        """See ``DataPlane``."""
+        """Take the lease back, and wake who may get its groups now."""
         with self._changed:
             self._ledger.give_back(lease)
             self._changed.notify_all()
 
     def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> DataProto:
-        """See ``DataPlane``."""
+        """The columns in the order of ``tickets``, joined once, and shared where they lie together. Read only."""
         with self._changed:
             pieces = self._shelf.pieces(tickets, without_identity(columns))
         return as_batch(tickets, self._ledger.samples, {name: join(cut) for name, cut in pieces.items()})
 
     def seal(self, partition: int, *, timeout: float) -> None:
-        """See ``DataPlane``."""
+        """Wait until every ticket of the partition is filled, with the ledger's word for who blocks."""
         deadline = Deadline(timeout)
         with self._changed:
             while not self._ledger.seal(partition, time.monotonic()):
@@ -165,14 +165,14 @@ class LocalStore(DataPlane):
                 self._wait(deadline, f"the seal of partition {partition}", blocker)
 
     def status(self) -> PlaneStatus:
-        """See ``DataPlane``."""
+        """The counts of every partition and task at this moment."""
         with self._changed:
             return plane_status(self._ledger, time.monotonic())
 
     def drop(
         self, target: Ticket | int, reason: str = TRAINED, *, sample: int | None = None, retry: bool = False
     ) -> Outcome:
-        """See ``DataPlane``."""
+        """Free a partition, or drop a group; tensors go once no lease holds them."""
         with self._changed:
             try:
                 if isinstance(target, int):

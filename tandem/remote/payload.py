@@ -35,7 +35,7 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers."""
+        """The bytes of all buffers together."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def copied(self) -> Packed:

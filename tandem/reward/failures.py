@@ -55,7 +55,7 @@ class Failures:
 
     @property
     def total(self) -> int:
-        """Scorings so far."""
+        """The number of scorings so far."""
         return sum(self._outcomes.values())
 
     @property

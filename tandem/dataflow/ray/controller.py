@@ -57,7 +57,7 @@ class Controller:
         self._next_change = asyncio.Event()
 
     async def assign(self, ticket: Ticket, engine: str) -> None:
-        """See ``Ledger.assign``."""
+        """Note that ``engine`` has begun to fill the ticket: a stall will be blamed on it."""
         self._ledger.assign(ticket, engine, time.monotonic())
 
     async def write(self, tickets: Sequence[Ticket], columns: Collection[str], sample: int | None) -> Written:
@@ -77,7 +77,7 @@ class Controller:
         return self._written(tickets, outcomes, blocker, error)
 
     async def drop(self, ticket: Ticket, reason: str, sample: int | None, retry: bool) -> Written:
-        """See ``Ledger.drop``."""
+        """Drop a group, or note that one ``sample`` of it failed; an error travels in the answer."""
         try:
             outcome = self._ledger.drop(ticket, reason, time.monotonic(), sample, retry)
         except TandemError as problem:
@@ -85,7 +85,7 @@ class Controller:
         return self._written([ticket], [outcome], "", None)
 
     async def retire(self, partition: int, reason: str) -> None:
-        """See ``Ledger.retire``."""
+        """Forget a partition whose groups are no longer needed, and wake whoever waits for it."""
         self._ledger.retire(partition, reason)
         self._changed()
 
@@ -126,12 +126,12 @@ class Controller:
         return Taken(None, exhausted=True)
 
     async def acknowledge(self, lease: Lease) -> None:
-        """See ``Ledger.acknowledge``."""
+        """Count the groups of a lease as consumed by its task."""
         self._ledger.acknowledge(lease, time.monotonic())
         self._changed()
 
     async def give_back(self, lease: Lease) -> None:
-        """See ``Ledger.give_back``."""
+        """Take back a lease whose groups were not consumed, to be lent again."""
         self._ledger.give_back(lease)
         self._changed()
 
@@ -145,11 +145,11 @@ class Controller:
         return None
 
     async def status(self) -> PlaneStatus:
-        """See ``DataPlane.status``."""
+        """The counts of every partition and task at this moment."""
         return plane_status(self._ledger, time.monotonic())
 
     async def pid(self) -> int:
-        """Of this process."""
+        """The process id of this actor, which also shows that it answers."""
         return os.getpid()
 
     def _written(

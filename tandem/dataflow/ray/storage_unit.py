@@ -53,7 +53,7 @@ class StorageUnit:
             await self._controller.await_change.remote(written.change, deadline.left)
 
     async def drop(self, ticket: Ticket, reason: str, sample: int | None, retry: bool) -> Outcome:
-        """See ``DataPlane.drop``."""
+        """Have the controller drop a group or one ``sample`` of it, and free what nobody needs then."""
         async with self._one_writer:
             written: Written = await self._controller.drop.remote(ticket, reason, sample, retry)
             self._free([ticket], written)
@@ -76,7 +76,7 @@ class StorageUnit:
         return pack({name: join(cut) for name, cut in pieces.items()})
 
     async def pid(self) -> int:
-        """Of this process."""
+        """The process id of this actor, which also shows that it answers."""
         return os.getpid()
 
     def _free(self, tickets: Sequence[Ticket], written: Written) -> None:

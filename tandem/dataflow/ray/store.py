@@ -54,13 +54,13 @@ class RayStore(DataPlane):
         return store
 
     def assign(self, ticket: Ticket, engine: str) -> None:
-        """See ``DataPlane``."""
+        """Tell the controller that ``engine`` has begun to fill the ticket."""
         self._controller.ask("assign", ticket, engine)
 
     def put(
         self, tickets: Sequence[Ticket], data: DataProto, *, timeout: float, sample: int | None = None
     ) -> list[Outcome]:
-        """See ``DataPlane``."""
+        """Send each group to its storage unit, all units at once; outcomes are in the order of ``tickets``."""
         slabs = as_columns(tickets, data, self._samples, sample)
         rows = self._samples if sample is None else 1
         replies = []
@@ -87,7 +87,7 @@ class RayStore(DataPlane):
         order: Order = "arrival",
         consumer: str = "",
     ) -> Lease | None:
-        """See ``DataPlane``."""
+        """Ask the controller for a lease, in calls short enough for a lost one to be noticed."""
         deadline = Deadline(timeout)
         wanted = without_identity(columns)
         awaited = f"{count} groups with {sorted(wanted)} for task {task!r}"
@@ -100,15 +100,15 @@ class RayStore(DataPlane):
             deadline.check(awaited, taken.blocker)
 
     def acknowledge(self, lease: Lease) -> None:
-        """See ``DataPlane``."""
+        """Tell the controller that the task has consumed the lease's groups."""
         self._controller.ask("acknowledge", lease)
 
     def give_back(self, lease: Lease) -> None:
-        """See ``DataPlane``."""
+        """Tell the controller that the lease's groups were not consumed, so that it lends them again."""
         self._controller.ask("give_back", lease)
 
     def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> DataProto:
-        """See ``DataPlane``."""
+        """Fetch the columns from all storage units at once, in the order of ``tickets``. Read only."""
         names = without_identity(columns)
         awaited = f"columns {sorted(names)} of {len(tickets)} groups"
         replies = []
@@ -124,7 +124,7 @@ class RayStore(DataPlane):
         return joined[_rows_of(torch.tensor(arrived).argsort(), self._samples)]
 
     def seal(self, partition: int, *, timeout: float) -> None:
-        """See ``DataPlane``."""
+        """Wait, in short calls to the controller, until every ticket of the partition is filled."""
         deadline, awaited = Deadline(timeout), f"the seal of partition {partition}"
         while True:
             seconds = min(deadline.left, _LONGEST_CALL)
@@ -134,14 +134,14 @@ class RayStore(DataPlane):
             deadline.check(awaited, blocker)
 
     def status(self) -> PlaneStatus:
-        """See ``DataPlane``."""
+        """The controller's counts of every partition and task at this moment."""
         status: PlaneStatus = self._controller.ask("status")
         return status
 
     def drop(
         self, target: Ticket | int, reason: str = TRAINED, *, sample: int | None = None, retry: bool = False
     ) -> Outcome:
-        """See ``DataPlane``."""
+        """Drop a partition in all units, or a group in its own; the controller keeps the books."""
         if isinstance(target, int):
             self._controller.ask("retire", target, reason)
             for reply in [unit.submit("drop_partition", target) for unit in self._units]:

@@ -58,12 +58,12 @@ class ScoringProcess:
 
     @property
     def pid(self) -> int:
-        """Of the child, which leads its process group."""
+        """The process id of the child, which leads its process group."""
         return self._child.pid
 
     @property
     def idle(self) -> bool:
-        """Ready and without work."""
+        """Whether the process is ready and has no work."""
         return self.ready and not self.jobs
 
     @property

@@ -94,7 +94,7 @@ else:
 
 
 class Ending(StrEnum):
-    """How a program ended."""
+    """The ways in which a program can end."""
 
     DONE = "done"  # by itself, with status 0
     FAILED = "failed"  # by an exception, a signal or another status
