@@ -45,7 +45,7 @@ def test_it_generates_nothing_before_its_first_weights(engine: ProcessEngine) ->
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("sampling", WAYS, ids=str)
-def test_logprobs_are_those_of_the_weights_that_were_sent(
+def test_b27_b29_logprobs_are_those_of_the_weights_that_were_sent(
     engine: ProcessEngine, version: int, sampling: Sampling
 ) -> None:
     """Its head is tied to its embeddings, and it packs them apart; the second weights differ everywhere."""
@@ -190,7 +190,7 @@ def test_more_groups_than_it_has_room_for_are_all_answered(engine: ProcessEngine
     assert sorted(tokens(outputs)) == list(range(30))
 
 
-def test_in_half_precision_and_with_keys_computed_again_it_agrees_within_rounding(
+def test_b83_in_half_precision_it_agrees_within_rounding_and_its_death_is_heard_of(
     vllm_python: str, folder: Path
 ) -> None:
     spec = EngineSpec(
