@@ -15,7 +15,8 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-
 SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages)
 
-.PHONY: help install quickstart test test-vllm quick check format families mutate fuzz-config engine-vllm clean
+.PHONY: help install quickstart test test-vllm quick check format families mutate fuzz-config chaos \
+	engine-vllm clean
 
 help:
 	@echo "make quickstart   install, warm a tiny model up by SFT, train it with RL (about 5 minutes)"
@@ -24,6 +25,7 @@ help:
 	@echo "make engine-vllm  $(VENV_VLLM): vLLM for the CPU, in an environment of its own (about 3.5 GB)"
 	@echo "make test-vllm    the tests of the engine vllm, in that"
 	@echo "make families     docs/models.md: tiny models of many families, and what becomes of each"
+	@echo "make chaos        strike 60 runs at random instants: each must go on to what it would have been"
 	@echo "make fuzz-config  draw 300 configs: what the plan accepts must run, what it refuses must name a key"
 	@echo "make mutate       which small mistakes in tandem/algorithms its tests notice (SAMPLE=0: all of them)"
 	@echo "make check        style, types, layers, size budgets"
@@ -53,6 +55,9 @@ families: $(VENV)/.installed-dev
 
 fuzz-config: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.generated
+
+chaos: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos
 
 mutate: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutate --sample $(SAMPLE) --oracle tests/oracle/sample.json

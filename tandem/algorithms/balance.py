@@ -59,8 +59,8 @@ def partition_groups(lengths: Sequence[int], group_ids: Sequence[Hashable], bins
     for index, group in enumerate(group_ids):
         members.setdefault(group, []).append(index)
     groups = list(members.values())
-    dealt = partition([sum(lengths[i] for i in group) for group in groups], bins, equal_size=True)
-    return [sorted(itertools.chain.from_iterable(groups[g] for g in bin_)) for bin_ in dealt]
+    bins_of = partition([sum(lengths[i] for i in group) for group in groups], bins, equal_size=True)
+    return [sorted(itertools.chain.from_iterable(groups[g] for g in bin_)) for bin_ in bins_of]
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int, *, min_count: int = 1) -> Bins:

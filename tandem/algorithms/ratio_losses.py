@@ -151,7 +151,7 @@ def dppo_tv(
 @POLICY_LOSSES.register(
     "dppo_kl",
     scope=Scope.TOKEN,
-    use_when="as `dppo_tv`, where the bound is to be told in nats",
+    use_when="as `dppo_tv`, where the bound is to be given in nats",
 )
 def dppo_kl(
     logprobs: torch.Tensor,

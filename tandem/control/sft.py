@@ -11,6 +11,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.base.errors import ContractError
+from tandem.base.interrupts import unwinding
 from tandem.base.run_folder import FINAL_FOLDER, owned
 from tandem.base.seeding import derive_seed
 from tandem.config.schema import SftConfig
@@ -18,7 +19,7 @@ from tandem.data.base_source import BaseDataSource, as_examples
 from tandem.data.catalog import OnBadRow
 from tandem.data.examples import Example
 from tandem.data.length import Overlong
-from tandem.data.mixture import Counted, rows_told
+from tandem.data.mixture import Counted, rows_in_words
 from tandem.models.numerics import prepare_process
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
@@ -61,7 +62,7 @@ class BaseTrainer:
         prepare_process(threads=self.config.runtime.torch_threads, exact=trainer.exact)
         examples = self._examples(data_source)
         steps = examples.total_steps(data.train_batch_size, trainer.total_steps)
-        if rows := rows_told(examples, data.train_batch_size, steps):
+        if rows := rows_in_words(examples, data.train_batch_size, steps):
             print(f"data: {rows}")
         updater = Updater(self.model.parameters(), self.config.optim, steps)
         folder = Path(trainer.output_dir)
@@ -78,7 +79,7 @@ class BaseTrainer:
             info = RunInfo(folder, steps, None, self.config.model_dump(mode="json"))
             log = RunLog(info, trainer.logger, trace=trainer.trace)
             run = Run(trainer, log, Progress(0, steps), folder, PlainExport(self.model, self.tokenizer))
-            with run.running():
+            with unwinding(lambda: f"{run.progress.step} of {steps} steps are done, and none is kept"), run.running():
                 self.model.train()
                 fine_tune(run, partial(examples.take, data.train_batch_size), learn)
                 self.model.eval()

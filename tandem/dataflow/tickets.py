@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from tandem.dataflow.partition import Order
 
 
 class Ticket(NamedTuple):
@@ -20,6 +23,25 @@ class Ticket(NamedTuple):
 
     def __str__(self) -> str:
         return f"ticket {self.place} of partition {self.partition} (attempt {self.attempt})"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a consumer of ``task`` asks for: ``count`` whole groups of one partition that have all ``columns``.
+
+    ``arrival`` is what is ready; ``canonical`` is ticket order, and waits for the next ticket. ``partition`` None means
+    the earliest that can serve. ``consumer`` is its name in messages.
+    """
+
+    task: str
+    columns: Sequence[str]
+    count: int
+    partition: int | None = None
+    order: Order = "arrival"
+    consumer: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.count} groups with {sorted(self.columns)} for task {self.task!r}"
 
 
 @dataclass(frozen=True)

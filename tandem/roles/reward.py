@@ -116,7 +116,7 @@ class RewardManager:
         return found
 
     def close(self) -> None:
-        """End the scoring processes, and tell what failed."""
+        """End the scoring processes, and print what failed."""
         self._scoring.close()
         if self.failures.failed:
             logger.warning("rewards: %s", self.failures)

@@ -16,7 +16,7 @@ from tandem.models.row_cache import RowCache
 from tandem.models.weights import copy_weights
 from tandem.rollout.protocol import KeepKV, Sampling
 from tandem.rollout.running_batch import RunningBatch
-from tandem.rollout.stepping import Flight, SteppedEngine
+from tandem.rollout.stepping import RunningGroups, SteppedEngine
 
 
 class HfEngine(SteppedEngine):
@@ -59,9 +59,9 @@ class HfEngine(SteppedEngine):
         self._spare = None
         return RunningBatch(self._model, sampling, self._max_num_seqs, cache)
 
-    def _landed(self, flight: Flight) -> None:
-        assert isinstance(flight, RunningBatch)
-        self._spare = flight.cache
+    def _ended(self, running: RunningGroups) -> None:
+        assert isinstance(running, RunningBatch)
+        self._spare = running.cache
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

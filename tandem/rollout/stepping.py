@@ -14,7 +14,7 @@ from tandem.rollout.protocol import GroupOutput, GroupRequest, KeepKV, Sampling
 from tandem.rollout.scheduler import Scheduler
 
 
-class Flight(Protocol):
+class RunningGroups(Protocol):
     """The groups in flight of one ``generate``. All but ``count``, ``room`` and ``ended`` is called at a token boundary
     or with nobody else at work."""
 
@@ -47,7 +47,7 @@ class Flight(Protocol):
 
 
 class SteppedEngine:
-    """A ``RolloutEngine`` but for ``load`` and for what it generates with: a subclass opens flights.
+    """A ``RolloutEngine`` but for ``load`` and for what it generates with: a subclass starts what runs.
 
     ``max_num_batched_tokens`` is the token budget of one prefill. ``keep_kv``: samples that go on over a change of the
     weights keep the keys and values that the old ones gave, or have them computed again. ``whole``: there are weights
@@ -79,12 +79,12 @@ class SteppedEngine:
 
     # --- for a subclass ----------------------------------------------------------------------------------------------
 
-    def _open(self, sampling: Sampling) -> Flight:
-        """A flight without groups."""
+    def _open(self, sampling: Sampling) -> RunningGroups:
+        """Nothing in it yet."""
         raise NotImplementedError
 
-    def _landed(self, flight: Flight) -> None:
-        """A flight whose groups have all ended."""
+    def _ended(self, running: RunningGroups) -> None:
+        """All of its groups have ended."""
 
     def _computing(self) -> AbstractContextManager[object]:
         """Around tokens that are made one after the other."""
@@ -134,30 +134,30 @@ class SteppedEngine:
 
     def _generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
         waiting = Scheduler(requests, sampling, self._max_num_seqs // sampling.samples, self._context)
-        flight = self._open(sampling)
+        running = self._open(sampling)
         self._calls += 1
         version, aborts = self._version, self._boundary.aborts
         try:
             while True:
                 if self._boundary.aborts != aborts:
                     aborts = self._boundary.aborts
-                    yield from flight.abort()
+                    yield from running.abort()
                 if self._version != version:
                     version = self._version
                     if self._recompute:
-                        waiting.give_back(group.resumed() for group in flight.abort())
-                if flight.room and waiting.empty:
-                    waiting.pull(idle=flight.count == 0)
-                if flight.count == 0 and waiting.empty:
+                        waiting.give_back(group.resumed() for group in running.abort())
+                if running.room and waiting.empty:
+                    waiting.pull(idle=running.count == 0)
+                if running.count == 0 and waiting.empty:
                     break
-                self._advance(waiting, flight, version, aborts)
-                yield from flight.take_finished()
+                self._advance(waiting, running, version, aborts)
+                yield from running.take_finished()
         finally:
             self._calls -= 1
-            flight.close()
-        self._landed(flight)
+            running.close()
+        self._ended(running)
 
-    def _advance(self, waiting: Scheduler, flight: Flight, version: int, aborts: int) -> None:
+    def _advance(self, waiting: Scheduler, running: RunningGroups, version: int, aborts: int) -> None:
         """Make tokens until a group ends, the source should be asked, the weights change, or all is aborted."""
         with self._computing():
             while True:
@@ -166,10 +166,10 @@ class SteppedEngine:
                         return
                     if not self._whole:
                         raise TandemError("the last load() failed half-way: load a complete set of weights first")
-                    while flight.room and not waiting.empty:
-                        flight.admit(waiting.take(flight.room, self._max_num_batched_tokens), version)
-                    flight.step(version)
-                if flight.ended or (flight.room and not waiting.exhausted):
+                    while running.room and not waiting.empty:
+                        running.admit(waiting.take(running.room, self._max_num_batched_tokens), version)
+                    running.step(version)
+                if running.ended or (running.room and not waiting.exhausted):
                     return
 
     def pause(self, abort: bool = False) -> None:

@@ -94,7 +94,7 @@ class VllmEngine(SteppedEngine):
             self._core.wake("kv_cache")
             super().wake()
 
-    def _open(self, sampling: Sampling) -> _Flight:
+    def _open(self, sampling: Sampling) -> RunningRequests:
         if not sampling.greedy and sampling.temperature < LOWEST_TEMPERATURE:
             raise ContractError(
                 f"sampling temperature = {sampling.temperature!r}: vLLM draws at {LOWEST_TEMPERATURE} or above: write "
@@ -105,9 +105,9 @@ class VllmEngine(SteppedEngine):
                 "sampling logprobs_of = 'full': vLLM tells log-probs of what is left after top_p and top_k: write "
                 "'sampled', or keep all tokens"
             )
-        return _Flight(self, sampling, self._max_num_seqs)
+        return RunningRequests(self, sampling, self._max_num_seqs)
 
-    # --- requests of all flights, at a token boundary ----------------------------------------------------------------
+    # --- requests of all generations, at a token boundary ------------------------------------------------------------
 
     def begin(self, row: _Row, sampling: dict[str, Any]) -> None:
         """A sample joins what is in flight."""
@@ -117,7 +117,7 @@ class VllmEngine(SteppedEngine):
         self._rows[name] = row
 
     def step(self, version: int) -> None:
-        """A token more for every sample, of whichever flight."""
+        """A token more for every sample, of whichever generation."""
         for drawn in self._core.step():
             row = self._rows[drawn.key]
             row.grow(drawn, version)
@@ -191,8 +191,8 @@ class _Row:
         )
 
 
-class _Flight:
-    """The groups of one ``generate``; see ``Flight``. Several share the steps of an engine, whoever makes them."""
+class RunningRequests:
+    """The groups of one ``generate``; see ``RunningGroups``. Several share an engine's steps, whoever makes them."""
 
     def __init__(self, engine: VllmEngine, sampling: Sampling, limit: int) -> None:
         self._engine, self._sampling, self._limit = engine, sampling, limit
@@ -201,21 +201,21 @@ class _Flight:
 
     @property
     def count(self) -> int:
-        """See ``Flight``."""
+        """See ``RunningGroups``."""
         return sum(group.going for group in self._groups)
 
     @property
     def room(self) -> int:
-        """See ``Flight``."""
+        """See ``RunningGroups``."""
         return (self._limit - self.count) // self._sampling.samples
 
     @property
     def ended(self) -> bool:
-        """See ``Flight``."""
+        """See ``RunningGroups``."""
         return bool(self._finished)
 
     def admit(self, requests: list[GroupRequest], version: int) -> None:
-        """See ``Flight``."""
+        """See ``RunningGroups``."""
         for request in requests:
             group = _Group(request, self._finished)
             begun: tuple[SampleOutput | None, ...] = request.begun or (None,) * len(request.seeds)
@@ -229,19 +229,19 @@ class _Flight:
                 self._finished.append(group)
 
     def step(self, version: int) -> None:
-        """See ``Flight``; nothing where a step of another's has ended a group of this one."""
+        """See ``RunningGroups``; nothing where a step of another's has ended a group of this one."""
         if not self._finished:
             self._engine.step(version)
 
     def abort(self) -> list[GroupOutput]:
-        """See ``Flight``."""
+        """See ``RunningGroups``."""
         self._engine.forget(row for group in self._groups for row in group.rows)
         ended = self.take_finished()
         going, self._groups = list(self._groups), {}
         return ended + [group.output() for group in going]
 
     def take_finished(self) -> list[GroupOutput]:
-        """See ``Flight``."""
+        """See ``RunningGroups``."""
         ended = []
         while self._finished:
             group = self._finished.popleft()
@@ -250,7 +250,7 @@ class _Flight:
         return ended
 
     def close(self) -> None:
-        """See ``Flight``."""
+        """See ``RunningGroups``."""
         if self._groups:
             self._engine.forget(row for group in self._groups for row in group.rows)
 

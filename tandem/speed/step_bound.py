@@ -99,13 +99,18 @@ class Setting:
 
     def __post_init__(self) -> None:
         needed = {"rollout": self.rollout, "sub_batches": self.sub_batches}
-        if self.mode != "colocate":
+        if self.streams:
             needed["actor"] = self.actor
         if self.mode == "fully_async":
             needed["actor_fwd"] = self.actor_fwd
         missing = [name for name, count in needed.items() if count < 1]
         if missing or min(self.staleness, self.actor, self.reference, self.actor_fwd) < 0:
             raise ContractError(f"{self}: {', '.join(missing) or 'counts'} must be positive")
+
+    @property
+    def streams(self) -> bool:
+        """Whether rollout and actor have devices of their own, so that generation goes on beside training."""
+        return self.mode != "colocate"
 
     @property
     def devices(self) -> int:
@@ -178,7 +183,7 @@ def _throughput(parts: Parts, setting: Setting) -> float:
 
 
 def _push(parts: Parts, setting: Setting) -> dict[str, float]:
-    """From the trained weights to their acknowledgement."""
+    """The seconds from the trained weights to their acknowledgement."""
     if setting.overlap:
         return {"snapshot": parts.snapshot, "broadcast": parts.broadcast, "swap": parts.swap}
     return {"push": parts.push}
@@ -240,7 +245,7 @@ def _hybrid(parts: Parts, setting: Setting) -> Limit:
 
 
 def _generation(parts: Parts, setting: Setting) -> dict[str, float]:
-    """From a partition's admission, at the acknowledgement of version k - s, to its last group.
+    """The seconds from a partition's admission, at the acknowledgement of version k - s, to its last group.
 
     The pushes up to version k come before step k: each makes running samples stand, or comes after them. Of overlapped
     pushes the last may still be under way.

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from tandem.base.errors import TandemError
 from tandem.dataflow.diagnosis import plane_status, what_fills, who_blocks
 from tandem.dataflow.ledger import Ledger
-from tandem.dataflow.partition import Order
 from tandem.dataflow.progress import Outcome, PlaneStatus
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 from tandem.remote.calls import end_with_node
 
 
@@ -60,13 +59,13 @@ class Controller:
         """Note that ``engine`` has begun to fill the ticket: a stall will be blamed on it."""
         self._ledger.assign(ticket, engine, time.monotonic())
 
-    async def write(self, tickets: Sequence[Ticket], columns: Collection[str], sample: int | None) -> Written:
+    async def write(self, tickets: Sequence[Ticket], columns: Collection[str]) -> Written:
         """Put the tickets one after the other, until one finds no room or is refused. See ``Ledger.put``."""
         outcomes: list[Outcome] = []
         blocker, error = "", None
         for ticket in tickets:
             try:
-                outcome = self._ledger.put(ticket, columns, time.monotonic(), sample)
+                outcome = self._ledger.put(ticket, columns, time.monotonic())
             except TandemError as problem:
                 error = problem
                 break
@@ -76,10 +75,10 @@ class Controller:
             outcomes.append(outcome)
         return self._written(tickets, outcomes, blocker, error)
 
-    async def drop(self, ticket: Ticket, reason: str, sample: int | None, retry: bool) -> Written:
-        """Drop a group, or note that one ``sample`` of it failed; an error travels in the answer."""
+    async def drop(self, ticket: Ticket, reason: str) -> Written:
+        """Drop a group; an error travels in the answer."""
         try:
-            outcome = self._ledger.drop(ticket, reason, time.monotonic(), sample, retry)
+            outcome = self._ledger.drop(ticket, reason, time.monotonic())
         except TandemError as problem:
             return self._written([ticket], [], "", problem)
         return self._written([ticket], [outcome], "", None)
@@ -94,34 +93,16 @@ class Controller:
         if self._change == seen:
             await self._wait(seconds)
 
-    async def take(
-        self,
-        task: str,
-        columns: Collection[str],
-        count: int,
-        partition: int | None,
-        order: Order,
-        consumer: str,
-        seconds: float,
-    ) -> Taken:
+    async def take(self, request: Request, seconds: float) -> Taken:
         """Lend groups as soon as there are some; see ``Ledger.take``."""
-        until = time.monotonic() + seconds
-        while partition is None or not self._ledger.exhausted(task, partition):
+        until, partition = time.monotonic() + seconds, request.partition
+        while partition is None or not self._ledger.exhausted(request.task, partition):
             now = time.monotonic()
-            lease = self._ledger.take(
-                task,
-                columns,
-                count,
-                now=now,
-                seconds=self._lease_seconds,
-                partition=partition,
-                order=order,
-                consumer=consumer,
-            )
+            lease = self._ledger.take(request, now=now, seconds=self._lease_seconds)
             if lease is not None:
                 return Taken(lease)
             if now >= until:
-                return Taken(None, blocker=who_blocks(self._ledger, partition, task, now))
+                return Taken(None, blocker=who_blocks(self._ledger, partition, request.task, now))
             await self._wait(until - now)
         return Taken(None, exhausted=True)
 
@@ -130,13 +111,8 @@ class Controller:
         self._ledger.acknowledge(lease, time.monotonic())
         self._changed()
 
-    async def give_back(self, lease: Lease) -> None:
-        """Take back a lease whose groups were not consumed, to be lent again."""
-        self._ledger.give_back(lease)
-        self._changed()
-
     async def seal(self, partition: int, seconds: float) -> str | None:
-        """None once the partition is sealed; what it waits for where that takes longer."""
+        """Seal the partition; the answer is None, or what it waits for where that takes longer."""
         until = time.monotonic() + seconds
         while not self._ledger.seal(partition, now := time.monotonic()):
             if now >= until:

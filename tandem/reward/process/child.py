@@ -68,7 +68,7 @@ class ScoringProcess:
 
     @property
     def activity(self) -> str:
-        """What it does now, in words."""
+        """What the process does now, in words."""
         if not self.ready:
             return "starts"
         return "scores " + ", ".join(job.name for job in self.unanswered[:1])
@@ -102,7 +102,7 @@ class ScoringProcess:
     def kill(self) -> str:
         """End the process and its children at once; how it ended: ``was killed by SIGSEGV``, ``exited with status 3``.
 
-        One that is ending by itself has a moment to do so, that its own way of ending can be told.
+        One that is ending by itself has a moment to do so, that its own way of ending can be seen.
         """
         if self.inbox.closed:
             with contextlib.suppress(subprocess.TimeoutExpired):
