@@ -28,7 +28,8 @@ class NoPlan:
 
     def to_json(self) -> str:
         """The problems, for machines."""
-        return json.dumps({"kind": None, **asdict(self)}, default=repr, ensure_ascii=False, indent=2)
+        told = NoPlan(tuple(problem.hidden() for problem in self.problems))
+        return json.dumps({"kind": None, **asdict(told)}, default=repr, ensure_ascii=False, indent=2)
 
 
 def plan_words(words: Sequence[str]) -> Plan | SftPlan | NoPlan:

@@ -1,4 +1,4 @@
-"""The ranks of the actor as one: rows are dealt, all ranks are called, results come back in the batch's order."""
+"""The ranks of a role as one: rows are dealt, all ranks are called, results come back in the batch's order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from tandem.base.deadline import Deadline
-from tandem.base.errors import TandemError
+from tandem.base.errors import TandemError, WriteError
 from tandem.base.interrupts import held
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
@@ -33,7 +33,7 @@ _OTHERS_S = 1.0
 
 
 class RankError(TandemError):
-    """A rank of the actor failed or is gone; the message names it and says what it said."""
+    """A rank of a role failed or is gone; the message names it and says what it said."""
 
 
 class Reply(Protocol):
@@ -72,10 +72,9 @@ class Done:
 class LocalRank:
     """The only rank, in this process: calls are made directly and nothing is copied."""
 
-    name = "rank 0 in this process"
-
-    def __init__(self, rank: TrainRank) -> None:
+    def __init__(self, rank: TrainRank, role: str = ACTOR) -> None:
         self.rank = rank
+        self.name = f"rank 0 of the {role} in this process"
 
     def submit(self, method: str, *args: Any) -> Reply:
         """See ``RankHandle.submit``."""
@@ -86,7 +85,7 @@ class LocalRank:
 
 
 class TrainGroup:
-    """All ranks of the actor as one.
+    """All ranks of ``role``, as messages call it, as one.
 
     Every wait ends within ``deadline_s`` and names the ranks that didn't answer. After a failure ranks may stand at
     different meetings, so a group of several refuses all later calls. ``balance`` deals rows so that ranks get equally
@@ -94,18 +93,24 @@ class TrainGroup:
     """
 
     def __init__(
-        self, ranks: Sequence[RankHandle], *, deadline_s: float, balance: bool = False, whole_groups: bool = False
+        self,
+        ranks: Sequence[RankHandle],
+        *,
+        deadline_s: float,
+        role: str = ACTOR,
+        balance: bool = False,
+        whole_groups: bool = False,
     ) -> None:
-        self._ranks = list(ranks)
+        self._ranks, self._role = list(ranks), role
         self._deadline_s, self._balance, self._whole_groups = deadline_s, balance, whole_groups
         self._turn = threading.Lock()
         self._broken: Exception | None = None
         self._largest = self._mean = 0.0
 
     @classmethod
-    def in_process(cls, engine: FsdpEngine, *, deadline_s: float) -> TrainGroup:
+    def in_process(cls, engine: FsdpEngine, *, deadline_s: float, role: str = ACTOR) -> TrainGroup:
         """The group of one rank that lives here."""
-        return cls([LocalRank(TrainRank(engine))], deadline_s=deadline_s)
+        return cls([LocalRank(TrainRank(engine), role)], deadline_s=deadline_s, role=role)
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -240,7 +245,7 @@ class TrainGroup:
         # Submissions of two threads must reach all ranks in one order, or meetings would cross.
         with self._turn:
             if self._broken is not None:
-                raise RankError(f"{method}: the actor's ranks can't go on after an error") from self._broken
+                raise RankError(f"{method}: the ranks of the {self._role} can't go on after an error") from self._broken
             try:
                 with held():  # all ranks are called, or none: else they would stand at different meetings
                     replies = [r.submit(method, *args) for r, args in zip(self._ranks, arguments, strict=True)]
@@ -254,7 +259,7 @@ class TrainGroup:
             raise
 
     def _give_up(self, error: Exception) -> None:
-        if len(self) > 1:
+        if len(self) > 1 and not isinstance(error, WriteError):  # that one all ranks agree on, at the same meeting
             self._broken = error
 
     def _gather(self, method: str, replies: Sequence[Reply]) -> list[Any]:
@@ -275,7 +280,8 @@ class TrainGroup:
             if failed and (not waiting or deadline.left == 0.0):
                 raise self._error(method, failed)
             if waiting:
-                deadline.check(f"{method} on {len(self)} ranks", ", ".join(self._ranks[rank].name for rank in waiting))
+                awaited = f"{method} on {len(self)} ranks of the {self._role}"
+                deadline.check(awaited, ", ".join(self._ranks[rank].name for rank in waiting))
         return [results[rank] for rank in range(len(replies))]
 
     def _error(self, method: str, failed: Mapping[int, Exception]) -> Exception:

@@ -10,7 +10,8 @@ from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.config.schema import Config
 from tandem.data.sampler import Sampler
 from tandem.models.numerics import prepare_process
-from tandem.plan.plan import Plan
+from tandem.plan.checks.resumed import beyond_the_end
+from tandem.plan.plan import Plan, check_counted
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.reward import build_reward_manager
 from tandem.runtime.build.composite import model_tokenizer
@@ -50,6 +51,7 @@ def build_session(config: Config, plan: Plan) -> Session[Any]:
             "an evaluation is asked for, and there are no held-out prompts: name data.val_files, or turn it off"
         )
     progress = Progress(0, source.total_steps(config.data.train_batch_size, config.trainer.total_steps))
+    check_counted(config, plan, progress.last)
     if resumed is not None:
         continue_from(progress, source, config.data.train_batch_size, resumed)
     rewards = build_reward_manager(
@@ -87,8 +89,7 @@ CONNECTORS: dict[str, Callable[[Parts], Session[Any]]] = {
 def continue_from(progress: Progress, source: Sampler[Any], batch_size: int, saved: Checkpoint) -> None:
     """Put the run and its data where ``saved`` has them."""
     if saved.step > progress.last:
-        reason = f"the checkpoint is of step {saved.step}, the run ends at step {progress.last}"
-        raise ConfigError([Problem("trainer.resume", str(saved.path), reason, "Raise trainer.total_steps")])
+        raise ConfigError([beyond_the_end(saved.step, progress.last, str(saved.path))])
     facts = saved.read()
     if facts["prompts"] != batch_size:
         reason = f"the saved run has {facts['prompts']} prompts per step, so its data position is another step's"

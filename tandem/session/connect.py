@@ -9,13 +9,14 @@ from itertools import groupby
 from typing import Any
 
 from tandem.dataflow.partition import Order
+from tandem.plan.reference import last_refresh
 from tandem.roles.rollout.filling import Rollout
 from tandem.roles.serving import ForwardModel, ServingRole, columns_read
 from tandem.roles.update import SLICES
 from tandem.runtime.local import ENGINE
 from tandem.session.assemble import OfMode, assemble
 from tandem.session.connect_workers import connect_workers
-from tandem.session.moved_reference import last_refresh, restore_reference
+from tandem.session.moved_reference import restore_reference
 from tandem.session.parts import Parts
 from tandem.session.rollout import RestingWorkers, SharedRollout, Turns, Workers
 from tandem.session.serving import ServingRoles

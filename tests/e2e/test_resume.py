@@ -175,7 +175,7 @@ def test_damage_of_the_newest_checkpoint_ends_a_resume_and_changes_nothing(
     damaged = tmp_path / "checkpoints" / "step_00000004" / file
     damaged.write_bytes(damaged.read_bytes()[:-3])
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(DataError, match=f"{damaged}: is damaged.*trainer.resume=.*step_00000003"):
+    with pytest.raises(ConfigError, match=f"{damaged}: is damaged.*trainer.resume=.*step_00000003"):
         prepare(*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto")
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -255,7 +255,7 @@ def test_what_does_not_fit_the_checkpoint_is_refused(words: tuple[str, ...], who
     rows = write_rows(tmp_path / "other.jsonl", [{"prompt": f"{d}>", "answer": "1"} for d in (1, 1, 2, 3, 4, 5, 6, 7)])
     with pytest.raises(DataError, match="not those of the saved run"):
         prepare(*words, out, saved, f"data.train_files=[{rows}]")
-    with pytest.raises(DataError, match="holds other weights than this config trains"):
+    with pytest.raises(ConfigError, match="lora_rank = 2: the saved run has 0"):
         prepare(*words, out, saved, "actor_rollout_ref.model.lora_rank=2")
     with pytest.raises(ConfigError, match="is not a finished checkpoint"):
         prepare(*words, out, f"trainer.resume={whole.output / 'final'}")

@@ -16,7 +16,7 @@ from tandem.plan.model import model_folder
 from tandem.plan.own_loop import NOT_FOR_A_LOOP
 from tandem.plan.plan import compile_plan
 from tandem.roles.batching import Batching
-from tandem.roles.critic import Critic
+from tandem.roles.critic import CRITIC, Critic
 from tandem.roles.train_group import TrainGroup
 from tandem.runtime.build.composite import config_around, model_tokenizer
 from tandem.runtime.build.engine_specs import run_device
@@ -65,7 +65,7 @@ def local_critic(config: Config, tokenizer: PreTrainedTokenizerBase, steps: int)
     """The critic as one rank in this process; ``steps`` of the run say where a falling learning rate ends."""
     model = critic_value_model(config, tokenizer)
     engine = value_engine(config, model, steps)
-    return critic_of(config, model, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s))
+    return critic_of(config, model, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s, role=CRITIC))
 
 
 def critic_of(config: Config, model: ValueModel, ranks: TrainGroup) -> Critic:

@@ -57,9 +57,9 @@ class RankSetup:
 class RankActor:
     """The process of one rank. Its ``TrainRank`` exists from ``build`` on."""
 
-    def __init__(self, rank: int, world: int) -> None:
+    def __init__(self, rank: int, world: int, role: str) -> None:
         end_with_node()
-        self._rank, self._world = rank, world
+        self._rank, self._world, self._role = rank, world, role
         self._store: TCPStore | None = None
         self._hosted: TrainRank | None = None
 
@@ -116,7 +116,7 @@ class RankActor:
 
     def _there(self) -> TrainRank:
         if self._hosted is None:
-            raise RankError(f"rank {self._rank} has no engine: build() comes first")
+            raise RankError(f"rank {self._rank} of the {self._role} has no engine: build() comes first")
         return self._hosted
 
 
@@ -169,7 +169,7 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, r
     """
     ray = import_ray()
     actors = [ray.remote(RankActor).options(**slot.options(part)) for slot in slots]
-    remotes = [Remote(a.remote(rank, len(slots)), f"rank {rank} of the {role}") for rank, a in enumerate(actors)]
+    remotes = [Remote(a.remote(rank, len(slots), role), f"rank {rank} of the {role}") for rank, a in enumerate(actors)]
     try:
         meeting = remotes[0].ask("open_meeting", setup.meeting_s, awaited="its start", waits=_START_S)
         packed = pack(setup)

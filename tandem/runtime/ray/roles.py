@@ -97,7 +97,8 @@ class RayRoles:
         """See ``Runtime``."""
         several = len(self._plan.teachers) if role == TEACHER else 1
         bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
-        group = self._group(role, partial(forward_engine, self._config, moves, path), several)
+        called = f"{role} {path}" if several > 1 else role
+        group = self._group(role, partial(forward_engine, self._config, moves, path), several, called)
         beside = group.base_fingerprint if pushed_part(self._config) == "adapter" else None
         return GroupScorer(group, bucket_bytes, beside)
 
@@ -105,12 +106,13 @@ class RayRoles:
         """See ``Runtime``."""
         self._cluster.close()
 
-    def _group(self, role: str, build: BuildEngine, several: int = 1) -> TrainGroup:
-        """A rank on each device of the role, which ``several`` such groups share."""
-        config, execution = self._config, self._config.execution
+    def _group(self, role: str, build: BuildEngine, several: int = 1, called: str | None = None) -> TrainGroup:
+        """A rank on each device of the role, which ``several`` such groups share; see ``RayRuntime.ranks``."""
+        config, execution, name = self._config, self._config.execution, role if called is None else called
         return TrainGroup(
-            self._cluster.ranks(role, rank_setup(config, build), several=several),
+            self._cluster.ranks(role, rank_setup(config, build), several=several, called=name),
             deadline_s=execution.deadline_s,
+            role=name,
             balance=execution.mode != "fully_async" and execution.balance_data,
             whole_groups=config.trainer.exact,
         )

@@ -1,0 +1,78 @@
+"""A rank that is gone, fails or hangs is named by its role, whichever role that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tandem.base.errors import DeadlineError, DiedError, WriteError
+from tandem.roles.train_group import Done, RankError, Reply, TrainGroup
+
+ROLES = ["actor", "critic", "reference", "actor_fwd", "teacher org/large"]
+
+
+class Never:
+    """A reply that doesn't come."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        raise TimeoutError
+
+
+class Raises:
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self, timeout: float | None = None) -> Any:
+        raise self._error
+
+
+class FakeRank:
+    """A rank that answers a call with what ``answer`` gives."""
+
+    def __init__(self, name: str, answer: Callable[[], Reply]) -> None:
+        self.name, self._answer = name, answer
+
+    def submit(self, method: str, *args: Any) -> Reply:
+        return self._answer()
+
+    def check(self) -> None:
+        """It lives."""
+
+
+def group_of(role: str, *answers: Callable[[], Reply]) -> TrainGroup:
+    ranks = [FakeRank(f"rank {number} of the {role} (pid {number})", answer) for number, answer in enumerate(answers)]
+    return TrainGroup(ranks, deadline_s=0.3, role=role)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_rank_that_hangs_is_named(role: str) -> None:
+    with pytest.raises(DeadlineError) as raised:
+        group_of(role, lambda: Done(1), Never).call("forward")
+    assert f"forward on 2 ranks of the {role}" in str(raised.value)
+    assert f"blocked by rank 1 of the {role} (pid 1)" in str(raised.value)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_rank_that_fails_is_named_and_so_is_its_group_afterwards(role: str) -> None:
+    group = group_of(role, lambda: Done(1), lambda: Raises(RuntimeError("no memory")))
+    with pytest.raises(RankError, match=f"forward failed on rank 1 of the {role} .*no memory"):
+        group.call("forward")
+    with pytest.raises(RankError, match=f"the ranks of the {role} can't go on after an error"):
+        group.call("forward")
+
+
+def test_a_rank_that_died_says_so_itself() -> None:
+    died = DiedError("rank 1 of the critic died while it was needed for the answer to forward()")
+    with pytest.raises(DiedError, match="rank 1 of the critic died"):
+        group_of("critic", lambda: Done(1), lambda: Raises(died)).call("forward")
+
+
+def test_a_disk_without_room_leaves_the_ranks_where_they_are() -> None:
+    """All ranks agree on it at one meeting, so the model can still be exported to another place."""
+    replies: list[Reply] = [Raises(WriteError("full")), Raises(WriteError("full")), Done(1), Done(1)]
+    group = group_of("actor", lambda: replies.pop(0), lambda: replies.pop(0))
+    with pytest.raises(WriteError, match="full"):
+        group.call("save_checkpoint")
+    assert group.call("open_export") == 1
