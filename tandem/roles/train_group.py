@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,8 +24,16 @@ from tandem.train.protocol import Exported, StepResult, Wanted
 from tandem.train.shard_batch import forward_columns, objective_columns, shard_batch
 from tandem.weights.store import ACTOR
 
+logger = logging.getLogger(__name__)
+
 BUCKET_BYTES = 2**26
 """What one bucket of an export holds, unless a single tensor is larger."""
+
+_ANSWER_S = 1.0
+"""For a process to give a sign of life."""
+
+_WARNING_S = 60.0
+_LOOK_AGAIN_S = 10.0
 
 _LOOK_S = 0.1
 """How long one round of asking the ranks for their replies takes: an error of any of them is seen after that."""
@@ -56,6 +66,9 @@ class RankHandle(Protocol):
     def check(self) -> None:
         """Raise ``DiedError`` if the rank is gone; returns at once."""
 
+    def silent_s(self) -> float:
+        """Seconds since its process was asked for a sign of life, 0 where it has given it; one at work does too."""
+
 
 class Done:
     """A result that is there."""
@@ -83,11 +96,16 @@ class LocalRank:
     def check(self) -> None:
         """It is where this is asked."""
 
+    def silent_s(self) -> float:
+        """It is where this is asked."""
+        return 0.0
+
 
 class TrainGroup:
     """All ranks of ``role``, as messages call it, as one.
 
-    Every wait ends within ``deadline_s`` and names the ranks that didn't answer. After a failure ranks may stand at
+    Every wait ends within ``deadline_s`` and names the ranks that didn't answer; one in which a rank gives no sign of
+    life is told every ``warning_s``. After a failure ranks may stand at
     different meetings, so a group of several refuses all later calls. ``balance`` deals rows so that ranks get equally
     many tokens, ``whole_groups`` never cuts a group. Safe for several threads.
     """
@@ -97,12 +115,14 @@ class TrainGroup:
         ranks: Sequence[RankHandle],
         *,
         deadline_s: float,
+        warning_s: float = _WARNING_S,
         role: str = ACTOR,
         balance: bool = False,
         whole_groups: bool = False,
     ) -> None:
         self._ranks, self._role = list(ranks), role
         self._deadline_s, self._balance, self._whole_groups = deadline_s, balance, whole_groups
+        self._warning_s = warning_s
         self._turn = threading.Lock()
         self._broken: Exception | None = None
         self._largest = self._mean = 0.0
@@ -262,8 +282,22 @@ class TrainGroup:
         if len(self) > 1 and not isinstance(error, WriteError):  # that one all ranks agree on, at the same meeting
             self._broken = error
 
+    def silent(self) -> list[str]:
+        """The ranks whose processes don't answer within a second, in words."""
+        deadline = Deadline(_ANSWER_S)
+        while quiet := [rank.name for rank in self._ranks if rank.silent_s() > 0]:
+            if deadline.left == 0.0:
+                return [f"{name} gives no sign of life" for name in quiet]
+            time.sleep(_LOOK_S)
+        return []
+
+    def _tell(self, method: str, seconds: float) -> None:
+        """Warn of ranks that are no longer there to finish ``method``; one that is at work is no reason to."""
+        if silent := self.silent():
+            logger.warning("%s stalled for %.0f seconds: %s", method, seconds, "; ".join(silent))
+
     def _gather(self, method: str, replies: Sequence[Reply]) -> list[Any]:
-        deadline = Deadline(self._deadline_s)
+        deadline, told = Deadline(self._deadline_s), Deadline(max(0.0, self._warning_s - _ANSWER_S))
         results: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
         waiting = dict(enumerate(replies))
@@ -279,6 +313,9 @@ class TrainGroup:
                 del waiting[rank]
             if failed and (not waiting or deadline.left == 0.0):
                 raise self._error(method, failed)
+            if waiting and told.left == 0.0:
+                told = Deadline(min(self._warning_s, _LOOK_AGAIN_S))
+                self._tell(method, time.monotonic() - deadline.started)
             if waiting:
                 awaited = f"{method} on {len(self)} ranks of the {self._role}"
                 deadline.check(awaited, ", ".join(self._ranks[rank].name for rank in waiting))

@@ -8,7 +8,7 @@ from functools import partial
 
 from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.store import DataPlane
-from tandem.roles.rollout.utilization import StepClock
+from tandem.roles.rollout.utilization import ScoringWait, StepClock
 from tandem.roles.rollout.worker import OnWeightUpdate, RolloutWorker, UpdatedStream
 from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.roles.serving import ForwardModel
@@ -30,7 +30,8 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMo
     keeper = GateKeeper(parts.gate(staleness, list(fleet.engines)))
     plane = parts.runtime.plane(parts.ledger(staleness + 1, execution.data_plane.capacity_groups))
     log, waits, clock = parts.open_log(), parts.waits(), StepClock()
-    make = partial(_worker, parts, plane, keeper, clock)
+    scoring = ScoringWait(clock)
+    make = partial(_worker, parts, plane, keeper, clock, scoring)
 
     def receive(stream: RolloutWorker) -> UpdatedStream:
         return UpdatedStream(stream, keeper, on_update, execution.deadline_s)
@@ -47,7 +48,17 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMo
     )
     groups = [stage for stage in parts.plan.stages if stage.phase == "group"]
     workers = Workers(
-        role, parts.rewards, plane, keeper, clock, parts.progress, waits, log, lanes=staleness + 1, stages=groups
+        role,
+        parts.rewards,
+        plane,
+        keeper,
+        clock,
+        scoring,
+        parts.progress,
+        waits,
+        log,
+        lanes=staleness + 1,
+        stages=groups,
     )
     waits.watch(workers)
     weights = PushedWeights(workers, log)
@@ -67,7 +78,13 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMo
 
 
 def _worker(
-    parts: Parts, plane: DataPlane, keeper: GateKeeper, clock: StepClock, name: str, engine: RolloutEngine
+    parts: Parts,
+    plane: DataPlane,
+    keeper: GateKeeper,
+    clock: StepClock,
+    scoring: ScoringWait,
+    name: str,
+    engine: RolloutEngine,
 ) -> RolloutWorker:
     return RolloutWorker(
         name,
@@ -80,6 +97,7 @@ def _worker(
         parts.composite.tokenizer,
         partial=parts.config.actor_rollout_ref.rollout.partial,
         clock=clock,
+        scoring_wait=scoring,
     )
 
 

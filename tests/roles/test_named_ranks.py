@@ -40,6 +40,10 @@ class FakeRank:
     def check(self) -> None:
         """It lives."""
 
+    def silent_s(self) -> float:
+        """Its process has stopped where its answer never comes."""
+        return 5.0 if self._answer is Never else 0.0
+
 
 def group_of(role: str, *answers: Callable[[], Reply]) -> TrainGroup:
     ranks = [FakeRank(f"rank {number} of the {role} (pid {number})", answer) for number, answer in enumerate(answers)]
@@ -52,6 +56,15 @@ def test_a_rank_that_hangs_is_named(role: str) -> None:
         group_of(role, lambda: Done(1), Never).call("forward")
     assert f"forward on 2 ranks of the {role}" in str(raised.value)
     assert f"blocked by rank 1 of the {role} (pid 1)" in str(raised.value)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_rank_that_is_stopped_is_told_before_the_deadline(role: str, caplog: pytest.LogCaptureFixture) -> None:
+    ranks = [FakeRank(f"rank {n} of the {role}", a) for n, a in enumerate([lambda: Done(1), Never])]
+    with pytest.raises(DeadlineError):
+        TrainGroup(ranks, deadline_s=1.5, warning_s=0.2, role=role).call("forward_backward")
+    told = f"rank 1 of the {role} gives no sign of life"
+    assert any("forward_backward stalled for" in line and told in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -16,17 +16,18 @@ from tandem.data.prompts import Prompt
 from tandem.data.sampler import Sampler
 from tandem.dataflow.gate import Closed
 from tandem.dataflow.gatekeeper import GateKeeper
-from tandem.dataflow.store import DataPlane
+from tandem.dataflow.store import Answering, DataPlane
 from tandem.dataflow.tickets import Ticket
 from tandem.reward.outcome import Scores
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import Filling, Pending, Rollout
-from tandem.roles.rollout.utilization import Utilization, wall
+from tandem.roles.rollout.utilization import ScoringWait, Utilization, wall
 from tandem.rollout.connection import QUIET_S
 from tandem.rollout.protocol import EngineStats, GroupOutput, GroupRequest, Heartbeat, RolloutEngine, Supervised
 from tandem.rollout.sound import sound_outputs
 
 _TICK_S = 0.05  # between looks at scorings while the engine has nothing to do
+_ANSWER_S = 2.0  # for the parts of the data plane to give a sign of life
 _LEAVE_S = 10.0  # for a loop whose engine has died to hand its tickets on
 
 OnWeightUpdate = Literal["wait", "abort", "keep"]
@@ -58,11 +59,12 @@ class RolloutWorker(Rollout):
         *,
         partial: Literal["resume", "discard"] = "resume",
         clock: Callable[[], float] = wall,
+        scoring_wait: ScoringWait | None = None,
     ) -> None:
-        super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer)
+        super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer, scoring_wait)
         self._partial = partial
         self.error: BaseException | None = None
-        self.utilization = Utilization(clock)
+        self.utilization = Utilization(clock, lambda change: self.scoring_wait.generates(name, change))
         self._keeper = gate
         self._pending: dict[Ticket, Pending] = {}
         self._by_key: dict[int | str, Ticket] = {}
@@ -309,10 +311,14 @@ def cause_of_stall(
     partition: int,
     starting: Collection[str] = (),
 ) -> str:
-    """Why a partition isn't ready, in words: what is unfilled, who scores, is paused or silent, what the gate awaits.
+    """Why a partition isn't ready, in words: parts of the data plane that don't answer; else what is unfilled, who
+    scores, is paused or silent, what the gate awaits.
 
     The engines of ``starting`` have died.
     """
+    silent = plane.silent(_ANSWER_S) if isinstance(plane, Answering) else []
+    if silent:
+        return "; ".join(silent)  # what else is late is late because of them, and nobody can be asked
     causes = []
     status = plane.status().partitions
     if partition in status:

@@ -6,7 +6,6 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,7 +17,7 @@ from torch._C._distributed_c10d import TCPStore  # what torch.distributed.TCPSto
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tandem.models.numerics import prepare_process
-from tandem.remote.calls import Remote, Reply, end_with_node, import_ray, work_beside
+from tandem.remote.calls import Pulse, Remote, Reply, end_with_node, import_ray, work_beside
 from tandem.remote.payload import Packed, pack, unpack
 from tandem.roles.train_group import RankError, TrainGroup
 from tandem.roles.train_rank import TrainRank
@@ -30,6 +29,7 @@ from tandem.train.protocol import Exported
 BuildEngine = Callable[[DeviceMesh | None], FsdpEngine]
 """Makes the engine of this rank on the mesh of all ranks. Travels by name, so it must be importable in every worker."""
 
+ALIVE = "alive"
 PUT_BUCKET, TAKE_WEIGHTS = "put_bucket", "take_weights"
 _MEETING_S = 1800.0
 _START_S = 300.0
@@ -136,7 +136,7 @@ class RayRank:
 
     def __init__(self, remote: Remote, pid: int) -> None:
         self.remote, self.pid = remote, pid
-        self._pulse: Reply | None = None
+        self._pulse = Pulse(remote, ALIVE)
 
     @property
     def name(self) -> str:
@@ -150,12 +150,13 @@ class RayRank:
         return _Unpacked(self.remote.submit("call", method, pack(args), awaited=f"the answer to {method}()"))
 
     def check(self) -> None:
-        """See ``RankHandle.check``. One question is open at most; a rank at work answers it later."""
-        if self._pulse is None:
-            self._pulse = self.remote.submit("pid", awaited="a sign of life")
-        with suppress(TimeoutError):
-            self._pulse.result(0.0)
-            self._pulse = None
+        """See ``RankHandle.check``."""
+        self._pulse.look()
+
+    def silent_s(self) -> float:
+        """See ``RankHandle.silent_s``. A thread of its own answers, beside whatever the rank is doing."""
+        self._pulse.look()
+        return self._pulse.silent_s
 
     def kill(self) -> None:
         """End the process."""
@@ -168,7 +169,8 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, r
     Raises what building raised, ``DiedError`` for a rank that dies, ``DeadlineError`` for one that hangs.
     """
     ray = import_ray()
-    actors = [ray.remote(RankActor).options(**slot.options(part)) for slot in slots]
+    hosted = ray.remote(concurrency_groups={ALIVE: 1})(RankActor)
+    actors = [hosted.options(**slot.options(part)) for slot in slots]
     remotes = [Remote(a.remote(rank, len(slots), role), f"rank {rank} of the {role}") for rank, a in enumerate(actors)]
     try:
         meeting = remotes[0].ask("open_meeting", setup.meeting_s, awaited="its start", waits=_START_S)

@@ -112,6 +112,7 @@ class RayRoles:
         return TrainGroup(
             self._cluster.ranks(role, rank_setup(config, build), several=several, called=name),
             deadline_s=execution.deadline_s,
+            warning_s=execution.stall_warning_s,
             role=name,
             balance=execution.mode != "fully_async" and execution.balance_data,
             whole_groups=config.trainer.exact,
