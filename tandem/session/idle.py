@@ -53,7 +53,7 @@ def why_idle(metrics: Mapping[str, float], groups: int, *, masks_overlong: bool)
         counted = f" ({left:.0f} samples count for nothing)" if left else ""
         level = "" if mean is None else f", {mean:.3g} on average"
         return (
-            f"the rewards of each group are all equal{level}{counted}: no fault where the task is merely too hard or too "
-            "easy; more samples a prompt (actor_rollout_ref.rollout.n) or other prompts make such groups rarer"
+            f"the rewards of each group are all equal{level}{counted}: no fault where the task is merely too hard or "
+            "too easy; more samples a prompt (actor_rollout_ref.rollout.n) or other prompts make such groups rarer"
         )
     return "no token was left to train, or every gradient was 0"

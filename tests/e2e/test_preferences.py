@@ -160,7 +160,7 @@ def test_a_resumed_run_is_bit_equal_to_one_never_interrupted(words: tuple[str, .
     assert lines(whole) == lines(resumed)
     with pytest.raises(ConfigError, match=r"trainer\.seed = 1: the saved run has 0"):
         prepare(*some, "trainer.seed=1", *parts)
-    with pytest.raises(ConfigError, match="the saved run has 5.*train_batch_size: 5"):
+    with pytest.raises(ConfigError, match=r"the saved run has 5.*train_batch_size: 5"):
         prepare(*some, "data.train_batch_size=10", *parts)
 
 

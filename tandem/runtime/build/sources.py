@@ -139,10 +139,10 @@ class PromptLoader:
 
     def __str__(self) -> str:
         """What became of the rows, in one line."""
-        told = (
-            f"; {self.left_over} left over in each epoch, less than a batch of {self._batch_size}, begin the next one"
-        )
-        return f"{self._source.counts}{told if self.left_over else ''}"
+        if not self.left_over:
+            return str(self._source.counts)
+        left = f"{self.left_over} left over in each epoch, less than a batch of {self._batch_size}, begin the next one"
+        return f"{self._source.counts}; {left}"
 
     def __len__(self) -> int:
         """Batches in one epoch."""
