@@ -23,7 +23,11 @@ def test_no_kind_is_told_twice() -> None:
 
 @pytest.mark.parametrize(
     "row",
-    ["| x | y | `said` | no test |", "| x | y | nothing | `plan/test_plan_sft.py::test_sft_refusals` |", "| x | y | z |"],
+    [
+        "| x | y | `said` | no test |",
+        "| x | y | nothing | `plan/test_plan_sft.py::test_sft_refusals` |",
+        "| x | y | z |",
+    ],
 )
 def test_a_row_without_a_message_or_a_test_is_an_error(row: str) -> None:
     with pytest.raises(ValueError, match="line 3"):

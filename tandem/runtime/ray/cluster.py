@@ -20,6 +20,7 @@ from tandem.runtime.ray.devices import SLOT, SLOTS_PER_CORE, Inventory, Share, r
 
 ADDRESS = "RAY_ADDRESS"
 _MODULES = "PYTHONPATH"
+_OTHER_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _CONNECT_S = 5.0
 _RESERVE_S = 15.0
 
@@ -52,7 +53,7 @@ def _connect(ray: Any) -> bool:
         return False
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     slots = SLOTS_PER_CORE * cores
-    with _our_modules():
+    with _our_modules(), _loopback(ray):
         ray.init("local", include_dashboard=False, resources={SLOT: slots}, logging_level=logging.WARNING)
     return True
 
@@ -64,6 +65,29 @@ def _own_signals() -> Iterator[None]:
     yield
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _loopback(ray: Any) -> Iterator[None]:
+    """A cluster started inside is of this machine only, and none of its ports is open to others.
+
+    Ray has a setting for that, which it reads when it is imported and hands down to what it starts. Where the user has
+    set it, it stays; a Ray without it listens on all addresses, as ever.
+    """
+    if _OTHER_MACHINES in os.environ:
+        yield
+        return
+    constants = getattr(getattr(ray, "_private", None), "ray_constants", None)
+    before = getattr(constants, "ENABLE_RAY_CLUSTER", None)
+    os.environ[_OTHER_MACHINES] = "0"
+    try:
+        if before is not None:
+            constants.ENABLE_RAY_CLUSTER = False
+        yield
+    finally:
+        del os.environ[_OTHER_MACHINES]
+        if before is not None:
+            constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ BuildEngine = Callable[[DeviceMesh | None], FsdpEngine]
 
 ALIVE = "alive"
 PUT_BUCKET, TAKE_WEIGHTS = "put_bucket", "take_weights"
+_LOOPBACK = "127.0.0.1"
 _MEETING_S = 1800.0
 _START_S = 300.0
 
@@ -67,7 +69,13 @@ class RankActor:
         """Where the ranks find each other: address and port, held from now on, so nobody else can take it."""
         host = str(import_ray().util.get_node_ip_address())
         patience = timedelta(seconds=seconds)
-        self._store = TCPStore(host, 0, self._world, True, patience, wait_for_workers=False)
+        options: dict[str, Any] = {"wait_for_workers": False}
+        port = 0
+        if host == _LOOPBACK:  # on this address alone: TCPStore itself listens on all
+            listening = socket.create_server((host, 0))
+            port = int(listening.getsockname()[1])
+            options["master_listen_fd"] = listening.detach()
+        self._store = TCPStore(host, port, self._world, True, patience, **options)
         return host, self._store.port
 
     def build(self, packed: Packed, meeting: tuple[str, int]) -> int:
@@ -89,6 +97,8 @@ class RankActor:
         patience = timedelta(seconds=setup.meeting_s)
         if self._store is None:
             self._store = TCPStore(*meeting, self._world, False, patience, wait_for_workers=False)
+        if meeting[0] == _LOOPBACK:  # whatever the machine is called elsewhere, the ranks are all on it
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         found = "cuda" if torch.cuda.is_available() else "cpu"
         device = found if setup.device == "auto" else setup.device
         backend = {"cpu": "gloo", "cuda": "nccl"}[device]
