@@ -41,9 +41,7 @@ def read_kinds(page: str) -> list[Kind]:
             tests = tuple(re.findall(r"`([\w/]+\.py)::(\w+)`", cells[3]))
             kind = Kind(number, cells[0], cells[1], tuple(part for part in said if part), tests)
             if not (kind.wrong and kind.happens and kind.said and kind.tests):
-                raise ValueError(
-                    f"line {number}: a kind says what is wrong, what happens and is said, and by which test"
-                )
+                raise ValueError(f"line {number}: what is wrong, what happens, what is said, and a test")
             kinds.append(kind)
     return kinds
 

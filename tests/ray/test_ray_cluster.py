@@ -142,4 +142,4 @@ def test_a_cluster_of_one_machine_is_open_to_nobody_else(cluster: None) -> None:
     found = listening()
     assert len(found) >= 2, "the cluster's own processes are seen"
     loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-    assert {pid: addresses - loopback for pid, addresses in found.items()} == dict.fromkeys(found, set())
+    assert {pid: addresses - loopback for pid, addresses in found.items() if addresses - loopback} == {}

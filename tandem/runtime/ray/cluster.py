@@ -77,7 +77,7 @@ def _loopback(ray: Any) -> Iterator[None]:
     if _OTHER_MACHINES in os.environ:
         yield
         return
-    constants = getattr(getattr(ray, "_private", None), "ray_constants", None)
+    constants: Any = getattr(getattr(ray, "_private", None), "ray_constants", None)
     before = getattr(constants, "ENABLE_RAY_CLUSTER", None)
     os.environ[_OTHER_MACHINES] = "0"
     try:
