@@ -13,13 +13,14 @@ DEV_EXTRAS := dev,math,ray,tasks,tracking,smollm2
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages)
 
-.PHONY: help install quickstart test quick check format families clean
+.PHONY: help install quickstart test quick check format families fuzz-config clean
 
 help:
 	@echo "make quickstart   install, warm a tiny model up by SFT, train it with RL (about 5 minutes)"
 	@echo "make test         install, run all checks and tests"
 	@echo "make quick        the checks, and the tests that start no processes"
 	@echo "make families     docs/models.md: tiny models of many families, and what becomes of each"
+	@echo "make fuzz-config  draw 300 configs: what the plan accepts must run, what it refuses must name a key"
 	@echo "make check        style, types, layers, size budgets"
 	@echo "make format       rewrite the files in the house style"
 	@echo "make install      only create $(VENV)"
@@ -39,6 +40,9 @@ quick: check
 
 families: $(VENV)/.installed-dev
 	$(BIN)/python tools/families.py
+
+fuzz-config: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.generated
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
