@@ -170,12 +170,13 @@ class TrainGroup(Generic[RankT_co]):
 
     def silent(self) -> list[str]:
         """The ranks whose processes don't answer within a second, in words."""
+        return [f"{name} gives no sign of life" for name in self._quiet()]
+
+    def _quiet(self) -> list[str]:
         deadline = Deadline(_ANSWER_S)
-        while quiet := [rank.name for rank in self._ranks if rank.silent_s() > 0]:
-            if deadline.left == 0.0:
-                return [f"{name} gives no sign of life" for name in quiet]
+        while (quiet := [rank.name for rank in self._ranks if rank.silent_s() > 0]) and deadline.left > 0.0:
             time.sleep(_LOOK_S)
-        return []
+        return quiet
 
     def _tell(self, method: str, seconds: float) -> None:
         """Warn of ranks that are no longer there to finish ``method``; one that is at work is no reason to."""
@@ -204,7 +205,9 @@ class TrainGroup(Generic[RankT_co]):
                 self._tell(method, time.monotonic() - deadline.started)
             if waiting:
                 awaited = f"{method} on {len(self)} ranks of the {self._role}"
-                deadline.check(awaited, ", ".join(self._ranks[rank].name for rank in waiting))
+                quiet = self._quiet() if deadline.left == 0.0 else []  # the others only wait for them
+                late = [f"{name}, which gives no sign of life" for name in quiet]
+                deadline.check(awaited, ", ".join(late or [self._ranks[rank].name for rank in waiting]))
         return [results[rank] for rank in range(len(replies))]
 
     def _error(self, method: str, failed: Mapping[int, Exception]) -> Exception:

@@ -21,6 +21,7 @@ from tandem.session.parts import Parts
 from tandem.session.rollout import RestingWorkers, SharedRollout, Turns, Workers
 from tandem.session.serving import ServingRoles
 from tandem.session.session import InTurns, PipelinedSession, ServedSession, Session
+from tandem.session.waits import Ranks
 from tandem.session.weights import SharedWeights
 from tandem.stages.facts import ACTOR, ACTOR_FWD, CRITIC, REFERENCE
 from tandem.stages.stage import BatchStage
@@ -83,7 +84,7 @@ def connect_async(parts: Parts) -> ServedSession:
         beside.log,
         beside.rollout.clock,
     )
-    beside.waits.watch(roles)
+    beside.waits.watch(roles, *(Ranks(_left_alone, model.silent) for model in composite.models))
     served = replace(
         beside,
         parts=(roles, *beside.parts),
@@ -129,6 +130,10 @@ def _begins(parts: Parts) -> dict[str, Callable[[int], None]]:
     if critic is not None:  # partition k is valued by the critic after step k - 1
         begins[CRITIC] = partial(critic.await_steps, seconds=seconds)
     return begins
+
+
+def _left_alone() -> None:
+    """What has ended a role of its own is raised by its own loop."""
 
 
 def _nothing(partition: int) -> None:

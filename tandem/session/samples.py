@@ -87,7 +87,8 @@ class Samples(StepPart):
         Raises ``ContractError`` where a sample is staler than the run admits.
         """
         lease = self.next_groups(partition, index, count, order)
-        batch = self.plane.get(lease.tickets, self.columns)
+        with self.waits.telling(f"(rollout_id={partition}) batch_index={index}", lambda: self.waits.causes(partition)):
+            batch = self.plane.get(lease.tickets, self.columns)
         check_lag(batch, partition, self.max_staleness)
         batch.tokenizer = self.tokenizer
         yield without_samples(batch, ~batch.dense("reward_valid"))
@@ -109,7 +110,8 @@ class Samples(StepPart):
     # --- around a step -----------------------------------------------------------------------------------------------
 
     def end_step(self, step: int) -> None:
-        self.plane.drop(step)
+        with self.waits.telling(f"(rollout_id={step}) dropping its samples", lambda: self.waits.causes(step)):
+            self.plane.drop(step)
 
     def metrics(self, batch: DataProto, step: int) -> dict[str, float]:
         return batch_metrics(batch, step)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.roles.rollout.utilization import ScoringWait
-from tandem.speed.measured import read_measured
+from tandem.speed.measured import STEP, parts_of, setting_of, step_summary, timed_steps
 from tandem.speed.step_bound import Bound, Parts, Setting, best_step
 from tests.e2e.conftest import task
 from tests.e2e.seven import train
@@ -74,7 +74,9 @@ def test_a_run_says_that_it_waits_for_scores(task: Path, tmp_path: Path, mode: s
         "reward_manager.type=slow", f"reward_manager.file={tmp_path / 'slow.py'}", f"execution.mode={mode}",
         f"runtime.threads={threads}", f"trainer.output_dir={tmp_path / 'run'}",
     )  # fmt: skip
-    measured = read_measured(run.output)
-    assert measured.limit.bound is Bound.REWARDS
-    assert measured.parts.rewards > measured.parts.rollout
-    assert measured.fraction <= 1.0 + 1e-6
+    setting, rows = setting_of(run.session.config), timed_steps(run.output)
+    told = step_summary(run.output, setting)
+    assert "(reward-bound: " in told["step"] and ", reward " in told["parts of a step"]
+    parts = parts_of(rows, setting)
+    assert parts.rewards > parts.rollout
+    assert best_step(parts, setting).seconds <= sum(float(str(row[STEP])) for row in rows) / len(rows) + 1e-6

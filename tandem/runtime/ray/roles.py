@@ -158,6 +158,10 @@ class GroupScorer:
         """See ``Scorer``."""
         return self._held
 
+    def silent(self) -> list[str]:
+        """See ``Watchable``."""
+        return self._ranks.silent()
+
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
         """See ``Scorer``."""
         return self._ranks.forward(batch, want)
