@@ -61,7 +61,7 @@ def texts_of_the_code() -> str:
     return "\n".join(found)
 
 
-def tests_of(file: str) -> set[str]:
+def names_in(file: str) -> set[str]:
     """The names of the test functions in ``tests/FILE``, those of classes too; none where there is no such file."""
     path = ROOT / "tests" / file
     if not path.is_file():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.docs.errors_page import HEAD, PAGE, read_kinds, tests_of, texts_of_the_code
+from tests.docs.errors_page import HEAD, PAGE, names_in, read_kinds, texts_of_the_code
 
 KINDS = read_kinds(PAGE.read_text("utf-8"))
 
@@ -14,7 +14,7 @@ def test_a_kind_is_said_as_the_page_says_and_shown_by_a_test(kind) -> None:  # t
     missing = [part for part in kind.said if part not in texts_of_the_code()]
     assert not missing, f"{PAGE.name}:{kind.line}: the code says nothing like it"
     for file, name in kind.tests:
-        assert name in tests_of(file), f"{PAGE.name}:{kind.line}: tests/{file} has no {name}"
+        assert name in names_in(file), f"{PAGE.name}:{kind.line}: tests/{file} has no {name}"
 
 
 def test_no_kind_is_told_twice() -> None:
@@ -36,5 +36,5 @@ def test_a_row_without_a_message_or_a_test_is_an_error(row: str) -> None:
 
 def test_what_the_code_does_not_say_is_found() -> None:
     assert "this is said nowhere in the source" not in texts_of_the_code()
-    assert "test_sft_refusals" in tests_of("plan/test_plan_sft.py")
-    assert tests_of("plan/test_absent.py") == set()
+    assert "test_sft_refusals" in names_in("plan/test_plan_sft.py")
+    assert names_in("plan/test_absent.py") == set()
