@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 BUCKET_BYTES = 2**26
 """What one bucket of an export holds, unless a single tensor is larger."""
 
-_ANSWER_S = 1.0
-"""For a process to give a sign of life."""
+_ANSWER_S = 3.0
+"""For a process to give a sign of life, on a machine that is busy."""
 
 _WARNING_S = 60.0
 _LOOK_AGAIN_S = 10.0
@@ -169,7 +169,7 @@ class TrainGroup(Generic[RankT_co]):
             self._broken = error
 
     def silent(self) -> list[str]:
-        """The ranks whose processes don't answer within a second, in words."""
+        """The ranks whose processes don't answer within seconds, in words."""
         return [f"{name} gives no sign of life" for name in self._quiet()]
 
     def _quiet(self) -> list[str]:

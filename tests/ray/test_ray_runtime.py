@@ -183,10 +183,10 @@ def test_a_rank_that_is_stopped_is_named_while_the_others_wait_for_it(
     ranks: list[RayRank], caplog: pytest.LogCaptureFixture
 ) -> None:
     """And only then: one that works for as long gives signs of life."""
-    group = TrainGroup(ranks, deadline_s=60, warning_s=1.5)
+    group = TrainGroup(ranks, deadline_s=60, warning_s=4.0)
     batch = build_batch([5, 9], group_size=1)
     os.kill(ranks[1].pid, signal.SIGSTOP)
-    waking = threading.Timer(5.0, os.kill, (ranks[1].pid, signal.SIGCONT))
+    waking = threading.Timer(12.0, os.kill, (ranks[1].pid, signal.SIGCONT))
     waking.start()
     group.forward_backward(batch, OBJECTIVE)
     told = [line for line in caplog.messages if "forward_backward stalled for" in line]

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,8 @@ def _connect(ray: Any) -> bool:
     if address:
         _check_address(address)
         try:
-            ray.init(address=address, logging_level=logging.WARNING)
+            with _loopback(ray) if _is_of_this_machine(ray, address) else nullcontext():
+                ray.init(address=address, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise TandemError(
                 f"no Ray cluster answers at {ADDRESS}={address}: {_first_line(error)}. A new cluster wants a token: "
@@ -126,6 +127,22 @@ def _check_address(address: str) -> None:
             f"no Ray cluster answers at {ADDRESS}={address}: {error}. Start one (ray start --head), or unset {ADDRESS} "
             "to run on this machine alone"
         ) from error
+
+
+def _is_of_this_machine(ray: Any, address: str) -> bool:
+    """Whether the cluster answers on this machine's loopback and not under its name: a run has started it for itself.
+
+    Ray takes the one for the other, and would look for it where it is not.
+    """
+    host, _, port = address.rpartition(":")
+    if host not in ("127.0.0.1", "localhost") or not port.isdigit():
+        return False
+    own = str(ray.util.get_node_ip_address())
+    try:
+        socket.create_connection((own, int(port)), _CONNECT_S).close()
+    except OSError:
+        return True
+    return False
 
 
 def inventory() -> Inventory:
