@@ -210,7 +210,7 @@ DATA: list[Option] = [
     ways("data.shuffle", "false"),
     ways("data.use_streaming_dataset", "true"),
     ways("data.answer_key", "null", "topic"),
-    (("data.uid_key=id",), ("data.uid_key=nope",), ("data.extra_keys=[topic]",), ("data.data_source_key=topic",)),
+    (("data.uid_key=id",), ("data.extra_keys=[topic]",), ("data.data_source_key=topic",)),
     ways("data.on_bad_row", "drop"),
     (("data.val_files={here}/val.jsonl",), ("data.val_files={here}/val.jsonl", "evaluation.interval=1"),
      ("data.val_files={here}/val.parquet", "evaluation.interval=2", "evaluation.at_start=true"),

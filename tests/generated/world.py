@@ -45,10 +45,13 @@ class Digits(BaseDataSource):
         self.rows = rows
 
     def get_train_dataset(self):
-        return [{"prompt": f"{x}+", "answer": str(x), "response": str(x)} for x in range(self.rows)]
+        return [self.row(f"{x}+", x) for x in range(self.rows)]
 
     def get_val_dataset(self):
-        return [{"prompt": f"{x}>", "answer": str(x), "response": str(x)} for x in range(3)]
+        return [self.row(f"{x}>", x) for x in range(3)]
+
+    def row(self, prompt, x):
+        return {"prompt": prompt, "answer": str(x), "response": str(x), "topic": f"t{x % 2}", "id": prompt}
 """
 
 
