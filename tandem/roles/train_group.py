@@ -173,15 +173,16 @@ class TrainGroup(Generic[RankT_co]):
         return [f"{name} gives no sign of life" for name in self._quiet()]
 
     def _quiet(self) -> list[str]:
-        deadline = Deadline(_ANSWER_S)
-        while (quiet := [rank.name for rank in self._ranks if rank.silent_s() > 0]) and deadline.left > 0.0:
+        deadline, quiet = Deadline(_ANSWER_S), [rank for rank in self._ranks if rank.silent_s() > 0]
+        while quiet and deadline.left > 0.0:
             time.sleep(_LOOK_S)
-        return quiet
+            quiet = [rank for rank in quiet if rank.silent_s() > 0]  # who has answered is asked no more
+        return [rank.name for rank in quiet]
 
-    def _tell(self, method: str, seconds: float) -> None:
+    def _tell(self, method: str, since: float) -> None:
         """Warn of ranks that are no longer there to finish ``method``; one that is at work is no reason to."""
         if silent := self.silent():
-            logger.warning("%s stalled for %.0f seconds: %s", method, seconds, "; ".join(silent))
+            logger.warning("%s stalled for %.0f seconds: %s", method, time.monotonic() - since, "; ".join(silent))
 
     def _gather(self, method: str, replies: Sequence[Reply[T]]) -> list[T]:
         deadline, told = Deadline(self._deadline_s), Deadline(max(0.0, self._warning_s - _ANSWER_S))
@@ -202,7 +203,7 @@ class TrainGroup(Generic[RankT_co]):
                 raise self._error(method, failed)
             if waiting and told.left == 0.0:
                 told = Deadline(min(self._warning_s, _LOOK_AGAIN_S))
-                self._tell(method, time.monotonic() - deadline.started)
+                self._tell(method, deadline.started)
             if waiting:
                 awaited = f"{method} on {len(self)} ranks of the {self._role}"
                 quiet = self._quiet() if deadline.left == 0.0 else []  # the others only wait for them
