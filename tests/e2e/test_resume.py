@@ -188,6 +188,13 @@ def test_a_named_checkpoint_may_start_another_folder(words: tuple[str, ...], who
     assert equal(run.weights, whole.weights)
 
 
+def test_samples_are_counted_over_all_parts_of_a_run(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
+    saved = whole.output / "checkpoints" / "step_00000002"
+    run = train(*words, f"trainer.output_dir={tmp_path}", f"trainer.resume={saved}")
+    told = run.session.run.progress.samples
+    assert told == whole.session.run.progress.samples == "produced 64, trained 64, dropped 0, left in the queue 0"
+
+
 def test_a_run_that_is_done_has_nothing_left_to_do(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
     shutil.copytree(whole.output, tmp_path, dirs_exist_ok=True)
     assert_same(train(*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto"), whole)
