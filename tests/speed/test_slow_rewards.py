@@ -37,7 +37,10 @@ def test_only_what_no_generation_hides_is_waited_for() -> None:
     clock.now = 3.0
     assert wait.look() == 0.0  # b is at work
     with wait.blocking("b"):
+        clock.now = 3.25
+        assert wait.blocked_s("b") == pytest.approx(0.25)
         clock.now = 3.5
+    assert wait.blocked_s("b") == pytest.approx(0.5) and wait.blocked_s("a") == 0.0
     wait.generates("b", -2)
     clock.now = 5.0
     wait.scores(-1)

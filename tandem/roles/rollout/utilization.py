@@ -64,7 +64,8 @@ class ScoringWait:
         self._clock = clock
         self._lock = threading.Lock()
         self._generating: Counter[str] = Counter()  # engine -> groups
-        self._blocked: set[str] = set()
+        self._blocked: dict[str, float] = {}  # engine -> since when
+        self._blocked_s: defaultdict[str, float] = defaultdict(float)
         self._scoring = 0
         self._seconds, self._counted = 0.0, clock()
 
@@ -84,14 +85,18 @@ class ScoringWait:
     def blocking(self, engine: str) -> Iterator[None]:
         """Around what ``engine`` waits for though it has groups in flight: a scoring in its own thread."""
         with self._lock:
-            self._count()
-            self._blocked.add(engine)
+            self._blocked[engine] = self._count()
         try:
             yield
         finally:
             with self._lock:
-                self._count()
-                self._blocked.discard(engine)
+                self._blocked_s[engine] += self._count() - self._blocked.pop(engine)
+
+    def blocked_s(self, engine: str) -> float:
+        """Seconds for which ``engine`` was ``blocking`` so far: it has done no work in them."""
+        with self._lock:
+            now = self._count()
+            return self._blocked_s[engine] + now - self._blocked.get(engine, now)
 
     def look(self) -> float:
         """Seconds since the last look."""
@@ -100,12 +105,13 @@ class ScoringWait:
             seen, self._seconds = self._seconds, 0.0
             return seen
 
-    def _count(self) -> None:
+    def _count(self) -> float:
         now = self._clock()
         at_work = any(groups > 0 and engine not in self._blocked for engine, groups in self._generating.items())
         if self._scoring > 0 and not at_work:
             self._seconds += now - self._counted
         self._counted = now
+        return now
 
 
 class Utilization:

@@ -64,7 +64,10 @@ class RolloutWorker(Rollout):
         super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer, scoring_wait)
         self._partial = partial
         self.error: BaseException | None = None
-        self.utilization = Utilization(clock, lambda change: self.scoring_wait.generates(name, change))
+        waited = self.scoring_wait
+        self.utilization = Utilization(
+            lambda: clock() - waited.blocked_s(name), lambda change: waited.generates(name, change)
+        )
         self._keeper = gate
         self._pending: dict[Ticket, Pending] = {}
         self._by_key: dict[int | str, Ticket] = {}
