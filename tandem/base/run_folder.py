@@ -94,17 +94,17 @@ def begin(folder: Path, *, goes_on_after: int | None = None, to: int | None = No
     """
     try:
         (folder / _HIDDEN).mkdir(parents=True, exist_ok=True)
-        told = _finish_move(folder)
+        notices = _finish_move(folder)
         if _record(folder) is not None:
             _clear_leftovers(folder)
-        told += _move_old(folder) if goes_on_after is None else _step_aside(folder, goes_on_after, to)
+        notices += _move_old(folder) if goes_on_after is None else _step_aside(folder, goes_on_after, to)
         strange = in_the_way(folder) if goes_on_after is None else []
         if strange:
             raise ConfigError([user_files(folder, strange)])
         _write_record(folder, {})
     except OSError as error:
         raise _unwritable(folder, error) from error
-    return told
+    return notices
 
 
 def in_the_way(folder: Path) -> list[str]:

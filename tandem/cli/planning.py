@@ -23,13 +23,13 @@ class NoPlan:
 
     @property
     def runs(self) -> bool:
-        """Nothing does."""
+        """Always False: nothing runs without a document."""
         return False
 
     def to_json(self) -> str:
-        """The problems, for machines."""
-        told = NoPlan(tuple(problem.hidden() for problem in self.problems))
-        return json.dumps({"kind": None, **asdict(told)}, default=repr, ensure_ascii=False, indent=2)
+        """The problems as JSON, for machines; without secrets."""
+        shown = NoPlan(tuple(problem.hidden() for problem in self.problems))
+        return json.dumps({"kind": None, **asdict(shown)}, default=repr, ensure_ascii=False, indent=2)
 
 
 def plan_words(words: Sequence[str]) -> Plan | SftPlan | NoPlan:

@@ -39,6 +39,10 @@ class DataProto:
 
     Every method but ``pop`` and the two mappings' assignment leaves the batch as it is and gives a new one; tensors are
     shared where rows need not move. Raises ``ContractError`` naming the column for anything that doesn't fit.
+
+    >>> batch = DataProto({"prompts": [torch.tensor([1, 2]), torch.tensor([3])]}, {"data_source": ["math", "code"]})
+    >>> batch[1].batch["prompts"], batch[[1]].non_tensor_batch["data_source"]
+    (tensor([3]), ['code'])
     """
 
     def __init__(

@@ -22,14 +22,15 @@ from tandem.models.packing import Documents, PackedLayout
 from tandem.models.positions import Context
 from tandem.models.row_cache import RowCache
 from tandem.models.rows import BorderedLayout, RowsCache, RowsLayout, WholeRows
+from tandem.models.token_ids import TokenIds
 
 R = TypeVar("R")
 
 Route = Literal["packed", "bordered", "rows"]
 """How documents go through a model.
 
-``packed``: in one row, prompts shared, only attention told where each begins; generation with ``KVCache``.
-``bordered``: in one row, nothing shared, every layer told; generation with the model's own cache.
+``packed``: in one row, prompts shared, only attention knows where each begins; generation with ``KVCache``.
+``bordered``: in one row, nothing shared, every layer knows the borders; generation with the model's own cache.
 ``rows``: a row each, in a plain transformers model; generation with the model's own cache.
 """
 ROUTES: tuple[Route, ...] = ("packed", "bordered", "rows")
@@ -48,8 +49,11 @@ class CausalLM(nn.Module):
     That is what sharding needs (parameters are gathered around a forward) and what lets training and generation share
     one set of weights: they differ only in the layout and in what they ``read`` off the hidden states. ``route`` says
     which layouts the model runs by; ``tandem.models.probe`` finds the fastest that is right. ``transform`` is what
-    ``measured_transform`` found between the hidden states and the logits.
+    ``measured_transform`` found between the hidden states and the logits. ``tokens``: the ids that are sampled and
+    scored, of the V that are embedded; None: all.
     """
+
+    holes: torch.Tensor | None
 
     def __init__(
         self,
@@ -58,9 +62,13 @@ class CausalLM(nn.Module):
         *,
         route: Route = "packed",
         transform: Transform = PLAIN,
+        tokens: TokenIds | None = None,
     ) -> None:
         super().__init__()
         self.model = model
+        self.tokens = tokens
+        holes = None if tokens is None or not tokens.holes else torch.tensor(tokens.holes)
+        self.register_buffer("holes", holes, persistent=False)
         self.compute_dtype = compute_dtype
         self.transform = transform
         self.proved: frozenset[Literal["training", "generation"]] = frozenset()
@@ -129,7 +137,8 @@ class CausalLM(nn.Module):
     def head(self) -> Head:
         """What is read off the hidden states."""
         projection = self.model.get_output_embeddings()
-        return Head(projection.weight, getattr(projection, "bias", None), self.transform)
+        count = None if self.tokens is None else self.tokens.count
+        return Head(projection.weight, getattr(projection, "bias", None), self.transform, count, self.holes)
 
     def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the whole model gives for hidden states (N, d): logits (N, V)."""

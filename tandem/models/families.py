@@ -47,7 +47,7 @@ BORDERS = frozenset(
         *("qwen3_next", "zamba", "zamba2"),
     }
 )
-"""Families whose layers can be told the borders of documents, by kernels that run on a device."""
+"""Families whose layers can be given the borders of documents, by kernels that run on a device."""
 
 
 def refuse_family(family: str) -> None:

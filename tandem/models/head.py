@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from tandem.base.errors import DataError
 
 _STEEP, _FLAT = 2.0**-12, 2.0**30  # logits at which a softcap does nothing, and all it can
+_NEVER = -1e9  # the logit of an id that is no token: probability 0 in every dtype, and finite, as gradients need it
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,40 @@ PLAIN = Transform()
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """The output projection: ``weight`` (V, d), ``bias`` (V,), and what the architecture does to logits."""
+    """The output projection: ``weight`` (E, d), ``bias`` (E,), and what the architecture does to logits.
+
+    Of its E rows the first ``size`` = V are tokens; None: all. ``holes`` (H,) int64: ids below V that are none.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
     transform: Transform = PLAIN
+    count: int | None = None
+    holes: torch.Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """V, the number of logits."""
+        return len(self.weight) if self.count is None else self.count
+
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight (V, d) and bias (V,) of the tokens, sharing memory with all."""
+        if self.size == len(self.weight):
+            return self.weight, self.bias
+        return self.weight[: self.size], None if self.bias is None else self.bias[: self.size]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden (N, d) -> logits (N, V), in the weight's dtype."""
-        return self.transform(_project(hidden, self.weight, self.bias))
+        if torch.is_autocast_enabled(hidden.device.type):  # it keeps the cast of a whole weight, not that of a part
+            plain = _project(hidden, self.weight, self.bias)[:, : self.size]
+        else:
+            plain = _project(hidden, *self.rows())
+        return without(self.transform(plain), self.holes)
+
+
+def without(logits: torch.Tensor, holes: torch.Tensor | None) -> torch.Tensor:
+    """``logits`` (N, V) of a distribution that has nothing at the ids ``holes`` (H,)."""
+    return logits if holes is None else logits.index_fill(-1, holes, _NEVER)
 
 
 @torch.no_grad()

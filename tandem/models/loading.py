@@ -29,6 +29,7 @@ from tandem.models.causal_lm import CausalLM, decoder_of
 from tandem.models.families import refuse_family
 from tandem.models.head import measured_transform
 from tandem.models.lora import merged_weights
+from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import load_tokenizer
 
 ComputeType = Literal["float32", "bfloat16"]
@@ -48,16 +49,20 @@ def load_causal_lm(
     dtype: ComputeType = "float32",
     trust_remote_code: bool = False,
     adapter: AdapterSpec | None = None,
+    tokens: TokenIds | None = None,
 ) -> CausalLM:
     """The model in ``path`` (folder or hub id) as Tandem runs it, with an ``adapter`` if one is asked for.
 
     Weights are float32. ``dtype`` is what the forward computes in: with bfloat16 each matrix product casts its weights.
+    ``tokens`` are the ids that can be sampled; None: all that are embedded.
     """
     plain = from_pretrained(path, trust_remote_code)
-    return as_causal_lm(plain if adapter is None else with_adapters(plain, adapter), dtype=dtype)
+    return as_causal_lm(plain if adapter is None else with_adapters(plain, adapter), dtype=dtype, tokens=tokens)
 
 
-def describe_causal_lm(path: str | Path, *, trust_remote_code: bool = False) -> CausalLM:
+def describe_causal_lm(
+    path: str | Path, *, trust_remote_code: bool = False, tokens: TokenIds | None = None
+) -> CausalLM:
     """The model in ``path`` without its weights: all that is needed to name, count and save those of others."""
     try:
         config = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
@@ -67,22 +72,32 @@ def describe_causal_lm(path: str | Path, *, trust_remote_code: bool = False) -> 
         raise _unreadable(path, error) from error
     with suppress(OSError):  # a model need not have such a config
         described.generation_config = GenerationConfig.from_pretrained(str(path))
-    return as_causal_lm(described)
+    return as_causal_lm(described, tokens=tokens)
 
 
-def as_causal_lm(model: PreTrainedModel | PeftModel, *, dtype: ComputeType = "float32") -> CausalLM:
+def as_causal_lm(
+    model: PreTrainedModel | PeftModel, *, dtype: ComputeType = "float32", tokens: TokenIds | None = None
+) -> CausalLM:
     """Wrap a model, which from then on is run by layouts; its weights are shared, not copied.
 
-    Raises ``DataError`` for one of a family that can't be run so, or whose head can't.
+    ``tokens`` are the ids that can be sampled, and the log-probs those of a distribution over them alone: rows that pad
+    an embedding are no tokens. None: all. Raises ``DataError`` for a model of a family that can't be run so, whose head
+    can't, or that embeds fewer tokens.
     """
     plain = prepared(_without_peft(model))
+    embedded = int(plain.get_input_embeddings().weight.shape[0])  # type: ignore[index]
+    if tokens is not None and tokens.count > embedded:
+        raise DataError(
+            f"the model {plain.name_or_path!r} embeds {embedded} tokens, and the tokenizer has the ids {tokens}: use "
+            "the tokenizer that the model was saved with, or resize the model's embedding and save it"
+        )
     for family in {plain.config.model_type, plain.config.get_text_config().model_type}:
         refuse_family(family)
     if plain.device.type == "meta":  # nothing to measure, and nothing that will run
-        return CausalLM(plain, getattr(torch, dtype))
+        return CausalLM(plain, getattr(torch, dtype), tokens=tokens)
     with torch.autocast(plain.device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
         transform = measured_transform(plain, decoder_of(plain))
-    return CausalLM(plain, getattr(torch, dtype), transform=transform)
+    return CausalLM(plain, getattr(torch, dtype), transform=transform, tokens=tokens)
 
 
 def prepared(plain: PreTrainedModel) -> PreTrainedModel:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from tandem.models.head import Head, Transform
+from tandem.models.head import Head, Transform, without
 
 CHUNK_ELEMENTS = 1 << 23
 """Logits held at once (32 MiB in float32). Fewer than this in all: they are kept, and nothing is recomputed."""
@@ -24,13 +24,19 @@ class Projection:
 
     temperature: float
     transform: Transform
+    holes: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, head: Head, temperature: float) -> Projection:
+        """What ``head`` does beside its product."""
+        return cls(temperature, head.transform, head.holes)
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """hidden (n, d), weight (V, d) -> (n, V)."""
         logits = linear(hidden, weight, bias)
         if logits.dtype != torch.float64:
             logits = logits.float()
-        logits = self.transform(logits)
+        logits = without(self.transform(logits), self.holes)
         return logits if self.temperature == 1.0 else logits / self.temperature
 
     def grad_through(self, grad: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -61,7 +67,7 @@ def token_logprobs(
     """
     weight, bias = _computing(hidden, head)
     hidden = hidden.to(weight.dtype)
-    projection = Projection(temperature, head.transform)
+    projection = Projection.of(head, temperature)
     want_entropy = want_entropy or entropy_grad
     wanted = targets if targets.dim() == 2 else targets[:, None]
     if len(targets) * len(weight) <= chunk_elements:
@@ -90,7 +96,7 @@ def top_logprobs(
     an id below ``below`` are chosen. Memory as in ``token_logprobs``.
     """
     weight, bias = _computing(hidden, head)
-    projection = Projection(temperature, head.transform)
+    projection = Projection.of(head, temperature)
     values, ids = [], []
     for part in hidden.to(weight.dtype).split(max(1, chunk_elements // len(weight))):
         logits = projection.logits(part, weight, bias)
@@ -110,15 +116,15 @@ def sum_pi_squared(
     logits are computed once more, in chunks of at most ``chunk_elements``.
     """
     weight, bias = _computing(hidden, head)
-    projection = Projection(temperature, head.transform)
+    projection = Projection.of(head, temperature)
     rows = max(1, chunk_elements // len(weight))
     chunks = hidden.to(weight.dtype).split(rows)
     return torch.cat([projection.logits(part, weight, bias).softmax(-1).square().sum(-1) for part in chunks])
 
 
 def _computing(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The head's weight and bias in the dtype in which the device of ``hidden`` computes."""
-    device, weight, bias = hidden.device.type, head.weight, head.bias
+    """The weight and bias of the head's tokens in the dtype in which the device of ``hidden`` computes."""
+    device, (weight, bias) = hidden.device.type, head.rows()
     if not torch.is_autocast_enabled(device):
         return weight, bias
     compute = torch.get_autocast_dtype(device)

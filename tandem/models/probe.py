@@ -143,8 +143,11 @@ class _Reference:
             raise DataError(
                 f"the model of the family {model.family!r} gives logits that are not finite: its weights are broken"
             )
-        own = model.outputs(found[0])
-        reason = _unequal(own, logits[:, : own.shape[1]], "the head", model)
+        own, kept = model.outputs(found[0]), torch.ones(model.head.size, dtype=torch.bool)
+        if model.holes is not None:
+            kept[model.holes] = False
+        kept = kept.nonzero()[:, 0].to(own.device)
+        reason = _unequal(own[:, kept], logits[:, kept], "the head", model)
         if reason is not None:
             raise DataError(f"the model family {model.family!r} can't be used: {reason}. Choose another model")
         return found[0]

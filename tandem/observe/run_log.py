@@ -1,4 +1,4 @@
-"""One handle for all that a run tells: metrics, samples, times, the closing report."""
+"""One handle for all that a run reports: metrics, samples, times, the closing report."""
 
 from __future__ import annotations
 

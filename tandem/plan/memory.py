@@ -24,7 +24,7 @@ from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.plan.adapters import adapter_parameters
 from tandem.plan.batch import longest_sequence
-from tandem.plan.critic import critic_model, critic_token_budget
+from tandem.plan.critic import critic_model, plan_critic
 from tandem.plan.engine import engine_width
 from tandem.plan.model import ModelFacts
 from tandem.plan.placement import Placement
@@ -73,7 +73,9 @@ def plan_memory(
             trained["log-probs"] = 3 * 4 * LOGPROB_CHUNK * facts.vocabulary
             parts.update({f"actor {name}": size for name, size in trained.items()})
         elif placement.role == "critic" and critic is not None and critic.parameters:
-            trained = _training(critic_model(config), critic, placement, critic_token_budget(config), 0)
+            planned = plan_critic(config)
+            assert planned is not None  # it is deployed
+            trained = _training(critic_model(config), critic, placement, planned.max_tokens, 0)
             parts.update({f"critic {name}": size for name, size in trained.items()})
         elif placement.role == "rollout":
             parts.update({f"rollout {name}": size for name, size in _rollout(config, facts, shares).items()})

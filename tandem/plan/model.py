@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tandem.config.model import ModelConfig
 from tandem.models.positions import Context
+from tandem.models.token_ids import TokenIds
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,16 @@ def vocabulary_of(folder: Path) -> dict[str, int] | None:
         return _read_vocabulary(file, state.st_mtime_ns, state.st_size)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def sampled_tokens(model: ModelConfig, facts: ModelFacts | None) -> int | None:
+    """How many ids can be sampled: as many as the tokenizer has, of those that the model embeds; None where no file
+    says."""
+    folder = model_folder(model.tokenizer)
+    own = None if folder is None else vocabulary_of(folder)
+    count = None if own is None else TokenIds.among(own.values()).count
+    embedded = None if facts is None else facts.vocabulary
+    return embedded if count is None else count if embedded is None else min(count, embedded)
 
 
 @functools.lru_cache(maxsize=4)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.plan.entries import advantage_name
-from tandem.plan.own_reads import LOOP_READS
 from tandem.plan.plan import PREFERENCE, Plan
-from tandem.plan.reads import unread
+from tandem.plan.reads.form import unread
+from tandem.plan.reads.own_trainer import LOOP_READS
 
 NOT_FOR_A_LOOP = ("data", "trainer", "reward_manager", "evaluation")
 """Sections that a user's own loop may leave out: problems there are not its problems."""

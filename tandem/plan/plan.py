@@ -40,9 +40,10 @@ from tandem.plan.checks.trainer import (
     check_trainer,
     notes_on_rows,
 )
-from tandem.plan.critic import trained_steps
+from tandem.plan.critic import CriticPlan, plan_critic
 from tandem.plan.engine import shares_weights
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
+from tandem.plan.flow import Flow, plan_flow
 from tandem.plan.later import what_comes_later
 from tandem.plan.memory import MemoryPlan, plan_memory
 from tandem.plan.model import ModelFacts
@@ -55,7 +56,8 @@ from tandem.plan.placement import (
     uses_reference,
 )
 from tandem.plan.preference import learns_preferences
-from tandem.plan.reads import unread
+from tandem.plan.reads.form import unread
+from tandem.plan.reads.train import READS, Setting
 from tandem.plan.reward import ScoringPlan, plan_scoring, reward_notes
 from tandem.plan.rows import trained_rows
 from tandem.plan.stages import (
@@ -66,7 +68,6 @@ from tandem.plan.stages import (
     step_facts,
 )
 from tandem.plan.teacher import Teacher, teachers
-from tandem.plan.train_reads import READS, Setting
 from tandem.stages.facts import REWARD, OldLogprobs, Step
 from tandem.stages.stage import PlannedStage, Stage
 from tandem.stages.table import BUILT_IN, plan_step
@@ -77,6 +78,8 @@ PREFERENCE = "preference"
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 
+Pushed = Literal["nothing", "merged", "adapter"]
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -84,11 +87,11 @@ class Plan:
 
     ``device_groups`` are devices per group; what a run needs is their sum. ``base_tags`` are those of the ``tags`` that
     are no copies but the base model, its adapters switched off. ``pushed`` is what new weights for the rollout engine
-    are: nothing where it generates with the actor's own. ``later`` names what can be planned and not be run yet.
-    ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown. ``batch.steps``
-    counts the rows of the files without what is held out, and before any other is dropped. ``scoring`` is None where no
-    reward is made. ``stages`` are
-    those of ``table`` that run, by what ``step`` says of the config.
+    are: nothing where it generates with the actor's own. ``flow`` is what the mode comes to. ``later`` names what can
+    be planned and not be run yet. ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's
+    sizes are unknown. ``batch.steps`` counts the rows of the files without what is held out, before any other is
+    dropped. ``scoring`` is None where no reward is made. ``stages`` are those of ``table`` that run, by what ``step``
+    says of the config.
     """
 
     mode: str
@@ -100,12 +103,14 @@ class Plan:
     teachers: tuple[Teacher, ...]
     scoring: ScoringPlan | None
     old_logprobs: OldLogprobs
-    pushed: Literal["nothing", "merged", "adapter"]
+    pushed: Pushed
+    flow: Flow
     source_columns: tuple[str, ...]
     stages: tuple[PlannedStage, ...]
     step: Step = field(compare=False, repr=False)
     table: tuple[Stage, ...] = field(compare=False, repr=False)
     batch: BatchPlan
+    critic: CriticPlan | None
     memory: tuple[MemoryPlan, ...]
     later: tuple[Problem, ...]
     notes: tuple[str, ...]
@@ -126,9 +131,7 @@ class Plan:
         """The loop that runs it: that of its mode, whole or pipelined, or the one for preferences."""
         if not self.generates:
             return PREFERENCE
-        execution = self.step.config.execution
-        pipelined = execution.mode == "hybrid" and execution.train_pipelining != "off"
-        return f"{self.mode}_pipelined" if pipelined else self.mode
+        return self.mode if self.flow.pipelining == "off" else f"{self.mode}_pipelined"
 
     @property
     def group_columns(self) -> tuple[str, ...]:
@@ -148,8 +151,8 @@ class Plan:
 
     def to_json(self) -> str:
         """The whole plan for machines; values that JSON lacks are written as text."""
-        told = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
-        content = {"kind": "train", "loop": self.loop, "roles": self.roles, "devices": self.devices, **told}
+        decided = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
+        content = {"kind": "train", "loop": self.loop, "roles": self.roles, "devices": self.devices, **decided}
         return json.dumps(content, default=_plain, ensure_ascii=False, indent=2)
 
     def require_runnable(self) -> None:
@@ -182,7 +185,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
     step = step_facts(config, entries)
     stages = plan_step(step, entries.stages)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
-    shares = shares_weights(config, runtime)
+    shares, copies = shares_weights(config, runtime), len(tags) - len(base_tags) - 1
     found = [
         *plugin_problems,
         *unknown_names(config),
@@ -210,14 +213,14 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         scoring=plan_scoring(config) if any(stage.role == REWARD for stage in stages) else None,
         old_logprobs=old_logprobs_from(config),
         pushed="nothing" if shares else pushed_part(config),
+        flow=plan_flow(config),
         source_columns=source_columns(entries),
         stages=stages,
         step=step,
         table=(*BUILT_IN, *entries.stages),
         batch=batch,
-        memory=plan_memory(
-            config, facts, placed, copies=len(tags) - len(base_tags) - 1, shares=shares, critic=critic_facts
-        ),
+        critic=plan_critic(config),
+        memory=plan_memory(config, facts, placed, copies=copies, shares=shares, critic=critic_facts),
         later=what_comes_later(config, runtime),
         notes=(*before, *_notes(config, entries, facts, runtime), *noted),
         problems=tuple({(problem.key, problem.reason): problem for problem in [*found, *ignored]}.values()),
@@ -229,13 +232,11 @@ def check_counted(config: Config, plan: Plan, steps: int) -> None:
 
     A plan counts rows before a tokenizer reads them; those that are too long or bad may be dropped.
     """
-    batch = replace(
-        plan.batch, steps=steps, optimizer_steps_in_all=trained_steps(config, steps) * plan.batch.optimizer_steps
-    )
+    batch = replace(plan.batch, steps=steps, optimizer_steps_in_all=plan.batch.optimizer_steps_of(steps))
     optim = config.actor_rollout_ref.actor.optim
     problems = [
         *check_schedule(f"{ACTOR}.optim", optim, batch.optimizer_steps_in_all),
-        *(check_critic_schedule(config, batch) if config.critic.enable else ()),
+        *(() if plan.critic is None else check_critic_schedule(config, batch, plan.critic.epochs)),
     ]
     if problems:
         raise ConfigError(problems)

@@ -40,8 +40,8 @@ def clear_left_over() -> None:
         if not path.name.startswith((SCORER, PROGRAM)):
             continue
         with contextlib.suppress(OSError):  # gone by now, another user's, or held
-            told = path.lstat()
-            if told.st_uid == os.getuid() and time.time() - told.st_mtime > _NEW_S:
+            status = path.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > _NEW_S:
                 _remove_unheld(path)
 
 

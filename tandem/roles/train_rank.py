@@ -105,8 +105,12 @@ class TrainRank:
     def load_beside(
         self, name: str, path: str, dtype: ComputeType = "float32", trust_remote_code: bool = False
     ) -> None:
-        """Bring another model, of any architecture, onto the ranks; ``forward`` finds it as the tag ``name``."""
-        model = load_causal_lm(path, dtype=dtype, trust_remote_code=trust_remote_code)
+        """Bring another model, of any architecture, onto the ranks; ``forward`` finds it as the tag ``name``.
+
+        It scores the tokens of the actor's: a teacher has its tokenizer.
+        """
+        tokens = self.engine.model.tokens
+        model = load_causal_lm(path, dtype=dtype, trust_remote_code=trust_remote_code, tokens=tokens)
         self._beside[name] = self.engine.beside(model)
 
     def require_actor(self, purpose: str) -> None:

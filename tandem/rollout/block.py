@@ -157,7 +157,7 @@ class Block:
         uniform = uniforms(self._seeds[rows], self._drawn[rows]).to(hidden.device)
         greedy = self._greedy(rows)
         copies = len(uniform) // len(hidden)
-        states = max(1, _LOGITS // len(head.weight))
+        states = max(1, _LOGITS // head.size)
         parts = []
         for start in range(0, len(hidden), states):
             logits = head.logits(hidden[start : start + states])

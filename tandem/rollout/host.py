@@ -91,7 +91,8 @@ def _load(spec: EngineSpec) -> CausalLM:
     from tandem.models.loading import load_causal_lm
 
     transformers.utils.logging.disable_progress_bar()
-    return load_causal_lm(spec.model, dtype=spec.dtype, trust_remote_code=spec.trust_remote_code, adapter=spec.adapter)
+    trusted, tokens = spec.trust_remote_code, spec.tokens
+    return load_causal_lm(spec.model, dtype=spec.dtype, trust_remote_code=trusted, adapter=spec.adapter, tokens=tokens)
 
 
 class Host:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from tandem.models.adapter_spec import AdapterSpec
+from tandem.models.token_ids import TokenIds
 from tandem.rollout.protocol import KeepKV, LogprobsOf
 
 
@@ -17,7 +18,9 @@ class EngineSpec:
     ``plugins`` are imported first, so that engines of the user's are found. ``version`` is that of the weights in the
     folder. ``python`` is the interpreter of its process; None: the one that runs this. ``threads`` of the process;
     None: PyTorch's own choice. With an ``adapter`` the engine computes it beside the model's weights, and is sent
-    adapters alone. Everything but ``plugins``, ``python`` and ``threads`` is a setting that a factory may ask for.
+    adapters alone. ``tokens`` are the ids that it may sample, and its log-probs are of that distribution; None: all
+    that the model embeds. Everything but ``plugins``, ``python`` and ``threads`` is a setting that a factory may ask
+    for.
     """
 
     model: str
@@ -37,6 +40,7 @@ class EngineSpec:
     gpu_memory_utilization: float = 0.8
     enable_chunked_prefill: bool = True
     adapter: AdapterSpec | None = None
+    tokens: TokenIds | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For a message."""
@@ -46,7 +50,9 @@ class EngineSpec:
     def from_json(cls, fields: Mapping[str, Any]) -> EngineSpec:
         """What ``to_json`` made."""
         adapter = fields["adapter"]
+        tokens = fields["tokens"] and TokenIds.from_json(fields["tokens"])
         known = {"plugins": tuple(fields["plugins"]), "adapter": adapter and AdapterSpec.from_json(adapter)}
+        known |= {"tokens": tokens}
         return cls(**{**fields, **known})
 
     def settings(self, *, shares_weights: bool) -> dict[str, Any]:

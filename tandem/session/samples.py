@@ -13,7 +13,7 @@ from tandem.data.prompts import PromptSource
 from tandem.dataflow.partition import Order
 from tandem.dataflow.progress import Accounts
 from tandem.dataflow.store import DataPlane
-from tandem.dataflow.tickets import Lease
+from tandem.dataflow.tickets import Lease, Request
 from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
 from tandem.roles.batch_metrics import batch_metrics, check_lag
@@ -87,7 +87,9 @@ class Samples(StepPart):
         Raises ``ContractError`` where a sample is staler than the run admits.
         """
         lease = self.next_groups(partition, index, count, order)
-        with self.waits.telling(f"(rollout_id={partition}) batch_index={index}", lambda: self.waits.causes(partition)):
+        with self.waits.stall_warning(
+            f"(rollout_id={partition}) batch_index={index}", lambda: self.waits.causes(partition)
+        ):
             batch = self.plane.get(lease.tickets, self.columns)
         check_lag(batch, partition, self.max_staleness)
         batch.tokenizer = self.tokenizer
@@ -95,12 +97,12 @@ class Samples(StepPart):
         self.plane.acknowledge(lease)
 
     def next_groups(self, partition: int, index: int, count: int, order: Order) -> Lease:
-        """Wait for so many groups. The time of it is told where they are filled beside the loop."""
+        """Wait for so many groups. The time of it is reported where they are filled beside the loop."""
+
+        request = Request(train.name, self.columns, count, partition, order, consumer=ACTOR)
 
         def take() -> Lease:
-            lease = self.plane.take(
-                train.name, self.columns, count, timeout=_TICK_S, partition=partition, order=order, consumer=ACTOR
-            )
+            lease = self.plane.take(request, timeout=_TICK_S)
             assert lease is not None  # a partition is taken once
             return lease
 
@@ -110,7 +112,7 @@ class Samples(StepPart):
     # --- around a step -----------------------------------------------------------------------------------------------
 
     def end_step(self, step: int) -> None:
-        with self.waits.telling(f"(rollout_id={step}) dropping its samples", lambda: self.waits.causes(step)):
+        with self.waits.stall_warning(f"(rollout_id={step}) dropping its samples", lambda: self.waits.causes(step)):
             self.plane.drop(step)
 
     def metrics(self, batch: DataProto, step: int) -> dict[str, float]:

@@ -20,6 +20,7 @@ from tandem.data.tools import read_tools
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, new_model
 from tandem.models.numerics import prepare_process
+from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import character_tokenizer, encode_plain
 from tandem.observe.run_log import RunLog
 from tandem.plan.checks.resumed import beyond_the_end
@@ -205,8 +206,8 @@ def build_sft_session(config: SftConfig) -> SftSession:
 def _nothing_left(goal: float | None, reached: float | None, first: int, last: int) -> str | None:
     """Why a resumed run has nothing to do; None where it has."""
     if goal is not None and reached is not None and reached >= goal:
-        told = f"the accuracy of {goal:g} that was asked for was reached at step {first} ({reached:g})"
-        return f"{told}; raise evaluation.stop_at_accuracy, or leave it out, to go on"
+        reached_goal = f"the accuracy of {goal:g} that was asked for was reached at step {first} ({reached:g})"
+        return f"{reached_goal}; raise evaluation.stop_at_accuracy, or leave it out, to go on"
     if first >= last:
         return f"all {last} steps are done; raise trainer.total_steps or trainer.total_epochs to go on"
     return None
@@ -239,7 +240,8 @@ def _new_tokenizer(new: NewModelConfig) -> PreTrainedTokenizerBase:
 def _new(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
     new = config.model.new
     assert new is not None
-    return as_causal_lm(new_model(llama_shape(config.model, tokenizer), seed=config.trainer.seed))
+    fresh = new_model(llama_shape(config.model, tokenizer), seed=config.trainer.seed)
+    return as_causal_lm(fresh, tokens=TokenIds.of(tokenizer))
 
 
 def llama_shape(model: SftModelConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:

@@ -245,6 +245,7 @@ class FsdpEngine:
         if len(ordered) == 0:
             return []
         self._check_lengths(ordered)
+        self._check_tokens(ordered)
         if self._exact and "group_ids" in ordered.batch:
             return list(group_by_group(ordered))
         return list(
@@ -264,6 +265,21 @@ class FsdpEngine:
             raise DataError(
                 f"sample {int(lengths.argmax())} has {int(lengths.max())} tokens, and {context.why}: shorten prompts "
                 "and responses"
+            )
+
+    def _check_tokens(self, batch: DataProto) -> None:
+        known, responses = self.model.tokens, batch.ragged("responses")
+        if known is None:
+            return
+        ids, holes = responses.values, torch.tensor(known.holes, dtype=responses.values.dtype)
+        wrong = (ids < 0) | (ids >= known.count) | torch.isin(ids, holes)
+        wrong &= batch.ragged("response_mask").values.bool()
+        if bool(wrong.any()):
+            place = int(wrong.nonzero()[0])
+            sample = int(torch.searchsorted(responses.lengths.cumsum(0), place, right=True))
+            raise DataError(
+                f"sample {sample} has the token id {int(ids[place])} in its response: the tokenizer has the ids "
+                f"{known}, and no others are sampled or trained"
             )
 
     def _pack(self, micro: DataProto) -> PackedSamples:

@@ -41,7 +41,7 @@ def models(place: Path) -> None:
     make_model(place / "deep", num_hidden_layers=4)
     make_model(place / "rope", rope_theta=500000.0)
     make_model(place / "wide_vocabulary", vocab_size=128)
-    make_model(place / "narrow_vocabulary", vocab_size=64)
+    make_model(place / "narrow_vocabulary", vocab_size=20)
     make_model(place / "short", max_position_embeddings=128)
     make_model(place / "moved", {**VOCABULARY, "a": 1, "b": 0})
     make_model(place / "more", added=("<tool>",))
@@ -173,7 +173,7 @@ REFUSED = [
     ((f"{REVERSE[:-1]}, onyl: true}}", TAUGHT), "algorithm.distillation.onyl", "no parameter", "'only'"),
     ((f"{REVERSE[:-1]}, discount: 1.5}}", TAUGHT), "algorithm.distillation.discount", "must be <= 1", ">= 0 and <= 1"),
     ((f"{TOP[:-3]}0}}", TAUGHT), "algorithm.distillation.top_k", "must be > 0", "64"),
-    ((f"{TOP[:-3]}101}}", TAUGHT), "algorithm.distillation.top_k", "100", "1 to 100"),
+    ((f"{TOP[:-3]}101}}", TAUGHT), "algorithm.distillation.top_k", "26", "1 to 26"),
     (
         ("algorithm.distillation={type: jsd_topk, beta: 1.0}", TAUGHT),
         "algorithm.distillation.beta",
@@ -186,7 +186,7 @@ REFUSED = [
     ((REVERSE, "actor_rollout_ref.teacher.path=adapter"), "actor_rollout_ref.teacher.path", "adapter", "Merge it"),
     ((REVERSE, "actor_rollout_ref.teacher.path=moved"), "actor_rollout_ref.teacher.path", "'a' has id 0", "token ids"),
     ((REVERSE, "actor_rollout_ref.teacher.path=more"), "actor_rollout_ref.teacher.path", "'<tool>' has id none", ""),
-    ((REVERSE, "actor_rollout_ref.teacher.path=narrow_vocabulary"), "actor_rollout_ref.teacher.path", "64 tokens", ""),
+    ((REVERSE, "actor_rollout_ref.teacher.path=narrow_vocabulary"), "actor_rollout_ref.teacher.path", "20 tokens", ""),
     ((REVERSE, "actor_rollout_ref.teacher.path=short"), "actor_rollout_ref.teacher.path", "256 tokens", "longer"),
     (
         (REVERSE, "actor_rollout_ref.teacher.by_source={train: ./absent}"),

@@ -13,7 +13,7 @@ from tandem.data.files import open_tables
 from tandem.data.rows import Row, RowError
 from tandem.plan.folder import TokenizerFacts, faults_of_weights, read_tokenizer
 from tandem.plan.mix import example_columns
-from tandem.plan.model import ModelFacts, model_folder, offline
+from tandem.plan.model import ModelFacts, model_folder, offline, sampled_tokens
 from tandem.plan.preference import learns_preferences
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -85,10 +85,11 @@ def check_sft_template(config: SftConfig) -> Iterator[Problem]:
 
 def check_ends(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
     """Whether the tokens that end an answer are tokens, and an answer that counts can end at all."""
-    rollout, most = config.actor_rollout_ref.rollout, None if facts is None else facts.vocabulary
+    section = config.actor_rollout_ref
+    rollout, most = section.rollout, sampled_tokens(section.model, facts)
     for index, token in enumerate(rollout.stop_token_ids):
         if most is not None and token >= most:
-            reason = f"the model knows the tokens 0 to {most - 1}, so that it would never end an answer"
+            reason = f"the tokenizer has the ids 0 to {most - 1}, so that it would never end an answer"
             yield Problem(f"{ROLLOUT}.stop_token_ids[{index}]", token, reason, "Write the id of a token")
     if config.algorithm.overlong == "mask" and not rollout.stop_token_ids and rollout.ignore_eos:
         reason = "no answer ever ends before its limit (ignore_eos), so that every one would be left out"

@@ -14,7 +14,7 @@ from tandem.plan.checks.folder import check_files_of
 from tandem.plan.checks.model import read_checked
 from tandem.plan.checks.parameters import check_parameters
 from tandem.plan.entries import Entries, distillation_parameter
-from tandem.plan.model import ModelFacts, model_folder, vocabulary_of
+from tandem.plan.model import ModelFacts, model_folder, sampled_tokens, vocabulary_of
 from tandem.plan.teacher import (
     Teacher,
     learns_from_reward,
@@ -93,7 +93,7 @@ def _check_objective(config: Config, entries: Entries, facts: ModelFacts | None)
     if teaching.only and teaching.coef == 0:
         reason = "the teacher is all that is learned from, and its weight is 0"
         yield Problem(f"{OBJECTIVE}.coef", 0.0, reason, "Write a weight above 0, or only: false")
-    top_k, most = distillation_parameter(config, "top_k"), None if facts is None else facts.vocabulary
+    top_k, most = distillation_parameter(config, "top_k"), sampled_tokens(config.actor_rollout_ref.model, facts)
     if isinstance(top_k, int) and most is not None and top_k > most:
         reason = f"the teacher's likeliest tokens are compared, of {most}"
         yield Problem(f"{OBJECTIVE}.top_k", top_k, reason, f"Write a number from 1 to {most}")
@@ -111,7 +111,7 @@ def _check_only(config: Config) -> Iterator[Problem]:
     if config.critic.enable:
         reason = "its values estimate rewards, and only a teacher is learned from"
         yield Problem("critic.enable", True, reason, f"Write false, or {OBJECTIVE}.only: false")
-    if config.reward_manager.type == NO_REWARD and (evaluation.interval or evaluation.at_start):
+    if config.reward_manager.type == NO_REWARD and evaluation.during_run:
         key, value = ("interval", evaluation.interval) if evaluation.interval else ("at_start", True)
         reason = "held-out answers would be scored, and there is no scorer"
         yield Problem(f"evaluation.{key}", value, reason, "Write a reward_manager, which then trains nothing, or 0")
@@ -133,8 +133,9 @@ def _check_model(config: Config, teacher: Teacher, facts: ModelFacts | None) -> 
     difference = None if mine is None or other is None else differing(mine, other)
     if difference is not None:
         yield another_tokenizer(teacher, difference)
-    elif facts is not None and (theirs.vocabulary or 0) < (facts.vocabulary or 0):
-        reason = f"it embeds {theirs.vocabulary} tokens, and the actor can sample {facts.vocabulary}"
+    most = sampled_tokens(config.actor_rollout_ref.model, facts)
+    if difference is None and most is not None and theirs.vocabulary is not None and theirs.vocabulary < most:
+        reason = f"it embeds {theirs.vocabulary} tokens, and the actor can sample {most}"
         yield Problem(key, teacher.path, reason, "Take a teacher with at least as many")
     longest = longest_sequence(config)
     if theirs.context is not None and theirs.context.tokens < longest:

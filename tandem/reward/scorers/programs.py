@@ -34,7 +34,7 @@ class Test(NamedTuple):
 
 
 def check_code(parameters: Mapping[str, Any]) -> Iterator[Objection]:
-    """Packages that are there."""
+    """Object to packages that are not installed."""
     for name in parameters["packages"] or ():
         if not find_package(name):
             yield Objection("packages", f"there is no installed package {name!r}", f"Install {name}, or leave it out")

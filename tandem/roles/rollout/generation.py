@@ -15,6 +15,7 @@ from tandem.config.model import RolloutConfig
 from tandem.config.schema import EvaluationConfig
 from tandem.data.chat import checked_messages, encode_chat_prompt
 from tandem.data.prompts import Prompt
+from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import encode_plain
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 
@@ -114,9 +115,9 @@ def _as_prompt(index: int, prompt: object, tokenizer: PreTrainedTokenizerBase) -
     if isinstance(prompt, torch.Tensor):
         prompt = prompt.tolist()
     if isinstance(prompt, Sequence) and prompt and all(isinstance(token, int) for token in prompt):
-        if outside := [token for token in prompt if not 0 <= token < len(tokenizer)]:
-            known = f"the tokenizer knows 0 to {len(tokenizer) - 1}"
-            raise ContractError(f"prompt {index} holds the token id {outside[0]}: {known}")
+        known = TokenIds.of(tokenizer)
+        if outside := [token for token in prompt if token not in known]:
+            raise ContractError(f"prompt {index} holds the token id {outside[0]}: the tokenizer knows {known}")
         text = str(tokenizer.decode(list(prompt)))
         return Prompt(text, tuple(prompt), text)
     if isinstance(prompt, Sequence) and prompt and all(isinstance(turn, dict) for turn in prompt):

@@ -16,8 +16,8 @@ from tandem.models.adapters import with_adapters
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, load_model
 from tandem.models.numerics import prepare_process
+from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
-from tandem.plan.critic import untrained_steps
 from tandem.plan.own_loop import check_own_loop, unread_in_own_loop
 from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.stages import columns_known
@@ -86,8 +86,8 @@ def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed:
     """The model as it is trained, with adapters where the config asks for them; ``seed`` is what they start from."""
     plain = load_model(model.path, trust_remote_code=model.trust_remote_code)
     check_vocabulary(tokenizer, int(plain.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
-    spec = AdapterSpec.of(model, seed)
-    return as_causal_lm(plain if spec is None else with_adapters(plain, spec), dtype=model.dtype)
+    spec, tokens = AdapterSpec.of(model, seed), TokenIds.of(tokenizer)
+    return as_causal_lm(plain if spec is None else with_adapters(plain, spec), dtype=model.dtype, tokens=tokens)
 
 
 def build_composite(
@@ -113,7 +113,8 @@ def build_composite(
     model = load_trainable(section.model, tokenizer, trainer.seed)
     actor = build_actor(config, plan, model, total_updates)
     if engine is None:
-        engine = make_engine(replace(engine_spec(config), version=0), model, shares_weights=True)
+        spec = engine_spec(config, "nothing", model.tokens)
+        engine = make_engine(replace(spec, version=0), model, shares_weights=True)
     return assemble_composite(config, plan, tokenizer, model, actor, engine, critic, scorer)
 
 
@@ -172,8 +173,8 @@ def build_actor(config: Config, plan: Plan, model: CausalLM, total_updates: int)
 
 def actor_of(config: Config, plan: Plan, ranks: TrainGroup[TrainRank]) -> Actor:
     """The actor over ``ranks``, wherever they are, with the tags of ``plan``."""
-    epochs, untrained = config.actor_rollout_ref.actor.ppo_epochs, untrained_steps(config)
-    batching = Batching(plan.batch.mini_batch_prompts, epochs, config.trainer.seed, untrained)
+    epochs, batch = config.actor_rollout_ref.actor.ppo_epochs, plan.batch
+    batching = Batching(batch.mini_batch_prompts, epochs, config.trainer.seed, batch.untrained_steps)
     return Actor(
         ranks,
         batching,

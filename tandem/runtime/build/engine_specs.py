@@ -9,13 +9,16 @@ import torch
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.execution import RuntimeConfig
+from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import load_causal_lm
 from tandem.models.lora import merged_weights
+from tandem.models.token_ids import TokenIds
+from tandem.models.tokenizer import load_tokenizer
 from tandem.models.weights import copy_weights
-from tandem.plan.adapters import pushed_part
+from tandem.plan.plan import Pushed
 from tandem.rollout.spec import EngineSpec
 from tandem.train.engine import FsdpEngine
 
@@ -36,15 +39,12 @@ def run_device(runtime: RuntimeConfig) -> torch.device:
     return torch.device(runtime.device)
 
 
-def pushed_adapter(config: Config) -> AdapterSpec | None:
-    """The adapters that a receiver of pushes computes beside its weights; None where whole weights are pushed."""
-    if pushed_part(config) == "merged":
-        return None
-    return AdapterSpec.of(config.actor_rollout_ref.model, config.trainer.seed)
+def engine_spec(config: Config, pushed: Pushed, tokens: TokenIds | None = None) -> EngineSpec:
+    """What the process of a rollout engine is given; it waits for its first weights.
 
-
-def engine_spec(config: Config) -> EngineSpec:
-    """What the process of a rollout engine is told; it waits for its first weights."""
+    Where adapters alone are ``pushed`` to it, it computes them beside the base. ``tokens`` are those of the model's
+    tokenizer, which is loaded for them otherwise.
+    """
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     return EngineSpec(
         model=model.path,
@@ -63,23 +63,31 @@ def engine_spec(config: Config) -> EngineSpec:
         tensor_model_parallel_size=rollout.tensor_model_parallel_size,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enable_chunked_prefill=rollout.enable_chunked_prefill,
-        adapter=pushed_adapter(config),
+        adapter=AdapterSpec.of(model, config.trainer.seed) if pushed == "adapter" else None,
+        tokens=sampled_tokens(model) if tokens is None else tokens,
     )
 
 
-def replica(config: Config, *, moves: bool, path: str | None = None) -> CausalLM:
-    """The model as it is before training, for a role that scores with weights of its own; ``moves``: is sent others.
+def sampled_tokens(model: ModelConfig) -> TokenIds:
+    """The ids that the model's tokenizer has."""
+    return TokenIds.of(load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code))
+
+
+def replica(config: Config, pushed: Pushed, *, moves: bool, path: str | None = None) -> CausalLM:
+    """The model as it is before training, for a role that scores with weights of its own; ``moves``: is sent
+    others, as ``pushed`` says.
 
     Fresh adapters change nothing, so it has some only where it is sent some, or where the run starts from others.
     ``path``: another model than the actor's, without adapters.
     """
     model = config.actor_rollout_ref.model
-    load = partial(load_causal_lm, dtype=model.dtype, trust_remote_code=model.trust_remote_code)
+    trusted, tokens = model.trust_remote_code, sampled_tokens(model)
+    load = partial(load_causal_lm, dtype=model.dtype, trust_remote_code=trusted, tokens=tokens)
     spec = AdapterSpec.of(model, config.trainer.seed) if path is None else None
-    if spec is None or (spec.path is None and not (moves and pushed_part(config) == "adapter")):
+    if spec is None or (spec.path is None and not (moves and pushed == "adapter")):
         return load(model.path if path is None else path)
     adapted = load(model.path, adapter=spec)
-    if not moves or pushed_part(config) == "adapter":
+    if not moves or pushed == "adapter":
         return adapted
     merged = load(model.path)
     copy_weights(merged, merged_weights(adapted.model))

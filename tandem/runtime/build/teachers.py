@@ -59,7 +59,7 @@ def teacher_stage(config: Config, plan: Plan, forwards: Mapping[str, Forward], s
     teaching = config.algorithm.distillation
     assert teaching is not None  # the plan has the stage
     columns = teacher_columns(DISTILLATIONS[teaching.type].signature)
-    vocabulary = int(student.model.get_output_embeddings().weight.shape[0])
+    vocabulary = student.head.size
     return TeacherStage(
         forwards,
         by_source={source: teacher.name for teacher in plan.teachers for source in teacher.sources},

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tandem.config.schema import Config
-from tandem.plan.reads import Reads
-from tandem.plan.sft_reads import SftSetting
+from tandem.plan.reads.form import Reads
+from tandem.plan.reads.sft import SftSetting
 
 TRAINER_READS: tuple[Reads[SftSetting], ...] = (
     Reads(
@@ -64,8 +64,8 @@ LOOP_READS: tuple[Reads[Config], ...] = (
         ),
         lambda config: False,
         _YOURS,
-        told=True,
+        noted=True,
     ),
-    Reads(("trainer.logger",), lambda config: set(config.trainer.logger) <= {"console"}, _YOURS, told=True),
+    Reads(("trainer.logger",), lambda config: set(config.trainer.logger) <= {"console"}, _YOURS, noted=True),
 )
 """For a loop over ``build_actor_rollout_ref``, whose keys otherwise are those of a run."""
