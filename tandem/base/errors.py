@@ -50,8 +50,8 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        told = self.hidden()
-        return f"{told.key} = {told.value!r}: {told.reason}. {told.remedy}"
+        shown = self.hidden()
+        return f"{shown.key} = {shown.value!r}: {shown.reason}. {shown.remedy}"
 
     def hidden(self) -> Problem:
         """It, without secrets."""

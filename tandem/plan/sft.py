@@ -48,8 +48,8 @@ class SftPlan:
 
     def to_json(self) -> str:
         """The whole plan for machines; values that JSON lacks are written as text."""
-        told = replace(self, problems=tuple(problem.hidden() for problem in self.problems))
-        return json.dumps({"kind": "sft", **asdict(told)}, default=repr, ensure_ascii=False, indent=2)
+        shown = replace(self, problems=tuple(problem.hidden() for problem in self.problems))
+        return json.dumps({"kind": "sft", **asdict(shown)}, default=repr, ensure_ascii=False, indent=2)
 
     def require_runnable(self) -> None:
         """Raise ``ConfigError`` with all problems, if there are any."""

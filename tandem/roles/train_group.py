@@ -179,13 +179,13 @@ class TrainGroup(Generic[RankT_co]):
             quiet = [rank for rank in quiet if rank.silent_s() > 0]  # who has answered is asked no more
         return [rank.name for rank in quiet]
 
-    def _tell(self, method: str, since: float) -> None:
+    def _warn_of_silent(self, method: str, since: float) -> None:
         """Warn of ranks that are no longer there to finish ``method``; one that is at work is no reason to."""
         if silent := self.silent():
             logger.warning("%s stalled for %.0f seconds: %s", method, time.monotonic() - since, "; ".join(silent))
 
     def _gather(self, method: str, replies: Sequence[Reply[T]]) -> list[T]:
-        deadline, told = Deadline(self._deadline_s), Deadline(max(0.0, self._warning_s - _ANSWER_S))
+        deadline, warning = Deadline(self._deadline_s), Deadline(max(0.0, self._warning_s - _ANSWER_S))
         results: dict[int, T] = {}
         failed: dict[int, Exception] = {}
         waiting = dict(enumerate(replies))
@@ -201,9 +201,9 @@ class TrainGroup(Generic[RankT_co]):
                 del waiting[rank]
             if failed and (not waiting or deadline.left == 0.0):
                 raise self._error(method, failed)
-            if waiting and told.left == 0.0:
-                told = Deadline(min(self._warning_s, _LOOK_AGAIN_S))
-                self._tell(method, deadline.started)
+            if waiting and warning.left == 0.0:
+                warning = Deadline(min(self._warning_s, _LOOK_AGAIN_S))
+                self._warn_of_silent(method, deadline.started)
             if waiting:
                 awaited = f"{method} on {len(self)} ranks of the {self._role}"
                 quiet = self._quiet() if deadline.left == 0.0 else []  # the others only wait for them

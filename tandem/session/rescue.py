@@ -41,8 +41,8 @@ class Rescue:
         except Exception as error:
             if not _is_of_the_disk(error):
                 raise
-            told = error if isinstance(error, WriteError) else write_error(error, place)
-            raise WriteError(f"{told}. {self._where()}") from error
+            message = error if isinstance(error, WriteError) else write_error(error, place)
+            raise WriteError(f"{message}. {self._where()}") from error
 
     def _where(self) -> str:
         what = f"{self.part or 'model'} of step {self.steps}"

@@ -81,8 +81,8 @@ class Waits:
 
     def silent(self) -> str:
         """The ranks that give no sign of life, in words: whatever else is late is late because of them."""
-        told = [one.causes(0) for one in self._watched if isinstance(one, Ranks)]
-        return "; ".join(cause for cause in told if cause)
+        causes = [one.causes(0) for one in self._watched if isinstance(one, Ranks)]
+        return "; ".join(cause for cause in causes if cause)
 
 
 @contextmanager
