@@ -45,7 +45,7 @@ def connect_shared(parts: Parts) -> Session[TimeShared]:
 def connect_resting(parts: Parts) -> Session[TimeShared]:
     """Colocate with engines that have weights of their own: they and the actor take turns."""
     composite = parts.composite
-    beside: OfMode[Any] = connect_workers(parts)
+    beside: OfMode[Any] = connect_workers(parts, asleep=True)
     sharing = TimeSharing(composite.actor, composite.engine, beside.log)
     rollout = RestingWorkers(beside.rollout, sharing, composite.engine, beside.plane, beside.waits)
     resting = replace(

@@ -8,6 +8,8 @@ from functools import partial
 
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.store import DataPlane
+from tandem.plan.engine import engine_capabilities, probe_interval
+from tandem.roles.probing import TOLERANCES, LogprobProbe, probe_prompts
 from tandem.roles.rollout.utilization import ScoringWait, StepClock
 from tandem.roles.rollout.worker import RolloutWorker, UpdatedStream
 from tandem.roles.rollout.workers import RolloutWorkers
@@ -20,8 +22,11 @@ from tandem.session.weights import PushedWeights
 from tandem.weights.sync import WeightSync
 
 
-def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMode[Workers]:
-    """The rollout workers of the run, and how weights reach them; ``replicas`` get every version too."""
+def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = (), *, asleep: bool = False) -> OfMode[Workers]:
+    """The rollout workers of the run, and how weights reach them; ``replicas`` get every version too.
+
+    ``asleep``: engines are when weights come.
+    """
     execution, pool, flow = parts.config.execution, parts.runtime.pool, parts.plan.flow
     staleness, capacity = flow.staleness, execution.data_plane.capacity_groups
     gate = parts.gate(staleness, list(pool.engines), capacity)
@@ -30,8 +35,10 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMo
     scoring = ScoringWait(clock)
     make = partial(_worker, parts, plane, gate, clock, scoring)
 
+    gives = bool(engine_capabilities(parts.config).logprobs)
+
     def receive(stream: RolloutWorker) -> UpdatedStream:
-        return UpdatedStream(stream, gate, flow.on_weight_update, execution.deadline_s)
+        return UpdatedStream(stream, gate, flow.on_weight_update, execution.deadline_s, logprobs=gives, asleep=asleep)
 
     streams = [make(name, engine) for name, engine in pool.engines.items()]
     role = RolloutWorkers(
@@ -113,7 +120,20 @@ def _weight_sync(
         {**{receiver.name: receiver for receiver in receivers}, **following},
         require_actor=parts.composite.actor.require_actor,
         acknowledged=acknowledged,
+        probe=_probe(parts),
         overlap=settings.overlap,
         deadline_s=settings.deadline_s,
         health_s=settings.health_s,
+    )
+
+
+def _probe(parts: Parts) -> LogprobProbe:
+    """What shows that engines generate with what they were sent."""
+    config, tokenizer = parts.config, parts.composite.tokenizer
+    return LogprobProbe(
+        parts.composite.actor.ranks,
+        probe_prompts(tokenizer, config.data.max_prompt_length),
+        tokens=max(tokenizer.get_vocab().values()) + 1,
+        every=probe_interval(config),
+        tolerance=TOLERANCES[config.actor_rollout_ref.model.dtype],
     )
