@@ -86,7 +86,7 @@ class LocalRank(Generic[RankT_co]):
         self.rank = rank
 
     def submit(self, call: Call[RankT_co, T]) -> Done[T]:
-        """See ``RankHandle.submit``."""
+        """Make the call, and give its result; its error is raised here."""
         return Done(call.on(self.rank))
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""The ranks of the actor as one: rows are sharded, all ranks are called, results come back in the batch's order."""
+"""The ranks of a role as one: rows are sharded, all ranks are called, results come back in the batch's order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OTHERS_S = 1.0
 
 
 class RankError(TandemError):
-    """A rank of the actor failed or is gone; the message names it and says what it said."""
+    """A rank failed or is gone; the message names it and says what it said."""
 
 
 class TrainGroup(Generic[RankT_co]):
