@@ -14,13 +14,14 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-
 SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages)
 
-.PHONY: help install quickstart test quick check format families mutate fuzz-config clean
+.PHONY: help install quickstart test quick check format families mutate fuzz-config chaos clean
 
 help:
 	@echo "make quickstart   install, warm a tiny model up by SFT, train it with RL (about 5 minutes)"
 	@echo "make test         install, run all checks and tests"
 	@echo "make quick        the checks, and the tests that start no processes"
 	@echo "make families     docs/models.md: tiny models of many families, and what becomes of each"
+	@echo "make chaos        strike 60 runs at random instants: each must go on to what it would have been"
 	@echo "make fuzz-config  draw 300 configs: what the plan accepts must run, what it refuses must name a key"
 	@echo "make mutate       which small mistakes in tandem/algorithms its tests notice (SAMPLE=0: all of them)"
 	@echo "make check        style, types, layers, size budgets"
@@ -45,6 +46,9 @@ families: $(VENV)/.installed-dev
 
 fuzz-config: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.generated
+
+chaos: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos
 
 mutate: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutate --sample $(SAMPLE) --oracle tests/oracle/sample.json

@@ -56,7 +56,7 @@ class OpenTicket:
     lacking: tuple[str, ...] = ()
 
     def describe(self, gone: Collection[str] = ()) -> str:
-        """For a message; the engines ``gone`` have died since they got it."""
+        """The ticket in a message; the engines ``gone`` have died since they got it."""
         engine = f"on engine {self.engine!r}" if self.engine else "given to no engine"
         if self.engine in gone and not self.lacking:
             engine = f"given back, for engine {self.engine!r} died,"

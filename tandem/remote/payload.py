@@ -34,7 +34,7 @@ class Packed:
     buffers: tuple[Bytes, ...]
 
     def copied(self) -> Packed:
-        """The same in memory of this process: it outlives the sender."""
+        """A copy in memory of this process, which outlives the sender."""
         return Packed(self.head, tuple(buffer.copy() for buffer in self.buffers))
 
 

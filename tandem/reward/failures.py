@@ -62,7 +62,7 @@ class Failures:
 
     @property
     def failed(self) -> int:
-        """Those that gave no reward."""
+        """The number of scorings that gave no reward."""
         return self.total - self._outcomes[Outcome.SCORED]
 
     def __str__(self) -> str:

@@ -44,7 +44,7 @@ class Advice:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as ``now`` the recommendation is."""
+        """The speed of the recommendation over that of ``now``."""
         return self.now.seconds / self.best.seconds
 
 

@@ -175,7 +175,7 @@ def _config(run: Path) -> Config:
 
 
 def _steady(rows: Sequence[Row], setting: Setting) -> Sequence[Row]:
-    """Without the steps that fill the pipeline, and those at the end in which there is less and less to generate."""
+    """The steps without those that fill the pipeline, and those at the end with less and less to generate."""
     return rows[WARM_UP : len(rows) - setting.staleness]
 
 

@@ -183,7 +183,7 @@ def _throughput(parts: Parts, setting: Setting) -> float:
 
 
 def _push(parts: Parts, setting: Setting) -> dict[str, float]:
-    """From the trained weights to their acknowledgement."""
+    """The seconds from the trained weights to their acknowledgement."""
     if setting.overlap:
         return {"snapshot": parts.snapshot, "broadcast": parts.broadcast, "swap": parts.swap}
     return {"push": parts.push}
@@ -245,7 +245,7 @@ def _hybrid(parts: Parts, setting: Setting) -> Limit:
 
 
 def _generation(parts: Parts, setting: Setting) -> dict[str, float]:
-    """From a partition's admission, at the acknowledgement of version k - s, to its last group.
+    """The seconds from a partition's admission, at the acknowledgement of version k - s, to its last group.
 
     The pushes up to version k come before step k: each makes running samples stand, or comes after them. Of overlapped
     pushes the last may still be under way.

@@ -112,7 +112,7 @@ class Controller:
         self._changed()
 
     async def seal(self, partition: int, seconds: float) -> str | None:
-        """None once the partition is sealed; what it waits for where that takes longer."""
+        """Seal the partition; the answer is None, or what it waits for where that takes longer."""
         until = time.monotonic() + seconds
         while not self._ledger.seal(partition, now := time.monotonic()):
             if now >= until:

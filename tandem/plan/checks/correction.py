@@ -34,7 +34,7 @@ def correction_notes(config: Config, entries: Entries) -> Iterator[str]:
         )
     if execution.mode != "colocate" and execution.max_staleness > 1:
         yield (
-            f"samples may be {execution.max_staleness} versions old, and neither a {CORRECTION} nor a loss that knows "
+            f"samples may be {execution.max_staleness} versions old, and neither {CORRECTION} nor a loss that knows "
             "the policy that sampled looks at the difference; policy_loss: {type: decoupled_ppo} does"
         )
 

@@ -68,7 +68,7 @@ class ScoringProcess:
 
     @property
     def activity(self) -> str:
-        """What it does now, in words."""
+        """What the process does now, in words."""
         if not self.ready:
             return "starts"
         return "scores " + ", ".join(job.name for job in self.unanswered[:1])

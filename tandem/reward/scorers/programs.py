@@ -188,7 +188,7 @@ def _test(given: Any, expected: Any, function: str | None) -> Test:
 
 
 def _listed(value: Any) -> Any:
-    """With lists for the arrays and tuples that a column may hold, at any depth."""
+    """The value with lists for the arrays and tuples that a column may hold, at any depth."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
