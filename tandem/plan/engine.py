@@ -30,6 +30,12 @@ def shares_weights(config: Config, runtime: str) -> bool:
     return one_process and "shared" in engine_capabilities(config).weights
 
 
+def probe_interval(config: Config) -> int:
+    """Every how many versions an engine's log-probs are compared with the trainer's."""
+    proved = engine_capabilities(config).proof == "fingerprint"
+    return config.execution.weight_sync.probe if proved else 1
+
+
 def engine_width(config: Config) -> int:
     """Devices of one engine."""
     width = config.actor_rollout_ref.rollout.tensor_model_parallel_size

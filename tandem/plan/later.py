@@ -82,5 +82,8 @@ def _lacking_package(config: Config) -> Iterator[Problem]:
     """The engine's own package, which is looked for where the engine would run."""
     rollout, capabilities = config.actor_rollout_ref.rollout, engine_capabilities(config)
     if rollout.name in engines and rollout.python is None and (reason := capabilities.lacks_package()) is not None:
-        remedy = f"pip install {capabilities.requirement!r}; or install it elsewhere, and write rollout.python"
+        remedy = (
+            f"Write rollout.python: the interpreter of an environment that has it (docs/engines.md); or pip install "
+            f"{capabilities.requirement!r}"
+        )
         yield Problem("actor_rollout_ref.rollout.name", rollout.name, reason, remedy)

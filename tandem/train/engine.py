@@ -196,6 +196,7 @@ class FsdpEngine:
             optim_state_dict=state["optimizer"],
             options=self._own_state,
         )
+        self._updater.as_configured()
         self._updater.updates, self._updater.skipped = state["updates"], state["skipped"]
 
     @property
@@ -297,7 +298,7 @@ class FsdpEngine:
             chosen, found = nn.functional.embedding(samples.read, hidden), Found()
             if top is not None:
                 found["top_logprobs"], found["top_ids"] = top_logprobs(
-                    chosen, head, top.count, below=top.below, temperature=self._temperature
+                    chosen, head, top.count, below=top.below, temperature=top.temperature or self._temperature
                 )
                 if len(want) == 1:
                     return found

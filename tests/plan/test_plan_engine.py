@@ -80,6 +80,20 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], str, str, str]] = [
         "keep old keys",
         "Write recompute",
     ),
+    (
+        {"lowest_temperature": 0.5},
+        (f"{ROLLOUT}.temperature=0.3",),
+        f"{ROLLOUT}.temperature",
+        "draws at 0.5 or above",
+        "Write 0.5 or more",
+    ),
+    (
+        {"lowest_temperature": 0.5},
+        ("evaluation.temperature=0.3",),
+        "evaluation.temperature",
+        "draws at 0.5 or above",
+        "or 0 for greedy answers",
+    ),
     ({"devices": ("cpu",)}, ("runtime.device=cuda",), "runtime.device", "on cpu only", "Write cpu"),
     ({"devices": ("cuda",)}, ("runtime.device=cpu",), "runtime.device", "on cuda only", "Write cuda"),
     ({"exact": False}, ("trainer.exact=true",), "trainer.exact", "same bits", "exact=True"),
@@ -160,8 +174,7 @@ def test_an_interpreter_is_for_an_engine_in_a_process_of_its_own(
     for words, reason in (((), "trainer's process"), ((HYBRID, "runtime.threads=true"), "this process")):
         (problem,) = problems_of(name, word, *words)
         assert problem.key == f"{ROLLOUT}.python" and reason in problem.reason
-    (problem,) = problems_of(name, word, HYBRID, RAY)
-    assert problem.key == f"{ROLLOUT}.python" and "Ray" in problem.reason
+    assert problems_of(name, word, HYBRID, RAY) == []
 
 
 def test_a_package_that_is_missing_can_be_planned_and_not_be_run(declare: Declare, plan_of: Plans) -> None:

@@ -21,6 +21,7 @@ from tandem.rollout.process import NO_WEIGHTS, HostedEngine
 from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Message
 from tandem.runtime.ray.cluster import Slot
+from tandem.runtime.ray.elsewhere import relay
 from tandem.runtime.ray.weights import RemoteWeights
 
 _COLLECT_S = 1.0
@@ -130,9 +131,13 @@ class EngineActor:
         self._line = HostedLine()
 
     def start(self, spec: EngineSpec, folder: str) -> int:
-        """Build the engine and serve it, in a thread; the pid of this process. The driver works in ``folder``."""
+        """Build the engine and serve it, in a thread, here or in a process of another environment; the pid of this one.
+
+        The driver works in ``folder``.
+        """
         work_beside(folder)
-        serve = partial(host, spec, self._line, ActorServing)
+        here = spec.python is None
+        serve = partial(host, spec, self._line, ActorServing) if here else partial(relay, spec, self._line)
         threading.Thread(target=or_die, args=(serve,), daemon=True).start()
         return os.getpid()
 
@@ -151,6 +156,11 @@ class HostedLine:
     def __init__(self) -> None:
         self.arrived: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._sent: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
+
+    @property
+    def heard(self) -> bool:
+        """See ``Collected``."""
+        return self._sent.empty()
 
     def send(
         self, kind: str, tensors: Mapping[str, torch.Tensor] | None = None, file: int | None = None, **fields: Any
