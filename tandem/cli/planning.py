@@ -27,8 +27,9 @@ class NoPlan:
         return False
 
     def to_json(self) -> str:
-        """The problems as JSON, for machines."""
-        return json.dumps({"kind": None, **asdict(self)}, default=repr, ensure_ascii=False, indent=2)
+        """The problems as JSON, for machines; without secrets."""
+        shown = NoPlan(tuple(problem.hidden() for problem in self.problems))
+        return json.dumps({"kind": None, **asdict(shown)}, default=repr, ensure_ascii=False, indent=2)
 
 
 def plan_words(words: Sequence[str]) -> Plan | SftPlan | NoPlan:

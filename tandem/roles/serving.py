@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tandem.base.errors import ContractError, DeadlineError
 from tandem.columns.proto import DataProto
@@ -89,6 +89,14 @@ class LocalScorer:
         return self._engine.forward(batch, want)
 
 
+@runtime_checkable
+class Watchable(Protocol):
+    """A scorer whose work is done in other processes."""
+
+    def silent(self) -> list[str]:
+        """Those that give no sign of life, in words."""
+
+
 class ForwardModel:
     """Weights of its own that follow the actor's: the actor_fwd and reference roles.
 
@@ -144,6 +152,10 @@ class ForwardModel:
     def held(self) -> Weights:
         """The weights in place, where they are not those of the start."""
         return self._scorer.held()
+
+    def silent(self) -> list[str]:
+        """The processes of it that give no sign of life, in words."""
+        return self._scorer.silent() if isinstance(self._scorer, Watchable) else []
 
     def restore(self, weights: Weights, version: int) -> None:
         """Begin with ``weights``, which were ``held`` as ``version`` in an earlier run."""

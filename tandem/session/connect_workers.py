@@ -10,7 +10,7 @@ from tandem.dataflow.gate import Gate
 from tandem.dataflow.store import DataPlane
 from tandem.plan.engine import engine_capabilities, probe_interval
 from tandem.roles.probing import TOLERANCES, LogprobProbe, probe_prompts
-from tandem.roles.rollout.utilization import StepClock
+from tandem.roles.rollout.utilization import ScoringWait, StepClock
 from tandem.roles.rollout.worker import RolloutWorker, UpdatedStream
 from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.roles.serving import ForwardModel
@@ -32,7 +32,8 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = (), *, asle
     gate = parts.gate(staleness, list(pool.engines), capacity)
     plane = parts.runtime.plane(parts.ledger(staleness + 1, capacity))
     log, waits, clock = parts.open_log(), parts.waits(), StepClock()
-    make = partial(_worker, parts, plane, gate, clock)
+    scoring = ScoringWait(clock)
+    make = partial(_worker, parts, plane, gate, clock, scoring)
 
     gives = bool(engine_capabilities(parts.config).logprobs)
 
@@ -51,7 +52,17 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = (), *, asle
     )
     groups = [stage for stage in parts.plan.stages if stage.phase == "group"]
     workers = Workers(
-        role, parts.rewards, plane, gate, clock, parts.progress, waits, log, lanes=staleness + 1, stages=groups
+        role,
+        parts.rewards,
+        plane,
+        gate,
+        clock,
+        scoring,
+        parts.progress,
+        waits,
+        log,
+        lanes=staleness + 1,
+        stages=groups,
     )
     waits.watch(workers)
     weights = PushedWeights(workers, log)
@@ -71,7 +82,13 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = (), *, asle
 
 
 def _worker(
-    parts: Parts, plane: DataPlane, gate: Gate, clock: StepClock, name: str, engine: RolloutEngine
+    parts: Parts,
+    plane: DataPlane,
+    gate: Gate,
+    clock: StepClock,
+    scoring: ScoringWait,
+    name: str,
+    engine: RolloutEngine,
 ) -> RolloutWorker:
     return RolloutWorker(
         name,
@@ -84,6 +101,7 @@ def _worker(
         parts.composite.tokenizer,
         partial=parts.config.actor_rollout_ref.rollout.partial,
         clock=clock,
+        scoring_wait=scoring,
     )
 
 

@@ -16,6 +16,7 @@ from tandem.roles.correction import mismatch_report
 from tandem.roles.critic import CRITIC, Critic
 from tandem.session.idle import why_idle
 from tandem.session.progress import Progress, StepPart
+from tandem.session.rescue import Rescue
 from tandem.speed.measured import RESUMED, step_limit, step_summary
 from tandem.speed.step_bound import Setting
 
@@ -58,8 +59,12 @@ class Criticism(StepPart):
         return {CRITIC: folder}
 
     def finish(self, folder: Path) -> None:
+        with Rescue(self._write, folder, self._critic.steps, CRITIC).around(folder / CRITIC_FOLDER):
+            self._write(folder / CRITIC_FOLDER)
+
+    def _write(self, folder: Path) -> None:
         weights = dict(self._critic.export())
-        save_pretrained_atomic(self._critic.model, self._tokenizer, folder / CRITIC_FOLDER, weights=weights)
+        save_pretrained_atomic(self._critic.model, self._tokenizer, folder, weights=weights)
 
 
 class Estimates(StepPart):

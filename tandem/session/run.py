@@ -14,7 +14,9 @@ from tandem.base.interrupts import INTERRUPTS, held, hold, note_saved, release
 from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER
 from tandem.config.schema import TrainerConfig
 from tandem.observe.run_log import RunLog
+from tandem.plan.resumed import SETTINGS
 from tandem.session.progress import Progress, StepPart
+from tandem.session.rescue import Rescue, unfinished_removed
 from tandem.stages.stage import Stage
 from tandem.stages.table import train, train_critic
 
@@ -52,7 +54,7 @@ class Run:
     ``enough`` says whether they end the run. ``limits`` adds what follows from the times of a step. ``counting`` is the
     context of a step while the loop works on it. ``why_idle`` says of a step, from its metrics and batch, why it
     trained nothing; the first ``untrained`` steps may. ``awake`` lets the model be saved, whoever's turn it is.
-    ``closing`` ends what was started for the run.
+    ``closing`` ends what was started for the run. ``settings`` is what its checkpoints say of it.
     """
 
     trainer: TrainerConfig
@@ -74,6 +76,7 @@ class Run:
     untrained: int = 0
     awake: Callable[[], None] = lambda: None
     closing: ExitStack = field(default_factory=ExitStack)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -128,8 +131,8 @@ class Run:
         """Write a checkpoint to resume from, with what the run exports inside; nothing where it keeps none."""
         if self.checkpoint is None:
             return
-        with held(), self.log.timed("save"):
-            root = self.output_dir / CHECKPOINTS
+        root = self.output_dir / CHECKPOINTS
+        with held(), self.log.timed("save"), self._rescue().around(root), unfinished_removed(root):
             parts = self.exporter.write_parts(root)
             for part in self.parts:
                 parts |= part.save(root, step)
@@ -140,7 +143,8 @@ class Run:
     def _facts(self) -> dict[str, Any]:
         """What a resumed run must know beside the model that is trained."""
         step = self.progress.step
-        return {"step": step} | {name: fact for part in self.parts for name, fact in part.facts(step).items()}
+        own = {"step": step, SETTINGS: self.settings}
+        return own | {name: fact for part in self.parts for name, fact in part.facts(step).items()}
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -169,10 +173,15 @@ class Run:
     def _finish(self) -> None:
         """Write what was trained."""
         final = self.output_dir / FINAL_FOLDER
-        self.exporter.write(final)
+        with self._rescue().around(final):
+            self.exporter.write(final)
         self.log.summarize(model=str(final))
         for part in self.parts:
             part.finish(self.output_dir)
+
+    def _rescue(self) -> Rescue:
+        """What keeps the model where it can't be written."""
+        return Rescue(self.exporter.write, self.output_dir, self.progress.step)
 
     def _leave_checkpoint(self) -> None:
         """At an interrupt: the steps that are done, so that a run goes on from there."""

@@ -196,6 +196,7 @@ class FsdpEngine:
             optim_state_dict=state["optimizer"],
             options=self._own_state,
         )
+        self._updater.as_configured()
         self._updater.updates, self._updater.skipped = state["updates"], state["skipped"]
 
     @property

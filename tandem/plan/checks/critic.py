@@ -42,11 +42,16 @@ def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None, own
         reason = "a critic can't start from an adapter, which was trained for the head of a language model"
         remedy = f"Write critic.model: {{path: {start.path}, lora_rank: 16}}"
         yield Problem(f"{MODEL}.adapter_path", start.adapter_path, reason, remedy)
-    yield from _check_warmup(config, batch)
     yield from _check_budget(config, planned)
     yield from _check_exact(config)
     yield from _check_pipelining(config)
-    updates = None if batch.steps is None else batch.steps * batch.mini_batches * planned.epochs
+    yield from check_critic_schedule(config, batch, planned.epochs, own_loop)
+
+
+def check_critic_schedule(config: Config, batch: BatchPlan, epochs: int, own_loop: bool = False) -> Iterator[Problem]:
+    """What depends on the number of steps; ``epochs`` are the critic's."""
+    yield from _check_warmup(config, batch)
+    updates = None if batch.steps is None else batch.steps * batch.mini_batches * epochs
     yield from check_schedule("critic.optim", config.critic.optim, updates, own_loop)
 
 

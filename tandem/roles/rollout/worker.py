@@ -16,19 +16,20 @@ from tandem.config.model import OnWeightUpdate
 from tandem.data.prompts import Prompt
 from tandem.data.sampler import Sampler
 from tandem.dataflow.gate import Closed, Gate
-from tandem.dataflow.store import DataPlane
+from tandem.dataflow.store import Answering, DataPlane
 from tandem.dataflow.tickets import Ticket
 from tandem.reward.outcome import Scores
 from tandem.roles.probing import ask
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import Filling, Pending, Rollout
-from tandem.roles.rollout.utilization import Utilization, wall
+from tandem.roles.rollout.utilization import ScoringWait, Utilization, wall
 from tandem.rollout.connection import QUIET_S
 from tandem.rollout.protocol import EngineStats, GroupOutput, GroupRequest, Heartbeat, RolloutEngine, Supervised
 from tandem.rollout.sound import sound_outputs
 from tandem.weights.probe import Answer
 
 _TICK_S = 0.05  # between looks at scorings while the engine has nothing to do
+_ANSWER_S = 2.0  # for the parts of the data plane to give a sign of life
 _LEAVE_S = 10.0  # for a loop whose engine has died to hand its tickets on
 
 
@@ -58,11 +59,15 @@ class RolloutWorker(Rollout):
         *,
         partial: Literal["resume", "discard"] = "resume",
         clock: Callable[[], float] = wall,
+        scoring_wait: ScoringWait | None = None,
     ) -> None:
-        super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer)
+        super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer, scoring_wait)
         self._partial = partial
         self.error: BaseException | None = None
-        self.utilization = Utilization(clock)
+        waited = self.scoring_wait
+        self.utilization = Utilization(
+            lambda: clock() - waited.blocked_s(name), lambda change: waited.generates(name, change)
+        )
         self._pending: dict[Ticket, Pending] = {}
         self._by_key: dict[int | str, Ticket] = {}
         self._generating = 0
@@ -330,10 +335,14 @@ def cause_of_stall(
     partition: int,
     starting: Collection[str] = (),
 ) -> str:
-    """Why a partition isn't ready, in words: what is unfilled, who scores, is paused or silent, what the gate awaits.
+    """Why a partition isn't ready, in words: parts of the data plane that don't answer; else what is unfilled, who
+    scores, is paused or silent, what the gate awaits.
 
     The engines of ``starting`` have died.
     """
+    silent = plane.silent(_ANSWER_S) if isinstance(plane, Answering) else []
+    if silent:
+        return "; ".join(silent)  # what else is late is late because of them, and nobody can be asked
     causes = []
     status = plane.status().partitions
     if partition in status:

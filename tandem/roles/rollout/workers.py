@@ -27,7 +27,7 @@ _REST_S = 600.0
 
 
 class RolloutWorkers:
-    """``streams`` are the loops at work, ``fleet`` their engines, ``publisher`` brings them weights.
+    """``streams`` are the loops at work, ``pool`` their engines, ``publisher`` brings them weights.
 
     The loop of an engine that dies leaves its tickets to the others. ``restart`` starts the engine again, at most
     ``max_restarts`` times each; it gets tickets once it has loaded the version of the day. One death more is raised by

@@ -59,9 +59,13 @@ class RayRuntime:
                 disconnect()
             raise
 
-    def ranks(self, role: str, setup: RankSetup, *, several: int = 1) -> list[RayRank]:
-        """A train rank on each device of the role, which ``several`` such groups share. They end with the runtime."""
-        return start_ranks(self._slots(role), setup, part=self._part(role) / several, role=role)
+    def ranks(self, role: str, setup: RankSetup, *, several: int = 1, called: str | None = None) -> list[RayRank]:
+        """A train rank on each device of the role, which ``several`` such groups share. They end with the runtime.
+
+        ``called`` is what messages call this group; default: as the role.
+        """
+        part = self._part(role) / several
+        return start_ranks(self._slots(role), setup, part=part, role=role if called is None else called)
 
     def engines(
         self,

@@ -100,7 +100,9 @@ class RayRoles:
         """See ``Runtime``."""
         several = len(self._plan.teachers) if role == TEACHER else 1
         bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
-        group = self._group(role, partial(forward_engine, self._config, self._plan.pushed, moves, path), several)
+        called = f"{role} {path}" if several > 1 else role
+        build = partial(forward_engine, self._config, self._plan.pushed, moves, path)
+        group = self._group(role, build, several, called)
         beside = partial(group.call, RayTrainRank.base_fingerprint) if self._plan.pushed == "adapter" else None
         return GroupScorer(group, bucket_bytes, beside)
 
@@ -108,12 +110,16 @@ class RayRoles:
         """See ``Runtime``."""
         self._cluster.close()
 
-    def _group(self, role: str, build: BuildEngine, several: int = 1) -> TrainGroup[RayTrainRank]:
-        """A rank on each device of the role, which ``several`` such groups share."""
-        config, execution = self._config, self._config.execution
+    def _group(
+        self, role: str, build: BuildEngine, several: int = 1, called: str | None = None
+    ) -> TrainGroup[RayTrainRank]:
+        """A rank on each device of the role, which ``several`` such groups share; see ``RayRuntime.ranks``."""
+        config, execution, name = self._config, self._config.execution, role if called is None else called
         return TrainGroup(
-            self._cluster.ranks(role, rank_setup(config, build), several=several),
+            self._cluster.ranks(role, rank_setup(config, build), several=several, called=name),
             deadline_s=execution.deadline_s,
+            warning_s=execution.stall_warning_s,
+            role=name,
             balance=self._plan.flow.balance,
             whole_groups=config.trainer.exact,
         )
@@ -156,6 +162,10 @@ class GroupScorer:
     def held(self) -> Weights:
         """See ``Scorer``."""
         return self._held
+
+    def silent(self) -> list[str]:
+        """See ``Watchable``."""
+        return self._ranks.silent()
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
         """See ``Scorer``."""
