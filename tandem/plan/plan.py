@@ -16,7 +16,7 @@ from tandem.config.schema import Config
 from tandem.models.families import notes_on_families
 from tandem.plan.adapters import pushed_part
 from tandem.plan.batch import BatchPlan, plan_batch
-from tandem.plan.checks.adapters import check_adapters, check_exported, check_pushed
+from tandem.plan.checks.adapters import check_adapters, check_exported, check_pushed, notes_on_targets
 from tandem.plan.checks.algorithm import check_algorithm
 from tandem.plan.checks.correction import correction_notes
 from tandem.plan.checks.critic import check_critic, read_critic
@@ -262,6 +262,7 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None, runtime: 
         yield from notes_on_ends(config)
     yield from reward_notes(config)
     yield from notes_on_template(config)
+    yield from notes_on_targets(config.actor_rollout_ref.model, facts)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"
     else:

@@ -84,3 +84,35 @@ def test_targets_are_looked_for_among_the_modules_of_the_model(place: Path, plan
     assert "'v_proj'" in unknown.remedy
     assert head.value == "lm_head"
     assert "q_proj, v_proj" in head.remedy
+
+
+def moe(place: Path, family: str) -> None:
+    experts = {
+        f"model.layers.0.mlp.experts.{i}.{name}.weight": [64, 32] for i in range(4) for name in ("w1", "w2", "w3")
+    }
+    attention = {f"model.layers.0.self_attn.{name}_proj.weight": [64, 32] for name in "qv"}
+    write_header(place / "model", {**experts, **attention, "model.layers.0.mlp.gate.weight": [4, 64]})
+    config = place / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": family}))
+
+
+def test_experts_that_are_one_parameter_get_no_adapter_and_the_plan_says_so(place: Path, plan_of: Plans) -> None:
+    moe(place, "mixtral")
+    plan = plan_of("actor_rollout_ref.model.lora_rank=4")
+    assert plan.problems == ()
+    assert plan.memory[0].parts["actor gradients"] == 4 * 4 * (64 + 32) * 2
+    (note,) = (note for note in plan.notes if "all-linear" in note)
+    assert "experts of the family mixtral" in note and "w1" in note
+    targets = "actor_rollout_ref.model.lora_target_modules=[q_proj, w1, gate_up_proj, gate, nothing]"
+    problems = plan_of("actor_rollout_ref.model.lora_rank=4", targets).problems
+    assert [problem.value for problem in problems] == ["w1", "gate_up_proj", "gate", "nothing"]
+    assert all("no linear modules" in problem.reason and "q_proj, v_proj" in problem.remedy for problem in problems[:3])
+
+
+def test_an_adapter_of_experts_is_no_start(place: Path, plan_of: Plans) -> None:
+    moe(place, "mixtral")
+    (place / "adapter").mkdir()
+    config = {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj", "w1"]}
+    (place / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    (problem,) = plan_of("actor_rollout_ref.model.adapter_path=adapter").problems
+    assert "w1" in problem.reason and "Merge it" in problem.remedy
