@@ -11,15 +11,18 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 DEV_EXTRAS := dev,math,ray,tasks,tracking,smollm2
 # A file's tests share what is slow to build, so a file stays with one process; more than four only wait for memory.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages)
 
-.PHONY: help install quickstart test quick check format families clean
+.PHONY: help install quickstart test quick check format families mutate fuzz-config clean
 
 help:
 	@echo "make quickstart   install, warm a tiny model up by SFT, train it with RL (about 5 minutes)"
 	@echo "make test         install, run all checks and tests"
 	@echo "make quick        the checks, and the tests that start no processes"
 	@echo "make families     docs/models.md: tiny models of many families, and what becomes of each"
+	@echo "make fuzz-config  draw 300 configs: what the plan accepts must run, what it refuses must name a key"
+	@echo "make mutate       which small mistakes in tandem/algorithms its tests notice (SAMPLE=0: all of them)"
 	@echo "make check        style, types, layers, size budgets"
 	@echo "make format       rewrite the files in the house style"
 	@echo "make install      only create $(VENV)"
@@ -40,6 +43,12 @@ quick: check
 families: $(VENV)/.installed-dev
 	$(BIN)/python tools/families.py
 
+fuzz-config: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.generated
+
+mutate: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutate --sample $(SAMPLE) --oracle tests/oracle/sample.json
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -52,7 +61,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutation_cache
 
 # A changed requirement reinstalls; otherwise the stamps make a second call instant.
 $(VENV)/.torch: constraints.txt

@@ -192,6 +192,6 @@ def gae(
         running = torch.where(trained, delta + gamma * lam * running, running)
         next_value = torch.where(trained, values[:, t], next_value)
         columns.append(running)
-    advantages = select(torch.stack(columns[::-1], dim=1), counted)
+    advantages = torch.stack(columns[::-1], dim=1)
     white = whiten_partition(advantages, counted, response_mask)
     return in_dtype_of(token_rewards, white, select(advantages + values, response_mask))

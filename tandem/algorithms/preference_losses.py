@@ -88,8 +88,8 @@ def _above(values: torch.Tensor) -> torch.Tensor:
 
 def _compared(pairs: Pairs, rewards: torch.Tensor, logprobs: torch.Tensor, mask: torch.Tensor) -> dict[str, Metric]:
     """The metrics of a comparison: ``rewards`` (B,) are what the loss raises for the chosen answer."""
-    chosen, rejected = pairs.split(rewards.detach())
-    likely, unlikely = pairs.split(masked_sum(logprobs.detach(), mask, dim=-1))
+    chosen, rejected = pairs.split(rewards)
+    likely, unlikely = pairs.split(masked_sum(logprobs, mask, dim=-1))
     return {
         "preference/accuracy": _mean(_above(chosen - rejected)),
         "preference/margin": _mean(chosen - rejected),
@@ -185,8 +185,8 @@ def orpo(
     nll = -pairs.split(mean)[0]
     terms = nll - beta * log_sigmoid(chosen - rejected)
     metrics = _compared(pairs, beta * mean, logprobs, response_mask)
-    metrics["preference/nll"] = _mean(nll.detach())
-    metrics["preference/log_odds_ratio"] = _mean((chosen - rejected).detach())
+    metrics["preference/nll"] = _mean(nll)
+    metrics["preference/log_odds_ratio"] = _mean(chosen - rejected)
     return PreferenceLoss(terms, metrics)
 
 
@@ -247,9 +247,9 @@ def kto(
     ratio = _log_ratio(logprobs, ref_logprobs, response_mask)
     gain = beta * torch.where(preferred, ratio - reference_point, reference_point - ratio)
     weights = torch.where(preferred, desirable_weight, undesirable_weight).to(ratio.dtype)
-    rewards, likely = beta * ratio.detach(), masked_sum(logprobs.detach(), response_mask, dim=-1)
+    rewards, likely = beta * ratio, masked_sum(logprobs, response_mask, dim=-1)
     metrics = {
-        "preference/accuracy": _mean(_above(gain.detach())),
+        "preference/accuracy": _mean(_above(gain)),
         "preference/chosen_reward": Metric.over(rewards, preferred),
         "preference/rejected_reward": Metric.over(rewards, ~preferred),
         "preference/chosen_logprob": Metric.over(likely, preferred),

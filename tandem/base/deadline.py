@@ -17,7 +17,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds left, never negative."""
+        """The seconds that are left, never negative."""
         return max(0.0, self.started + self.seconds - time.monotonic())
 
     def check(self, awaited: str, blocker: str) -> None:

@@ -1,4 +1,24 @@
-"""Every error that Tandem raises on purpose. Each says what is wrong, where, and what to write instead."""
+"""Every error that Tandem raises on purpose. Each says what is wrong, where, and what to write instead.
+
+TandemError                       the base; the command line prints its message and ends with 1, or 2 for input
+├── ConfigError                   a config that can't run, with every problem found (ends with 2)
+│   └── InvalidConfigError        a config that can't even be read: tandem.config.load
+├── DataError                     bad input data, with file and row (ends with 2)
+│   ├── DamagedError              a file that is not as it was written: tandem.base.manifest
+│   ├── OtherContentError         a folder of tensors other than those asked for: tandem.train.tensor_files
+│   ├── RowError                  a row that can't be read: tandem.data.rows
+│   └── TemplateError             a prompt template that can't be meant so: tandem.data.template
+├── UnknownNameError              a name that nothing is registered under, with those near it
+├── WriteError                    a file or folder that can't be written
+├── ContractError                 code that broke its contract: a missing column, a wrong shape or dtype
+├── RewardError                   a failed reward, where the config says that one ends the run
+├── StarvationError               a partition that can't be filled: too many prompts were dropped
+├── DeadlineError                 a wait that ended without its event, with who blocks it
+├── DiedError                     a process that others wait for is gone
+│   └── EngineDiedError           a rollout engine is gone
+│       └── EngineHungError       a rollout engine that did nothing for too long; a DeadlineError, too
+└── RankError                     a train rank that failed: tandem.roles.train_group
+"""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def hold() -> None:
 
 
 def release() -> None:
-    """See ``hold``."""
+    """End what ``hold`` began: a signal that came meanwhile takes effect now."""
     _state.holding = False
     _raise_pending()
 

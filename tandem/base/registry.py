@@ -157,5 +157,5 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """The names of all entries, sorted."""
         return sorted(self._entries)

@@ -24,7 +24,7 @@ def same_tensor(a: Tensor, b: Tensor) -> bool:
 
 
 def same_ragged(a: Ragged, b: Ragged) -> bool:
-    """Equal row by row."""
+    """Whether both hold rows of the same lengths, and the same values in each."""
     return torch.equal(a.offsets, b.offsets) and same_tensor(a.values, b.values)
 
 

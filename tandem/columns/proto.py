@@ -32,7 +32,7 @@ class DataProtoItem:
 
 
 class DataProto:
-    """B samples as columns.
+    """A batch of B samples, kept as columns.
 
     ``batch``: column -> tensor (B, ...) or ``Ragged`` of B rows. ``non_tensor_batch``: name -> Python list of length B.
     ``meta_info``: what holds for the batch as a whole. ``tokenizer``: for whoever reads tokens as text; never saved.
@@ -239,7 +239,7 @@ class DataProto:
     # --- moving and keeping ------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str) -> DataProto:
-        """All tensors on ``device``."""
+        """The batch with all its tensors on ``device``."""
         return self._with({name: c.to(device=device) for name, c in self.batch.items()}, self.non_tensor_batch)
 
     def save(self, folder: str | Path) -> None:

@@ -117,12 +117,12 @@ class Ragged:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values."""
+        """The dtype of the values."""
         return self.values.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of the values."""
+        """The device of the values; the offsets are always on the CPU."""
         return self.values.device
 
     def row(self, i: int) -> Tensor:
@@ -134,7 +134,7 @@ class Ragged:
         return self.values[start:end]
 
     def rows(self) -> tuple[Tensor, ...]:
-        """All rows as views."""
+        """All rows in order, as views (L_i, ...) of the values."""
         if len(self) == 0:
             return ()
         return torch.split(self.values, self.lengths.tolist())

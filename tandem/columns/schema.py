@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """One declared column.
+    """What is declared of a column: its name, how it is stored, and what it means.
 
     ``dtype`` is the torch name (``"float32"``), or the Python type in words for an object column. Columns with the same
     ``aligned_with`` (and that column itself) have rows of equal lengths, sample by sample.

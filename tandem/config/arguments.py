@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from tandem.base.errors import Problem
 from tandem.base.registry import near
 from tandem.config.flags import MODE_FLAGS, SFT_FLAGS, TRAIN_FLAGS
-from tandem.config.foreign import FOREIGN, Foreign
+from tandem.config.foreign import Foreign, foreign_flag
 from tandem.config.schema import LATEST, SftConfig
 from tandem.config.spellings import SPELLINGS, SWITCHES
 from tandem.config.tree import field_at, is_bool, is_free, paths_of
@@ -76,7 +76,6 @@ class _Reader:
         self.root = root
         self.aliases = SFT_FLAGS if root is SftConfig else TRAIN_FLAGS
         self.modes = () if root is SftConfig else MODE_FLAGS
-        self.foreign = {} if root is SftConfig else FOREIGN
         self.extra = () if root is SftConfig else SPELLINGS
         self.found = Arguments()
 
@@ -105,8 +104,8 @@ class _Reader:
         if key in CONFIG_FLAGS and self.root is not None:
             file = self._take_value(given) or (self.words.pop(0) if self.words else "")
             self.found.files.append(Path(file))
-        elif not self._is_known(key) and key in self.foreign:
-            self._read_foreign(name, self.foreign[key], given)
+        elif not self._is_known(key) and (foreign := self._foreign(key)) is not None:
+            self._read_foreign(name, foreign, given)
         elif not self._is_known(key):
             self.found.problems.append(self._unknown(name))
             self._take_value(given)
@@ -126,6 +125,10 @@ class _Reader:
                 self.found.problems.append(Problem(f"--{name}", None, "the flag needs a value", remedy))
             else:
                 self.found.assignments.append(Assignment(path, value, spelling))
+
+    def _foreign(self, key: str) -> Foreign | None:
+        """The flag of other programs; those train with rewards."""
+        return None if self.root is SftConfig else foreign_flag(key)
 
     def _read_foreign(self, name: str, flag: Foreign, given: str | None) -> None:
         """A flag of other programs: accepted where it says what is done anyway, else named with what to write."""

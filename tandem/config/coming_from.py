@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tandem.config.flags import MODE_FLAGS, TRAIN_FLAGS
-from tandem.config.foreign import FOREIGN
+from tandem.config.foreign import FAMILIES, FOREIGN, Foreign
 
 TARGET = Path("docs/coming-from.md")
 
@@ -23,14 +23,11 @@ in the reward, `--kl-loss-coef` with `--use-kl-loss` one in the loss, and a run 
 
 
 def page() -> str:
-    """The whole page."""
+    """The text of ``docs/coming-from.md``."""
     rows = [f"| `--{name.replace('_', '-')}` | `execution.mode: {name}` |" for name in MODE_FLAGS]
     rows += [f"| `--{name.replace('_', '-')}` | `{path}` |" for name, path in TRAIN_FLAGS.items()]
-    others = [
-        f"| `--{name.replace('_', '-')}` | {', '.join(f'`{same}`' if same else 'as it is' for same in flag.same)} | "
-        f"{flag.instead.replace('|', chr(92) + '|')} |"
-        for name, flag in FOREIGN.items()
-    ]
+    others = [_row(name, flag) for name, flag in FOREIGN.items()]
+    others += [_row(f"{name}*", flag) for name, flag in FAMILIES.items()]
     return "\n".join(
         [
             HEAD,
@@ -43,6 +40,11 @@ def page() -> str:
             "",
         ]
     )
+
+
+def _row(name: str, flag: Foreign) -> str:
+    accepted = ", ".join(f"`{same}`" if same else "as it is" for same in flag.same)
+    return f"| `--{name.replace('_', '-')}` | {accepted} | {flag.instead.replace('|', chr(92) + '|')} |"
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ _TRACKER = "Leave it out: write trainer.logger=[console, tensorboard]; every run
 _ENGINE = "Leave it out: engines are set by actor_rollout_ref.rollout.* (gpu_memory_utilization, max_num_seqs)"
 _WATCHED = "Leave it out: engines are watched anyway (execution.max_engine_restarts)"
 _OWN_CODE = "Leave it out: name code of your own by reward_manager.file, data.source.file or plugins"
+_SHAPE = "Leave it out: the model's shape is in the config.json of its folder (--hf-checkpoint)"
+_ALONE = "Leave it out: tandem sft trains on examples without a rollout"
 _SWITCH: Literal["switch"] = "switch"
 _VALUES: Literal["values"] = "values"
 
@@ -144,5 +146,61 @@ FOREIGN = {
     "tb_experiment_name": Foreign("Write trainer.output_dir: TensorBoard's files are inside"),
     "timeline_dump_dir": Foreign("Write trainer.trace=true"),
     "sglang_cuda_graph_bs": Foreign(_ENGINE, takes=_VALUES),
+    # further ones of the scripts
+    "tis_level": Foreign("Write algorithm.rollout_correction.weights=sequence instead of --use-tis", same=("token",)),
+    "update_weights_interval": Foreign("Leave it out: weights travel after every step", same=("1",)),
+    "ref_actor_config": Foreign("Leave it out: reference and actor_fwd compute as the actor does"),
+    "keep_old_actor": Foreign("Leave it out: the policy of the step's start is kept where it is needed", takes=_SWITCH),
+    "opd_type": Foreign("Write actor_rollout_ref.teacher.path: the teacher runs beside the actor or as its tag"),
+    "opd_teacher_timeout_s": Foreign("Leave it out: execution.deadline_s bounds every wait"),
+    "opd_log_prob_top_k": Foreign("Write algorithm.distillation={type: forward_kl_topk, top_k: ...}"),
+    "use_lora": Foreign("Write actor_rollout_ref.model.lora_rank=16", takes=_SWITCH),
+    "lora_target_preset": Foreign("Write actor_rollout_ref.model.lora_target_modules=all-linear, or [q_proj, ...]"),
+    "lora_load": Foreign("Write actor_rollout_ref.model.adapter_path=FOLDER"),
+    "save_lora": Foreign("Write trainer.export=adapter"),
+    "lora_weight_decay": Foreign("Write actor_rollout_ref.actor.optim.weight_decay"),
+    "loss_mask_type": Foreign("Leave it out: what is learned of a conversation follows from its chat template"),
+    "disable_compute_advantages_and_returns": Foreign(_ALONE, takes=_SWITCH),
+    "debug_train_only": Foreign(_ALONE, takes=_SWITCH),
+    "debug_rollout_only": Foreign("Write evaluation.at_start=true, or use tandem eval", takes=_SWITCH),
+    "save_debug_rollout_data": Foreign("Write trainer.rollouts_per_step: samples are in rollouts.jsonl"),
+    "fsdp_full_params": Foreign(
+        "Leave it out: checkpoints hold shards and, for export, the whole model", takes=_SWITCH
+    ),
+    "decoder_last_pipeline_num_layers": Foreign(_MEGATRON),
+    "enable_mtp_training": Foreign("Leave it out: further-token heads are not trained", takes=_SWITCH),
+    # the shape of a model
+    **{
+        name: Foreign(_SHAPE)
+        for name in (
+            *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
+            *("normalization", "norm_epsilon", "rotary_base", "rotary_percent", "vocab_size"),
+            *("max_position_embeddings", "position_embedding_type", "num_experts"),
+        )
+    },
+    "spec": Foreign(_SHAPE, takes=_VALUES),
+    **{
+        name: Foreign(_SHAPE, takes=_SWITCH)
+        for name in (
+            *("swiglu", "group_query_attention", "disable_bias_linear", "add_qkv_bias", "qk_layernorm"),
+            *("use_rotary_position_embeddings", "untie_embeddings_and_output_weights", "apply_layernorm_1p"),
+            *("attention_output_gate", "use_gated_attention"),
+        )
+    },
 }
 """Flag (dashes as underscores) -> what is to be written."""
+
+FAMILIES = {
+    "sglang_": Foreign(_ENGINE, takes=_VALUES),
+    "vllm_": Foreign(_ENGINE, takes=_VALUES),
+    "wandb_": Foreign(_TRACKER, takes=_VALUES),
+    "moe_": Foreign(_SHAPE, takes=_VALUES),
+    "mtp_": Foreign(_SHAPE, takes=_VALUES),
+}
+"""How flags begin of which there are many, that are handed on to other programs -> what is to be written."""
+
+
+def foreign_flag(name: str) -> Foreign | None:
+    """What is known of the flag ``name`` (dashes as underscores) of other programs; None of one that none has."""
+    family = next((flag for begin, flag in FAMILIES.items() if name.startswith(begin)), None)
+    return FOREIGN.get(name, family)

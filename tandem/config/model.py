@@ -25,7 +25,7 @@ class ModelConfig(Node):
 
     @property
     def tokenizer(self) -> str:
-        """Where the tokenizer is."""
+        """The folder or hub id of the tokenizer: the model's own unless another one is named."""
         return self.path if self.tokenizer_path is None else self.tokenizer_path
 
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -144,7 +144,7 @@ class RefConfig(Node):
 
     update_interval: PositiveInt | None = None
     """Refresh the reference with the actor's weights every so many steps; default: never."""
-    fsdp_config: dict[str, Any] = {}
+    fsdp_config: dict[str, Any] | str = {}
     """Of other programs, and not used: the reference is sharded as the actor is."""
 
 

@@ -36,7 +36,7 @@ class TypedNode(BaseModel):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Everything written beside ``type``."""
+        """Everything that is written beside ``type``: the parameters of the entry."""
         return dict(self.model_extra or {})
 
 

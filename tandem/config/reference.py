@@ -31,7 +31,7 @@ no number: `n: "2"` is refused. `tandem plan run.yaml` prints what a config mean
 
 
 def reference() -> str:
-    """The whole page."""
+    """The text of ``docs/config.md``."""
     parts = [HEAD, "## A training run: `tandem train`\n", *_sections(Config)]
     parts += ["## Supervised fine-tuning: `tandem sft`\n", *_sections(SftConfig), *_flags()]
     return "\n".join(parts)

@@ -27,7 +27,7 @@ ONLY_WITH_SEPARATE_DEVICES = {
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """``data.train_files[0]`` of its parts."""
+    """A path as the user writes it, such as ``data.train_files[0]``, from its parts."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
 

@@ -32,7 +32,7 @@ class Field:
 
     @property
     def annotation(self) -> Any:
-        """Its type."""
+        """The type of the field's value, as the node class declares it."""
         return self.info.annotation
 
     @property

@@ -215,10 +215,10 @@ def encode_pair(
 
 
 class Render(Protocol):
-    """Makes text of messages."""
+    """A function that makes one text of the messages of a conversation."""
 
     def __call__(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        """See ``render_chat``."""
+        """The text of ``messages``, and with ``add_generation_prompt`` the header of the assistant's next turn."""
 
 
 class _Unstable(Exception):

@@ -43,7 +43,7 @@ class JsonlTable:
         self.name = str(path)
 
     def scan(self) -> Iterator[Row | RowError]:
-        """All rows in order."""
+        """Every row in the order of the file; a ``RowError`` in the place of a line that can't be used."""
         with self.path.open("rb") as handle:
             for number, line in enumerate(handle, start=1):
                 if line.strip():
@@ -106,7 +106,7 @@ class ParquetTable:
         next(self._batches(), None)  # a file that is no parquet is refused now
 
     def scan(self) -> Iterator[Row | RowError]:
-        """All rows in order."""
+        """Every row in the order of the file; a ``RowError`` in the place of a row that can't be used."""
         number = 1
         for batch in self._batches():
             yield from self._rows(batch, number)

@@ -49,7 +49,7 @@ class Counted(Sampler[T]):
 
     @classmethod
     def of(cls, rows: Catalog[Any], *, seed: int, shuffle: bool = True, epochs: int | None = None) -> Self:
-        """Draws from ``rows``."""
+        """Draws from the usable ``rows`` of a catalogue, which bring their counts along."""
         made = cls(rows, seed=seed, shuffle=shuffle, epochs=epochs, fingerprint=rows.fingerprint)
         made.counts = rows.counts
         return made
@@ -86,7 +86,7 @@ class Mixture(Generic[T]):
         self._shares = [part.weight / whole for part in parts]
 
     def __len__(self) -> int:
-        """Items in one epoch."""
+        """The number of items in one epoch: those of all parts together."""
         return sum(len(part.draws) for part in self.parts)
 
     @property
@@ -105,28 +105,28 @@ class Mixture(Generic[T]):
         return RowCounts(sum(c.rows for c in every), sum(c.kept for c in every), sum(c.cut for c in every), dropped)
 
     def take(self, count: int) -> list[T]:
-        """See ``Stream.take``."""
+        """The next ``count`` items, each from the part that is furthest behind its share."""
         if self.epochs is not None:
             count = min(count, self.epochs * len(self) - sum(self.drawn.values()))
         return [item for _ in range(count) for item in self._due().draws.take(1)]
 
     def total_steps(self, batch_size: int, steps: int | None = None) -> int:
-        """See ``Stream.total_steps``."""
+        """Whole batches that a run over the mix can make. Raises ``DataError`` where nothing bounds it."""
         return whole_batches(len(self), self.epochs, batch_size, steps)
 
     def left_over(self, batch_size: int, steps: int) -> int:
-        """See ``Stream.left_over``."""
+        """Draws at the end of a run of ``steps`` over the mix that make no whole batch."""
         return left_over(len(self), self.epochs, batch_size, steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Stream.state_dict``."""
+        """The weights of the mix and the place in each of its parts, as JSON data."""
         return {
             "weights": {part.name: part.weight for part in self.parts},
             "parts": {part.name: part.draws.state_dict() for part in self.parts},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``Stream.load_state_dict``."""
+        """Go on in every part where ``state`` was taken. Raises ``DataError`` for another mix or other data."""
         weights = {part.name: part.weight for part in self.parts}
         saved = state.get("weights")
         if saved != weights:

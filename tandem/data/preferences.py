@@ -63,7 +63,7 @@ class PreferenceColumns:
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The columns of answers."""
+        """The names of the columns that hold answers: two of a pair, or one with a label."""
         return (self.chosen, self.rejected) if self.label is None else (self.response,)
 
 

@@ -86,7 +86,7 @@ class Indexable(Protocol):
     """Things read by number, such as a list or a map-style torch dataset."""
 
     def __len__(self) -> int:
-        """How many."""
+        """The number of things that can be read."""
 
     def __getitem__(self, index: int, /) -> object:
         """The one at ``index``, from 0."""
@@ -104,7 +104,7 @@ class RowsTable:
         self._united = not keep_nulls
 
     def scan(self) -> Iterator[Row | RowError]:
-        """All rows in order."""
+        """Every row in the order of the list; a ``RowError`` in the place of a row that can't be used."""
         for number in range(1, len(self._rows) + 1):
             try:
                 yield self.row(number)

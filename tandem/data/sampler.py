@@ -44,7 +44,7 @@ class Sampler(Generic[T]):
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Items in one epoch."""
+        """The number of items in one epoch."""
         return len(self.items)
 
     @property
@@ -86,7 +86,7 @@ class Sampler(Generic[T]):
         return whole_batches(len(self.items), self.epochs, batch_size, steps)
 
     def left_over(self, batch_size: int, steps: int) -> int:
-        """See ``left_over``, of a run of ``steps``."""
+        """Draws at the end of a run of ``steps`` that make no whole batch of ``batch_size``."""
         return left_over(len(self.items), self.epochs, batch_size, steps)
 
     def refill(self, partition: int, ticket: int, attempt: int) -> T:

@@ -24,7 +24,7 @@ class TaskTable:
         self._made = create_task(json.dumps(self._recipe))
 
     def scan(self) -> Iterator[Row | RowError]:
-        """All questions in order."""
+        """Every question of the task as a row, in the order of the task."""
         for number in range(1, len(self._made) + 1):
             yield self.row(number)
 

@@ -48,7 +48,9 @@ class Gate:
     ``open_tickets`` are those left over from partitions that began before a restart; fresh ones start at ``first``.
     An engine counts as live from its first ``acknowledge`` on: a late joiner loads before it works. ``even`` gives
     fresh tickets only to engines that have no more in hand than the mean of those at work, so that the first to ask
-    does not take all.
+    does not take all. ``capacity`` (None: what staleness admits) bounds the groups of unfinished partitions that are
+    stored or being made: a group is begun only if it will have its place, so that no engine is left with a finished
+    one that it can't put down while it owes others of the partition that is waited for.
     """
 
     def __init__(
@@ -60,9 +62,13 @@ class Gate:
         last: int | None = None,
         open_tickets: Iterable[Ticket] = (),
         even: bool = False,
+        capacity: int | None = None,
     ) -> None:
         if tickets < 1 or max_staleness < 0:
             raise ContractError(f"gate: tickets={tickets} must be positive, max_staleness={max_staleness} not negative")
+        if capacity is not None and capacity < tickets:
+            raise ContractError(f"gate: capacity {capacity} groups can't hold one partition of {tickets}; raise it")
+        self._capacity = capacity
         self.max_staleness = max_staleness
         self.tickets = tickets
         self._last = last
@@ -75,7 +81,7 @@ class Gate:
         self._even = even
         self._in_hand: Counter[str] = Counter()  # engine -> tickets of _out
         self._published: int | None = None
-        self._unpublished: dict[int, Closed] = {}  # partition -> answer while versions stay: many engines ask
+        self._unpublished: dict[tuple[int, int], Closed] = {}  # (partition, version needed) -> answer: many ask
         for ticket in open_tickets:
             if ticket.partition >= first:
                 raise ContractError(f"{ticket} would be given twice: fresh tickets start at partition {first}")
@@ -134,7 +140,7 @@ class Gate:
         ticket = self._next()
         if ticket is None:
             return Closed("every ticket is given out", exhausted=True)
-        closed = self._closed(engine, own, ticket.partition)
+        closed = self._closed(engine, own, ticket)
         if closed is not None:
             return closed
         if ticket == self._fresh and self._even and (others := self._less_in_hand(engine)) is not None:
@@ -152,7 +158,7 @@ class Gate:
         own, ticket = self._version(engine), self._next()
         if ticket is None:
             return Closed("every ticket is given out", exhausted=True)
-        return self._closed(engine, own, ticket.partition)
+        return self._closed(engine, own, ticket)
 
     def done(self, ticket: Ticket) -> None:
         """The ticket's group is stored. Harmless if it was done before: an engine given up may still deliver."""
@@ -220,27 +226,37 @@ class Gate:
             self._waiting.add(ticket)
             heapq.heappush(self._refills, ticket)
 
-    def _closed(self, engine: str, own: int | None, partition: int) -> Closed | None:
+    def _closed(self, engine: str, own: int | None, ticket: Ticket) -> Closed | None:
         if engine in self._paused:
             return Closed(f"engine {engine!r} is paused: {self._paused[engine]}")
-        needed = max(0, partition - self.max_staleness)
+        partition = ticket.partition
+        fresh = max(0, partition - self.max_staleness)
+        needed = max(fresh, self._room_from(ticket))
         if own is None:
             return Closed(f"engine {engine!r} has loaded no weights yet", needed, (engine,))
         if self._published is None or self._published < needed:
-            if partition not in self._unpublished:
-                self._unpublished[partition] = self._awaiting(partition, needed)
-            return self._unpublished[partition]
+            if (partition, needed) not in self._unpublished:
+                self._unpublished[partition, needed] = self._awaiting(partition, needed, fresh)
+            return self._unpublished[partition, needed]
         if own < needed:
             return Closed(
                 f"engine {engine!r} is at version {own}, partition {partition} needs {needed}", needed, (engine,)
             )
         return None
 
-    def _awaiting(self, partition: int, needed: int) -> Closed:
+    def _room_from(self, ticket: Ticket) -> int:
+        """The version with which there is room for the ticket: all partitions below it are over and hold nothing."""
+        if self._capacity is None:
+            return 0
+        beyond = ticket.partition * self.tickets + ticket.place - self._capacity
+        return max(0, beyond // self.tickets + 1)
+
+    def _awaiting(self, partition: int, needed: int, fresh: int) -> Closed:
         behind = tuple(sorted(name for name, v in self._versions.items() if v is not None and v < needed))
+        why = f"max_staleness {self.max_staleness}" if needed == fresh else f"room for {self._capacity} groups"
         return Closed(
-            f"partition {partition} needs version {needed} published (max_staleness {self.max_staleness}), "
-            f"{self._published} is; awaited from {', '.join(behind)}",
+            f"partition {partition} needs version {needed} published ({why}), {self._published} is; "
+            f"awaited from {', '.join(behind)}",
             needed,
             behind,
         )

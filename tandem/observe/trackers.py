@@ -63,17 +63,17 @@ class JsonlTracker:
         self._log = MetricLog(run.output_dir, resumed_step=run.resumed_step)
 
     def log(self, step: int, metrics: Mapping[str, object]) -> None:
-        """Append a line."""
+        """Append one line with ``step`` and its metrics."""
         self._log.append(step, metrics)
 
     def finish(self) -> None:
-        """Close the file."""
+        """Close the file; nothing is logged afterwards."""
         self._log.close()
 
 
 @TRACKERS.register("tensorboard", package="tensorboard", extra="tracking")
 class TensorBoardTracker:
-    """Scalars in ``output_dir/tensorboard``."""
+    """A tracker that writes scalars for TensorBoard into ``output_dir/tensorboard``."""
 
     def __init__(self, run: RunInfo) -> None:
         try:

@@ -129,7 +129,16 @@ def unknown_names(config: Config) -> list[Problem]:
         ("actor_rollout_ref.rollout.name", rollout, "rollout engine", [*engines, *ENGINES_LATER]),
         ("actor_rollout_ref.actor.strategy", strategy, "training engine", list(STRATEGIES)),
     )
-    return [unknown(key, name, kind, known) for key, name, kind, known in named if name not in known]
+    found = [unknown(key, name, kind, known) for key, name, kind, known in named if name not in known]
+    return [_as_loss(problem) if problem.key == estimator_key else problem for problem in found]
+
+
+def _as_loss(problem: Problem) -> Problem:
+    """The problem of an unknown estimator, where it is a loss: other programs name some of these so."""
+    if problem.value not in (*POLICY_LOSSES, *PREFERENCE_LOSSES):
+        return problem
+    remedy = f"Write algorithm.policy_loss.type: {problem.value}, and adv_estimator: grpo or another"
+    return Problem(problem.key, problem.value, "it is a policy loss and estimates no advantages", remedy)
 
 
 def unknown(key: str, name: str, kind: str, known: list[str]) -> Problem:

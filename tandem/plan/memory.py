@@ -65,7 +65,7 @@ def plan_memory(
     if facts is None or not (facts.parameters and facts.hidden and facts.layers and facts.vocabulary):
         return ()
     groups: dict[str, dict[str, int]] = {}
-    for placement in placed:
+    for placement in (one for one in placed if one.devices):
         parts = groups.setdefault(placement.group, {})
         if placement.role == "actor":
             budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu

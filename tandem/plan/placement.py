@@ -83,9 +83,10 @@ def _devices(config: Config, role: str) -> Devices:
     for name, devices in config.execution.resource.items():
         if name in names:
             return devices
-    if config.execution.mode == "colocate" and config.execution.resource:
+    given = [devices for name, devices in config.execution.resource.items() if name != ADVANTAGES]
+    if config.execution.mode == "colocate" and given:
         # Roles that take turns need no entry of their own: they use what the others were given.
-        return max(config.execution.resource.values(), key=lambda pair: pair[0] * pair[1])
+        return max(given, key=lambda pair: pair[0] * pair[1])
     rollout = config.actor_rollout_ref.rollout
     if (
         rollout.name != "hf"

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tandem.roles.batching import Batching
 from tandem.roles.loss import Loss
 from tandem.roles.train_group import TrainGroup
+from tandem.roles.train_rank import TrainRank
+from tandem.roles.trained_role import StepNames, TrainedRole
 from tandem.stages.facts import OLD_ACTOR, REF
 from tandem.train.checkpoint import Checkpoint
-from tandem.train.objective import LossSum, trained_mask
-from tandem.train.protocol import Exported, StepResult, logprobs_and
+from tandem.train.protocol import logprobs_and
 from tandem.weights.store import ACTOR
 
 
-@dataclass
-class _StepTally:
-    """What the optimizer steps of one training step did: sums over all of them, and those in which nothing was."""
+class Actor(TrainedRole):
+    """The policy that is trained, and its reference.
 
-    total: LossSum | None = None
-    loss: float = 0.0
-    empty: int = 0
-    results: list[StepResult] = field(default_factory=list)
-
-
-class Actor:
-    """The ranks that train, and how a partition is cut into optimizer steps.
-
-    ``steps`` counts train calls (the weights version), ``updates`` the optimizer steps that were applied. A step is
-    one ``step``; or sub-batches one by one: any number of ``accumulate`` and one ``apply`` (a single optimizer step),
-    or any number of ``step_slice`` (an optimizer step each) and one ``end_slices``.
+    ``steps`` is the weights version. A step is one ``step``; or sub-batches one by one: any number of ``accumulate``
+    and one ``apply`` (a single optimizer step), or any number of ``step_slice`` (an optimizer step each) and one
+    ``end_slices``.
 
     The reference is a copy of the weights at the start, or, with ``reference_is_base``, the model without its adapters.
     It becomes the actor as it is after each ``refresh_every`` steps. ``moved`` is the first version with the weights of
@@ -45,24 +33,21 @@ class Actor:
 
     def __init__(
         self,
-        ranks: TrainGroup,
+        ranks: TrainGroup[TrainRank],
         batching: Batching,
         *,
         keep_reference: bool,
         reference_is_base: bool = False,
         refresh_every: int | None = None,
     ) -> None:
-        self.ranks = ranks
-        self.steps = self.updates = self.moved = 0
+        super().__init__(ranks, batching)
+        self.moved = 0
         self._refresh_every = refresh_every
-        self._batching = batching
-        self._tally = _StepTally()
-        self._pending: LossSum | None = None
         self._in_slices = False
         if reference_is_base:
-            ranks.tag_base(REF)
+            ranks.call(TrainRank.tag_base, REF)
         elif keep_reference:
-            ranks.save_tag(REF)
+            ranks.call(TrainRank.save_tag, REF)
 
     # --- forwards ----------------------------------------------------------------------------------------------------
 
@@ -79,7 +64,7 @@ class Actor:
 
     def refresh_reference(self) -> None:
         """The reference becomes the actor as it is now."""
-        self.ranks.save_tag(REF)
+        self.ranks.call(TrainRank.save_tag, REF)
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -93,18 +78,12 @@ class Actor:
         self._require_loss(loss)
         self._require_no_gradient("start a train call")
         values = {} if loss.critic is None else loss.critic.step(loss.batch)
-        for rows in self._batching.mini_batches(loss.batch, self.steps):
-            mini = Loss(loss.batch[rows], loss.objective)
-            self.accumulate(mini)
-            self._update(mini.objective.denominator(mini.batch))
-        return self._end_step() | values
+        self._train(loss.batch, loss.objective)
+        return self._finish() | values
 
     def accumulate(self, loss: Loss) -> None:
         """Add the gradient of the loss's sum over its batch; ``apply`` makes the optimizer step."""
-        if not bool(trained_mask(loss.batch).values.any()):
-            return
-        part = self.ranks.forward_backward(loss.batch, loss.objective)
-        self._pending = part if self._pending is None else self._pending + part
+        self._accumulate(loss.batch, loss.objective)
 
     def apply(self, denominator: float) -> dict[str, float]:
         """End the step with one optimizer step on all that was accumulated.
@@ -112,59 +91,39 @@ class Actor:
         ``denominator`` is the objective's, of the whole partition. Metrics are those of ``step``.
         """
         self._update(denominator)
-        return self._end_step()
+        return self._finish()
 
     def step_slice(self, loss: Loss) -> None:
         """One optimizer step on a sub-batch; old log-probs are of the weights before the first until ``end_slices``."""
         self._require_no_gradient("train on a slice")
         if not self._in_slices:
-            self.ranks.save_tag(OLD_ACTOR)
+            self.ranks.call(TrainRank.save_tag, OLD_ACTOR)
             self._in_slices = True
-        self.accumulate(loss)
-        self._update(loss.objective.denominator(loss.batch))
+        self._train_mini_batch(loss.batch, loss.objective)
 
     def end_slices(self) -> dict[str, float]:
         """End the step that ``step_slice`` began. Metrics are those of ``step``, over all slices."""
         self._in_slices = False
-        return self._end_step()
+        return self._finish()
 
     # --- weights and checkpoints -------------------------------------------------------------------------------------
 
-    def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, full tensor) of ``part`` of the weights; see ``TrainGroup.export``."""
-        return self.ranks.export(part)
-
-    def fingerprint(self, part: Exported = "merged") -> str:
-        """Of the actor's weights; what an engine that took an export of ``part`` over answers."""
-        return self.ranks.fingerprint(part)
-
     def require_actor(self, purpose: str) -> None:
         """Refuse ``purpose`` unless the actor's own weights are in place."""
-        self.ranks.require_actor(purpose)
+        self.ranks.call(TrainRank.require_actor, purpose)
 
     def save(
         self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path] | None = None
     ) -> Checkpoint:
         """Write a checkpoint of model, optimizer, tags and counters, with ``facts`` and the folders ``parts``."""
         self._require_no_gradient("save a checkpoint")
-        own = {"actor": {"steps": self.steps, "updates": self.updates}}
-        return self.ranks.save_checkpoint(root, step, {**facts, **own}, keep, parts)
+        own = {"actor": self._counters()}
+        return self.ranks.call(TrainRank.save_checkpoint, root, step, {**facts, **own}, keep, parts)
 
     def load(self, saved: Checkpoint) -> None:
         """Go on from what ``save`` wrote."""
-        self.ranks.load_checkpoint(saved.path)
-        own = saved.read()["actor"]
-        self.steps, self.updates = own["steps"], own["updates"]
+        self._load(saved.path, saved.read()["actor"])
         self.moved = self.steps
-
-    def sleep(self) -> None:
-        """Give up the memory that only training needs."""
-        self._require_no_gradient("sleep")
-        self.ranks.sleep()
-
-    def wake(self) -> None:
-        """Undo ``sleep``."""
-        self.ranks.wake()
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -183,48 +142,19 @@ class Actor:
                 "algorithm.old_logprobs: recompute, and call it as often as you like"
             )
 
-    def _require_no_gradient(self, purpose: str) -> None:
-        if self._pending is not None:
-            raise ContractError(f"can't {purpose}: a gradient was accumulated and not applied; call apply first")
-
-    def _update(self, denominator: float) -> None:
-        """An optimizer step on what was accumulated since the last, if anything."""
-        pending, tally = self._pending, self._tally
-        self._pending = None
-        if pending is None:
-            tally.empty += 1
-            return
-        tally.results.append(self.ranks.optim_step(denominator))
-        tally.loss += float(pending.loss) / denominator
-        tally.total = pending if tally.total is None else tally.total + pending
-
-    def _end_step(self) -> dict[str, float]:
-        tally, self._tally = self._tally, _StepTally()
-        self.steps += 1
-        if tally.results and tally.results[-1].updates > self.updates:
-            self.updates, self.moved = tally.results[-1].updates, self.steps
+    def _finish(self) -> dict[str, float]:
+        before, tally = self.updates, self._end_step()
+        if self.updates > before:
+            self.moved = self.steps
         if self._refresh_every is not None and self.steps % self._refresh_every == 0:
             self.refresh_reference()
         imbalance = self.ranks.take_imbalance()
         balance = {} if imbalance is None else {"balance/max_over_mean": imbalance}
-        return {"optim/empty_mini_batches": float(tally.empty), **balance, **_summary(tally)}
+        return {"optim/empty_mini_batches": float(tally.empty), **balance, **tally.metrics(_STEP, _LOSS)}
 
 
-def _summary(tally: _StepTally) -> dict[str, float]:
-    if tally.total is None or not tally.results:
-        return {}
-    last = tally.results[-1]
-    metrics = {_METRIC_NAMES.get(name, name): m.mean for name, m in tally.total.metrics.items()}
-    return metrics | {
-        "loss/policy": tally.loss / len(tally.results),
-        "grad/norm": last.grad_norm,
-        "optim/lr": last.lr,
-        "optim/applied": float(sum(result.applied for result in tally.results)),
-        "optim/skipped_steps": float(last.skipped),
-    }
-
-
-_METRIC_NAMES = {
+_STEP = StepNames("loss/policy", "grad/norm", "optim/lr", "optim/applied", "optim/skipped_steps")
+_LOSS = {
     "kl": "kl/mean",
     "entropy": "entropy/mean",
     "clipfrac": "loss/clipfrac",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Concatenate, Generic
 
 import torch
 
@@ -14,11 +13,11 @@ from tandem.base.errors import TandemError
 from tandem.base.interrupts import held
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
-from tandem.roles.train_rank import RankStatus, TrainRank
-from tandem.train.checkpoint import Checkpoint
+from tandem.roles.rank_calls import Call, LocalRank, P, RankHandle, RankT_co, Reply, T, call
+from tandem.roles.train_rank import TrainRank
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import LossSum, Objective
-from tandem.train.protocol import Exported, StepResult, Wanted
+from tandem.train.protocol import Exported, Wanted
 from tandem.train.shard_batch import forward_columns, objective_columns, shard_batch
 from tandem.weights.store import ACTOR
 
@@ -36,57 +35,8 @@ class RankError(TandemError):
     """A rank of the actor failed or is gone; the message names it and says what it said."""
 
 
-class Reply(Protocol):
-    """The answer to one call."""
-
-    def result(self, timeout: float | None = None) -> Any:
-        """The result, or the rank's own error. Raises ``TimeoutError`` where there is neither after ``timeout`` s."""
-
-
-class RankHandle(Protocol):
-    """A ``TrainRank`` somewhere. It works on one call after the other, in the order in which they were submitted."""
-
-    @property
-    def name(self) -> str:
-        """Which rank, and where, for messages."""
-
-    def submit(self, method: str, *args: Any) -> Reply:
-        """Call a method of the ``TrainRank`` by name. Must not wait for the result, unless this is the only rank."""
-
-    def check(self) -> None:
-        """Raise ``DiedError`` if the rank is gone; returns at once."""
-
-
-class Done:
-    """A result that is there."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def result(self, timeout: float | None = None) -> Any:
-        """It."""
-        del timeout
-        return self._value
-
-
-class LocalRank:
-    """The only rank, in this process: calls are made directly and nothing is copied."""
-
-    name = "rank 0 in this process"
-
-    def __init__(self, rank: TrainRank) -> None:
-        self.rank = rank
-
-    def submit(self, method: str, *args: Any) -> Reply:
-        """See ``RankHandle.submit``."""
-        return Done(getattr(self.rank, method)(*args))
-
-    def check(self) -> None:
-        """It is where this is asked."""
-
-
-class TrainGroup:
-    """All ranks of the actor as one.
+class TrainGroup(Generic[RankT_co]):
+    """All ranks of a role as one: ``call`` has every rank do the same, and what follows deals rows or gathers weights.
 
     Every wait ends within ``deadline_s`` and names the ranks that didn't answer. After a failure ranks may stand at
     different meetings, so a group of several refuses all later calls. ``balance`` deals rows so that ranks get equally
@@ -94,7 +44,12 @@ class TrainGroup:
     """
 
     def __init__(
-        self, ranks: Sequence[RankHandle], *, deadline_s: float, balance: bool = False, whole_groups: bool = False
+        self,
+        ranks: Sequence[RankHandle[RankT_co]],
+        *,
+        deadline_s: float,
+        balance: bool = False,
+        whole_groups: bool = False,
     ) -> None:
         self._ranks = list(ranks)
         self._deadline_s, self._balance, self._whole_groups = deadline_s, balance, whole_groups
@@ -102,24 +57,37 @@ class TrainGroup:
         self._broken: Exception | None = None
         self._largest = self._mean = 0.0
 
-    @classmethod
-    def in_process(cls, engine: FsdpEngine, *, deadline_s: float) -> TrainGroup:
+    @staticmethod
+    def in_process(engine: FsdpEngine, *, deadline_s: float) -> TrainGroup[TrainRank]:
         """The group of one rank that lives here."""
-        return cls([LocalRank(TrainRank(engine))], deadline_s=deadline_s)
+        return TrainGroup([LocalRank(TrainRank(engine))], deadline_s=deadline_s)
 
     def __len__(self) -> int:
         return len(self._ranks)
 
-    # --- the model ---------------------------------------------------------------------------------------------------
+    # --- the same for every rank -------------------------------------------------------------------------------------
+
+    def call(self, method: Callable[Concatenate[RankT_co, P], T], /, *args: P.args, **options: P.kwargs) -> T:
+        """Have every rank do ``method`` with the same arguments, as in ``ranks.call(TrainRank.save_tag, REF)``.
+
+        Answers what the first rank does. Raises the reason of a rank that refuses, ``RankError`` for one that fails or
+        is gone, ``DeadlineError`` naming those that don't answer.
+        """
+        return self.every(method, *args, **options)[0]
+
+    def every(self, method: Callable[Concatenate[RankT_co, P], T], /, *args: P.args, **options: P.kwargs) -> list[T]:
+        """``call``, with what every rank answers, by rank."""
+        return self._each([call(method, *args, **options)] * len(self))
+
+    # --- rows dealt to ranks -----------------------------------------------------------------------------------------
 
     def forward(self, batch: DataProto, want: Sequence[Wanted], tag: str = ACTOR) -> dict[str, Ragged]:
         """``TrainEngine.forward`` under the weights ``tag``, in the batch's order."""
         lean = _lean(batch, forward_columns(batch))
         if len(self) == 1:
-            only: dict[str, Ragged] = self.call("forward", lean, want, tag)
-            return only
+            return self.call(TrainRank.forward, lean, want, tag)
         parts = self._deal(lean)
-        found = self._each("forward", [(lean[rows], want, tag) for rows in parts])
+        found = self._each([call(TrainRank.forward, lean[rows], want, tag) for rows in parts])
         back = torch.argsort(torch.cat(parts))
         return {name: Ragged.concat([part[name] for part in found]).take(back) for name in found[0]}
 
@@ -127,17 +95,10 @@ class TrainGroup:
         """``TrainEngine.forward_backward`` over the rows of ``batch`` on all ranks."""
         lean = _lean(batch, [*forward_columns(batch), *objective_columns(objective, batch)])
         if len(self) == 1:
-            only: LossSum = self.call("forward_backward", lean, objective)
-            return only
+            return self.call(TrainRank.forward_backward, lean, objective)
         parts = self._deal(lean, objective.whole_groups)
         self._weigh(lean, parts)
-        total: LossSum = self._each("forward_backward", [(lean[rows], objective) for rows in parts])[0]
-        return total
-
-    def optim_step(self, denominator: float) -> StepResult:
-        """``TrainEngine.optim_step``; refused unless the actor's own weights are in place."""
-        result: StepResult = self.call("optim_step", denominator)
-        return result
+        return self._each([call(TrainRank.forward_backward, lean[rows], objective) for rows in parts])[0]
 
     def take_imbalance(self) -> float | None:
         """Tokens of the fullest rank / mean over ranks, in all train calls since the last question; None for one rank.
@@ -148,31 +109,7 @@ class TrainGroup:
         self._largest = self._mean = 0.0
         return ratio
 
-    # --- weights -----------------------------------------------------------------------------------------------------
-
-    def save_tag(self, tag: str) -> None:
-        """Copy the weights in place into ``tag``."""
-        self.call("save_tag", tag)
-
-    def tag_base(self, tag: str) -> None:
-        """Let ``tag`` be the base model, the adapters switched off: no copy is made."""
-        self.call("tag_base", tag)
-
-    def load_tag(self, tag: str, path: str, trust_remote_code: bool = False) -> None:
-        """Fill ``tag`` from a model of the actor's architecture: a folder that every rank sees, or a hub id."""
-        self.call("load_tag", tag, path, trust_remote_code)
-
-    def load_beside(self, name: str, path: str, dtype: str = "float32", trust_remote_code: bool = False) -> None:
-        """Bring another model onto the ranks, of any architecture; ``forward`` finds it as the tag ``name``."""
-        self.call("load_beside", name, path, dtype, trust_remote_code)
-
-    def copy_tag(self, source: str, target: str) -> None:
-        """Make ``target`` equal to the saved tag ``source``."""
-        self.call("copy_tag", source, target)
-
-    def require_actor(self, purpose: str) -> None:
-        """Refuse ``purpose`` unless the actor's own weights are in place."""
-        self.call("require_actor", purpose)
+    # --- weights gathered from ranks ---------------------------------------------------------------------------------
 
     def export(self, part: Exported = "merged", bucket_bytes: int = BUCKET_BYTES) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, full tensor) of ``part``; see ``TrainEngine.export``.
@@ -180,70 +117,29 @@ class TrainGroup:
         Sharded ones are gathered bucket by bucket, no more than one at a time. Other calls may come between buckets;
         an optimizer step among them would mix two versions.
         """
-        self.call("open_export", part)
-        while bucket := self.call("next_bucket", bucket_bytes):
+        self.call(TrainRank.open_export, part)
+        while bucket := self.call(TrainRank.next_bucket, bucket_bytes):
             yield from bucket
 
-    def fingerprint(self, part: Exported = "merged") -> str:
-        """What an engine that took an export of ``part`` over answers."""
-        found: str = self.call("fingerprint", part)
-        return found
-
-    def base_fingerprint(self) -> str:
-        """Of the weights beside the adapters, which never change."""
-        found: str = self.call("base_fingerprint")
-        return found
-
-    # --- checkpoints -------------------------------------------------------------------------------------------------
-
-    def save_checkpoint(
-        self, root: Path, step: int, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path] | None = None
-    ) -> Checkpoint:
-        """``checkpoint.save`` of model, optimizer and tags; ``root`` is a folder that every rank sees."""
-        saved: Checkpoint = self.call("save_checkpoint", root, step, facts, keep, parts)
-        return saved
-
-    def load_checkpoint(self, path: Path) -> None:
-        """Continue from the checkpoint in the folder ``path``, written by any number of ranks."""
-        self.call("load_checkpoint", path)
-
-    # --- turns and health --------------------------------------------------------------------------------------------
-
-    def sleep(self) -> None:
-        """Give up the memory that only training needs."""
-        self.call("sleep")
-
-    def wake(self) -> None:
-        """Undo ``sleep``."""
-        self.call("wake")
-
-    def status(self) -> list[RankStatus]:
-        """Where each rank is. Raises ``RankError`` for one that is gone."""
-        return self._all("status")
+    # --- health ------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise what ended a rank, if anything did; returns at once, whatever the ranks are doing."""
         for rank in self._ranks:
             rank.check()
 
-    # --- calls -------------------------------------------------------------------------------------------------------
+    # --- inside ------------------------------------------------------------------------------------------------------
 
-    def call(self, method: str, *args: Any) -> Any:
-        """Call a method of every rank, all with the same arguments; the answer of the first, which speaks for all."""
-        return self._all(method, *args)[0]
-
-    def _all(self, method: str, *args: Any) -> list[Any]:
-        return self._each(method, [args] * len(self._ranks))
-
-    def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call each rank with its own arguments; results by rank."""
+    def _each(self, calls: Sequence[Call[RankT_co, T]]) -> list[T]:
+        """A call of one method for each rank; results by rank."""
+        method = calls[0].name
         # Submissions of two threads must reach all ranks in one order, or meetings would cross.
         with self._turn:
             if self._broken is not None:
                 raise RankError(f"{method}: the actor's ranks can't go on after an error") from self._broken
             try:
                 with held():  # all ranks are called, or none: else they would stand at different meetings
-                    replies = [r.submit(method, *args) for r, args in zip(self._ranks, arguments, strict=True)]
+                    replies = [rank.submit(one) for rank, one in zip(self._ranks, calls, strict=True)]
             except Exception as error:
                 self._give_up(error)
                 raise
@@ -257,9 +153,9 @@ class TrainGroup:
         if len(self) > 1:
             self._broken = error
 
-    def _gather(self, method: str, replies: Sequence[Reply]) -> list[Any]:
+    def _gather(self, method: str, replies: Sequence[Reply[T]]) -> list[T]:
         deadline = Deadline(self._deadline_s)
-        results: dict[int, Any] = {}
+        results: dict[int, T] = {}
         failed: dict[int, Exception] = {}
         waiting = dict(enumerate(replies))
         while waiting:

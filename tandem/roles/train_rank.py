@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,7 @@ import torch
 from tandem.base.errors import ContractError, DataError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
-from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.loading import ComputeType, load_causal_lm, load_model
-from tandem.models.weights import copy_weights
 from tandem.stages.facts import OLD_ACTOR
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
@@ -23,7 +21,7 @@ from tandem.train.engine import FsdpEngine
 from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import Exported, StepResult, Wanted
 from tandem.train.sharding import local_shard
-from tandem.weights.store import WeightStore
+from tandem.weights.store import ACTOR, WeightStore
 
 Bucket = list[tuple[str, torch.Tensor]]
 """Some (Hugging Face name, full tensor) of an export."""
@@ -44,6 +42,8 @@ class RankStatus:
 class TrainRank:
     """One rank of the actor. With several ranks each method is a meeting: all are called, in the same order.
 
+    A ``TrainGroup`` calls its methods by reference (``ranks.call(TrainRank.sleep)``), so each is written here alone.
+
     Batches are this rank's share; losses and steps come back for all ranks together. Arguments and results can be
     sent to other processes (of an export only where the transport copies tensors to the CPU).
     """
@@ -58,7 +58,7 @@ class TrainRank:
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
-    def forward(self, batch: DataProto, want: Sequence[Wanted], tag: str) -> dict[str, Ragged]:
+    def forward(self, batch: DataProto, want: Sequence[Wanted], tag: str = ACTOR) -> dict[str, Ragged]:
         """``TrainEngine.forward`` under the weights ``tag``; the actor's are back afterwards.
 
         ``tag`` may also be a model of its own that ``load_beside`` brought.
@@ -90,8 +90,11 @@ class TrainRank:
             raise ContractError(f"{tag!r} can't be the base: the model has no adapters; save a copy of its weights")
         self.weights.define(tag, self.engine.without_adapters)
 
-    def load_tag(self, tag: str, path: str, trust_remote_code: bool) -> None:
-        """Fill ``tag`` from a model of the actor's architecture. Checkpoints leave it out: it is where it came from."""
+    def load_tag(self, tag: str, path: str, trust_remote_code: bool = False) -> None:
+        """Fill ``tag`` from a model of the actor's architecture: a folder that every rank sees, or a hub id.
+
+        Checkpoints leave it out: it is where it came from.
+        """
         try:
             whole = dict(load_model(path, trust_remote_code=trust_remote_code).named_parameters())
             self.weights.put(tag, self.engine.shards_of(whole))
@@ -99,15 +102,16 @@ class TrainRank:
             raise DataError(f"the model {path!r} can't take the actor's place as {tag!r}: {error}") from error
         self._loaded.add(tag)
 
-    def load_beside(self, name: str, path: str, dtype: ComputeType, trust_remote_code: bool) -> None:
-        """Bring another model onto the ranks, for forwards as ``name``; it takes turns with the actor."""
-        tokens = self.engine.model.tokens  # a teacher has the actor's tokenizer
+    def load_beside(
+        self, name: str, path: str, dtype: ComputeType = "float32", trust_remote_code: bool = False
+    ) -> None:
+        """Bring another model, of any architecture, onto the ranks; ``forward`` finds it as the tag ``name``.
+
+        It scores the tokens of the actor's: a teacher has its tokenizer.
+        """
+        tokens = self.engine.model.tokens
         model = load_causal_lm(path, dtype=dtype, trust_remote_code=trust_remote_code, tokens=tokens)
         self._beside[name] = self.engine.beside(model)
-
-    def copy_tag(self, source: str, target: str) -> None:
-        """Make ``target`` equal to the saved tag ``source``."""
-        self.weights.copy(source, target)
 
     def require_actor(self, purpose: str) -> None:
         """Refuse ``purpose`` unless the actor's own weights are in place."""
@@ -132,34 +136,16 @@ class TrainRank:
                 bucket.append(pair)
         return bucket
 
-    def fingerprint(self, part: Exported = "merged") -> str | None:
-        """Of all pairs of an export, and of the base weights beside adapters: what an engine that took it over answers.
-
-        Ranks after the first only take part in the gathering and give None.
-        """
-        self.require_actor("take a fingerprint")
-        beside = (self.base_fingerprint(),) if part == "adapter" else ()
-        exported = self.engine.export(part)
-        if self._rank == 0:
-            return joined(fingerprint(exported), *beside)
-        for _ in exported:
-            pass
-        return None
-
     def base_fingerprint(self) -> str:
         """Of the weights beside the adapters, which never change."""
         return self.engine.base_fingerprint()
-
-    def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Put other weights (see ``copy_weights``) in place of the model's, for a rank that only scores."""
-        copy_weights(self.engine.model, weights)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def save_checkpoint(
         self, root: Path, step: int, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path] | None = None
     ) -> Checkpoint:
-        """``checkpoint.save`` of model, optimizer and tags."""
+        """``checkpoint.save`` of model, optimizer and tags; ``root`` is a folder that every rank sees."""
         self.require_actor("save a checkpoint")
         return checkpoint.save(root, step, tensors=self._state(), facts=facts, keep=keep, parts=parts or {})
 

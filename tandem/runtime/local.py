@@ -15,6 +15,7 @@ from tandem.plan.plan import Plan
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.rollout.engine_pool import EnginePool
 from tandem.roles.serving import LocalScorer
+from tandem.roles.train_rank import TrainRank
 from tandem.rollout.host import build_engine
 from tandem.rollout.process import HostedEngine, ProcessEngine
 from tandem.rollout.protocol import RolloutEngine
@@ -59,7 +60,7 @@ class LocalRuntime:
         part, actor = pushed_part(self._config), composite.actor
         return SharedSnapshots(
             partial(actor.export, part),
-            base=actor.ranks.base_fingerprint if part == "adapter" else None,
+            base=partial(actor.ranks.call, TrainRank.base_fingerprint) if part == "adapter" else None,
             bucket_bytes=self._config.execution.weight_sync.bucket_mb << 20,
         )
 

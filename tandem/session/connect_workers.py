@@ -27,8 +27,9 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMo
     on_update: OnWeightUpdate = "keep"  # nothing is generated in colocate while weights change
     if execution.mode != "colocate":
         staleness, on_update = execution.max_staleness, parts.config.actor_rollout_ref.rollout.on_weight_update
-    keeper = GateKeeper(parts.gate(staleness, list(fleet.engines)))
-    plane = parts.runtime.plane(parts.ledger(staleness + 1, execution.data_plane.capacity_groups))
+    capacity = execution.data_plane.capacity_groups
+    keeper = GateKeeper(parts.gate(staleness, list(fleet.engines), capacity))
+    plane = parts.runtime.plane(parts.ledger(staleness + 1, capacity))
     log, waits, clock = parts.open_log(), parts.waits(), StepClock()
     make = partial(_worker, parts, plane, keeper, clock)
 

@@ -45,10 +45,10 @@ class Parts:
     closing: ExitStack
     resumed: Checkpoint | None = None
 
-    def gate(self, max_staleness: int, engines: Sequence[str]) -> Gate:
+    def gate(self, max_staleness: int, engines: Sequence[str], capacity: int | None = None) -> Gate:
         """A gate over the steps that are left, with engines that have loaded nothing yet."""
-        prompts, progress = self.config.data.train_batch_size, self.progress
-        gate = Gate(prompts, max_staleness, first=progress.step, last=progress.last, even=len(engines) > 1)
+        prompts, progress, even = self.config.data.train_batch_size, self.progress, len(engines) > 1
+        gate = Gate(prompts, max_staleness, first=progress.step, last=progress.last, even=even, capacity=capacity)
         for engine in engines:
             gate.join(engine)
         return gate

@@ -104,7 +104,7 @@ class Stage(ABC):
 
     @property
     def time_key(self) -> str:
-        """Its time in ``metrics.jsonl``."""
+        """The key in ``metrics.jsonl`` that holds the seconds of this stage."""
         return f"time/{self.name}"
 
     def planned(self, stages: Iterable[PlannedStage]) -> PlannedStage | None:

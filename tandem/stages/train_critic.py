@@ -17,6 +17,9 @@ class TrainCritic(Stage):
     def needs(self, step: Step) -> tuple[str, ...]:
         return (*GIVEN, "values", "returns")
 
+    def takes(self, step: Step) -> tuple[str, ...]:
+        return tuple(name for name in step.correction_columns if name == "loss_mask")
+
     def gives(self, step: Step) -> tuple[str, ...]:
         return ()
 

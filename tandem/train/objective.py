@@ -147,8 +147,7 @@ class PolicyObjective:
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
     ) -> LossSum:
         """See ``Objective.numerator``."""
-        whole = columns["response_mask"]
-        mask = whole & columns.get("loss_mask", whole)
+        whole, mask = columns["response_mask"], loss_mask(columns)
         old = columns.get("old_logprobs", logprobs.detach())
         computed = {"old_logprobs": old, "logprobs": logprobs, "entropies": entropies}
         given = {**columns, **computed, "response_mask": mask}
@@ -225,6 +224,12 @@ class SftObjective:
     def denominator(self, batch: DataProto) -> float:
         """Trained tokens of the mini-batch."""
         return denominator(Aggregation.TOKEN_MEAN, trained_counts(batch))
+
+
+def loss_mask(columns: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """``trained_mask`` of columns (b, L): which tokens enter the loss."""
+    whole = columns["response_mask"]
+    return whole & columns.get("loss_mask", whole)
 
 
 def trained_mask(batch: DataProto) -> Ragged:

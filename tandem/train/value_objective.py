@@ -10,7 +10,7 @@ import torch
 from tandem.algorithms.reduce import Aggregation, denominator, loss_numerator
 from tandem.algorithms.value_loss import value_loss
 from tandem.columns.proto import DataProto
-from tandem.train.objective import LossSum, trained_counts
+from tandem.train.objective import LossSum, loss_mask, trained_counts
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ValueObjective:
     aggregation: Aggregation | str = Aggregation.TOKEN_MEAN
     norm: float | None = None
     columns: tuple[str, ...] = ("values", "returns")
-    optional_columns: tuple[str, ...] = ()
+    optional_columns: tuple[str, ...] = ("loss_mask",)
     needs_entropy: bool = False
     whole_groups: bool = False
 
@@ -33,7 +33,7 @@ class ValueObjective:
     ) -> LossSum:
         """See ``Objective.numerator``; ``logprobs`` are the values that a ``ValueEngine`` reads in their place."""
         del entropies
-        mask = columns["response_mask"]
+        mask = loss_mask(columns)
         found = value_loss(logprobs, columns["values"], columns["returns"], mask, cliprange_value=self.cliprange)
         return LossSum(loss_numerator(found.per_token, mask, self.aggregation), dict(found.metrics))
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.coming_from import page
-from tandem.config.foreign import FOREIGN
+from tandem.config.flags import TRAIN_FLAGS
+from tandem.config.foreign import FAMILIES, FOREIGN
 from tandem.config.load import load_words
 from tandem.config.schema import Config
+from tandem.config.spellings import SPELLINGS
 from tandem.plan.plan import compile_plan
 
+MODEL = ["--hf-checkpoint", "m"]
 PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
 
 
@@ -68,50 +73,62 @@ def test_estimators_that_stand_for_more() -> None:
     assert config("--advantage-estimator", "ppo", "plugins=[lab]").algorithm.adv_estimator == "ppo"
 
 
-def test_the_printed_command_of_the_first_seed(tmp_path: Path) -> None:
-    words = [
-        *(
-            "--resource",
-            '{"actor": [1, 4], "rollout": [1, 4]}',
-            "--max-staleness",
-            "2",
-            "--num-data-storage-units",
-            "1",
-        ),
-        *("--num-iters-per-train-update", "8", "--balance-data", "--hybrid", "--use-kl-loss", "--use-tis"),
-        *("--kl-loss-coef", "0.01", "--kl-coef", "0.00", "--rollout-batch-size", "32", "--n-samples-per-prompt", "8"),
-    ]
-    read = config(*words)
-    assert read.execution.mode == "hybrid" and read.execution.balance_data
-    assert (read.algorithm.kl.where, read.algorithm.kl.coef, read.algorithm.use_tis) == ("loss", 0.01, True)
+SAID = {
+    "adam_beta1": "0.8", "adam_beta2": "0.9", "use_kl_loss": "true", "use_kl_in_reward": "true", "kl_coef": "0.1",
+    "use_tensorboard": "true", "resource": "{actor: [1, 2]}", "plugins": "[lab]", "logger": "[tensorboard]",
+    "advantage_estimator": "rloo", "reward": "gsm8k", "rm_type": "gsm8k", "train_pipelining": "step",
+    "eps_clip": "0.3", "eps_clip_high": "0.3", "eps_clip_c": "4.0", "lr_decay_style": "cosine",
+    "train_files": "[a.jsonl]", "val_files": "[a.jsonl]", "prompt_data": "[a.jsonl]",
+}  # fmt: skip
+COUNTS = (
+    "ref_update_interval",
+    "mini_batch_size",
+    "micro_batch_size",
+    "global_batch_size",
+    "num_rollout",
+    "total_steps",
+)
 
 
-SECOND = """
-actor_rollout_ref:
-  hybrid_engine: True
-  model:
-    path: Qwen/Qwen2-7B-Instruct
-  actor:
-    strategy: fsdp
-    ppo_mini_batch_size: 256
-  rollout:
-    name: vllm
-    tensor_model_parallel_size: 2
-  ref:
-    fsdp_config:
-      param_offload: True
-"""
+@pytest.mark.parametrize("name", [name for name in TRAIN_FLAGS if name != "kl_loss_coef"])
+def test_a_flag_that_is_a_key_reaches_it(name: str) -> None:
+    """The value arrives where the table says; of one that stands for other keys, the config changes."""
+    path = TRAIN_FLAGS[name]
+    default = config("--hybrid").model_dump(mode="json", by_alias=True)
+    there = at(default, path)
+    text = SAID.get(name) or ("3" if name in COUNTS or type(there) is int else another(there))
+    words = ["--hybrid", f"--{name.replace('_', '-')}", text]
+    read = load_words([*words, *([] if path.endswith("model.path") else MODEL)], Config)
+    after = read.model_dump(mode="json", by_alias=True)
+    assert after != default
+    if path not in SPELLINGS:
+        assert at(after, path) == yaml.safe_load(text)
 
 
-def test_the_config_of_the_second_seed(tmp_path: Path) -> None:
-    file = tmp_path / "ppo_trainer.yaml"
-    file.write_text(SECOND)
-    read = load_words([f"--config_path={file}"], Config)
-    plan = compile_plan(read)
-    assert plan.devices == 2
-    keys = {problem.key for problem in plan.problems}
-    assert keys <= {"actor_rollout_ref.model.path", "data.train_files"}
-    assert [later.key for later in plan.later if later.key.startswith("actor")] == ["actor_rollout_ref.rollout.name"]
-    assert any("ref.fsdp_config" in note for note in plan.notes)
-    switched = load_words(["--config_path", str(file), "actor_rollout_ref.rollout.name=hf"], Config)
-    assert compile_plan(switched).later == ()
+def another(value: object) -> str:
+    if isinstance(value, bool):
+        return str(not value).lower()
+    return "0.25" if isinstance(value, float) else "word"
+
+
+def test_the_weight_of_a_kl_in_the_loss_goes_with_its_switch() -> None:
+    kl = config("--use-kl-loss", "--kl-loss-coef", "0.25").algorithm.kl
+    assert (kl.where, kl.coef) == ("loss", 0.25)
+
+
+def at(tree: Any, path: str) -> Any:
+    for part in path.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
+
+
+@pytest.mark.parametrize("begin", FAMILIES)
+def test_flags_that_other_programs_hand_on_say_what_to_write(begin: str) -> None:
+    flag = f"--{begin.replace('_', '-')}enable-something"
+    (problem,) = problems(flag, "1", "2", "--seed", "3")
+    assert (problem.key, problem.value, problem.remedy) == (flag, "1 2", FAMILIES[begin].instead)
+
+
+def test_an_estimator_that_is_a_loss_here_is_named_as_one() -> None:
+    (problem,) = (p for p in compile_plan(config("--advantage-estimator", "gspo")).problems if "estim" in p.key)
+    assert "policy loss" in problem.reason and "algorithm.policy_loss.type: gspo" in problem.remedy

@@ -45,6 +45,29 @@ def test_b42_staleness_s_admits_s_plus_one_partitions_and_not_one_more(staleness
     assert admitted(one) == [Ticket(staleness + 1, place) for place in range(2)]
 
 
+@pytest.mark.parametrize(
+    ("capacity", "first", "after_one"),
+    [(2, 2, 2), (3, 3, 2), (5, 5, 2), (6, 6, 2), (99, 6, 2)],
+)
+def test_no_more_groups_are_begun_than_will_have_a_place(capacity: int, first: int, after_one: int) -> None:
+    """Partitions of 2; staleness 2 admits 6 groups. What was trained makes room when its version is published."""
+    one = gate(2, 2, capacity=capacity)
+    assert len(admitted(one)) == first
+    one.acknowledge("a", 1)
+    assert len(admitted(one)) == after_one
+
+
+def test_a_gate_closed_for_want_of_room_says_so() -> None:
+    one = gate(2, 2, capacity=3)
+    admitted(one)
+    assert (str(closed(one)), closed(one).awaited_version) == (
+        "partition 1 needs version 1 published (room for 3 groups), 0 is; awaited from a",
+        1,
+    )
+    with pytest.raises(ContractError, match="can't hold one partition of 2"):
+        Gate(2, 2, capacity=1)
+
+
 def test_b48_the_gate_waits_for_the_publication_not_for_the_trainer() -> None:
     """With s = 0 nothing of partition 1 starts before *every* engine has version 1, and then it does."""
     one = gate(1, 0, engines={"a": 0, "b": 0})
@@ -193,6 +216,7 @@ class Run:
     lags: Counter[int] = field(default_factory=Counter)
     trained: int = 0
     names: int = 0
+    capacity: int | None = None
 
     def add_engine(self) -> None:
         """A joiner may have loaded weights that are old by the time it is there."""
@@ -215,6 +239,8 @@ class Run:
         ticket = self.gate.admit(engine, 0.0)
         if isinstance(ticket, Ticket):
             self.generating.append((engine, ticket, self.versions[engine]))
+            held = sum(len(places) for partition, places in self.filled.items() if partition >= self.trained)
+            assert self.capacity is None or held + len(self.generating) <= self.capacity
         elif not ticket.exhausted:
             assert ticket.awaited_version is not None
             assert ticket.awaited_version > min(self.versions.values())
@@ -263,6 +289,7 @@ class Run:
     seed=st.integers(0, 2**32),
     tickets=st.integers(1, 4),
     engines=st.integers(1, 3),
+    spare=st.none() | st.integers(0, 4),
     drop_rate=st.sampled_from([0.0, 0.3]),
     death_rate=st.sampled_from([0.0, 0.02]),
     speeds=st.lists(st.integers(1, 20), min_size=4, max_size=4),
@@ -272,12 +299,16 @@ def test_b42_consumed_lag_is_bounded_in_every_schedule(
     seed: int,
     tickets: int,
     engines: int,
+    spare: int | None,
     drop_rate: float,
     death_rate: float,
     speeds: list[int],
 ) -> None:
-    """Slow engines, slow pushes, drops, deaths, joiners: lag <= s on what is trained, and the run ends (B48)."""
-    run = Run(Gate(tickets, staleness, last=PARTITIONS), tickets, staleness, random.Random(seed))
+    """Slow engines, slow pushes, drops, deaths, joiners: lag <= s on what is trained, never more groups than have room,
+    and the run ends (B48)."""
+    capacity = None if spare is None else tickets + spare
+    made = Gate(tickets, staleness, last=PARTITIONS, capacity=capacity)
+    run = Run(made, tickets, staleness, random.Random(seed), capacity=capacity)
     for _ in range(engines):
         run.add_engine()
     run.go(drop_rate, death_rate, speeds)

@@ -19,7 +19,7 @@ from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer
 from tandem.observe.metrics import METRICS_FILE, ROLLOUTS_FILE, read_rows
 from tandem.plan.plan import compile_plan
-from tandem.roles.train_group import LocalRank
+from tandem.roles.rank_calls import LocalRank
 from tandem.roles.train_rank import TrainRank
 from tandem.session.build import build_session
 from tandem.session.session import Session

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tandem.models.loading import load_model
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.roles.actor import Actor
 from tandem.roles.evaluation import Evaluator
-from tandem.roles.train_group import TrainGroup
+from tandem.roles.train_rank import TrainRank
 from tandem.session.exports import Exporter
 from tandem.session.rollout import SharedRollout
 from tandem.session.samples import Samples
@@ -43,7 +44,7 @@ INSTANTS: dict[str, Instant] = {
     "generation": (SharedRollout, "fill", 2, 1),
     "reading a partition": (Samples, "complete", 2, 1),
     "training": (Actor, "step", 2, 2),
-    "an optimizer step": (TrainGroup, "optim_step", 2, 2),
+    "an optimizer step": (TrainRank, "optim_step", 2, 2),
     "publishing": (SharedWeights, "push", 3, 2),
     "evaluation": (Evaluator, "answers", 1, 2),
     "the tensors of a save": (tandem.train.checkpoint, "write_tensors", 1, 2),
@@ -91,6 +92,7 @@ def interrupted_at(instant: Instant, number: int, monkeypatch: pytest.MonkeyPatc
     inner: Callable[..., Any] = getattr(owner, name)
     left = [count]
 
+    @wraps(inner)
     def outer(*arguments: Any, **options: Any) -> Any:
         left[0] -= 1
         if left[0] == 0:

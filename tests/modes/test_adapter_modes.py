@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandem.roles.train_rank import TrainRank
 from tests.e2e.seven import Run, distance, equal, train
 
 LORA = (
@@ -63,6 +64,6 @@ def test_the_old_policy_of_stepped_slices_is_a_copy_of_the_adapters(task: Path, 
     execution = "{mode: hybrid, num_iters_per_train_update: 4, train_pipelining: step, weight_sync: {overlap: true}}"
     run = train(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", *LORA)
     assert [row["updates"] for row in run.rows] == [4, 8, 12]
-    copies = run.session.composite.actor.ranks.status()[0].tags
+    copies = run.session.composite.actor.ranks.call(TrainRank.status).tags
     assert copies == ("actor", "old_actor", "ref")
     assert all(torch.isfinite(torch.tensor(run.column("loss/policy"))))

@@ -173,7 +173,7 @@ REFUSED = [
     ((f"{REVERSE[:-1]}, onyl: true}}", TAUGHT), "algorithm.distillation.onyl", "no parameter", "'only'"),
     ((f"{REVERSE[:-1]}, discount: 1.5}}", TAUGHT), "algorithm.distillation.discount", "must be <= 1", ">= 0 and <= 1"),
     ((f"{TOP[:-3]}0}}", TAUGHT), "algorithm.distillation.top_k", "must be > 0", "64"),
-    ((f"{TOP[:-3]}101}}", TAUGHT), "algorithm.distillation.top_k", "100", "1 to 100"),
+    ((f"{TOP[:-3]}101}}", TAUGHT), "algorithm.distillation.top_k", "26", "1 to 26"),
     (
         ("algorithm.distillation={type: jsd_topk, beta: 1.0}", TAUGHT),
         "algorithm.distillation.beta",

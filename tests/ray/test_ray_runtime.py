@@ -19,6 +19,7 @@ from tandem.config.model import OptimConfig
 from tandem.models.loading import load_causal_lm
 from tandem.plan.placement import Placement
 from tandem.roles.train_group import RankError, TrainGroup
+from tandem.roles.train_rank import TrainRank
 from tandem.rollout.hf import HfEngine
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 from tandem.rollout.spec import EngineSpec
@@ -115,14 +116,17 @@ def test_an_engines_refusal_comes_through(engines: list[RayEngine], model: Path)
 
 def test_two_ranks_train_as_one(ranks: list[RayRank], model: Path) -> None:
     group, alone = TrainGroup(ranks, deadline_s=60), TrainGroup.in_process(build(model, None), deadline_s=60)
-    assert [status.pid for status in group.status()] == [rank.pid for rank in ranks]
+    assert [status.pid for status in group.every(TrainRank.status)] == [rank.pid for rank in ranks]
     batch = build_batch([7, 2, 30, 4, 9, 1], group_size=3)
     for _ in range(2):
         expected, found = (g.forward(batch, ["logprobs"])["logprobs"].values for g in (alone, group))
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
         losses = [float(g.forward_backward(batch, OBJECTIVE).loss) for g in (alone, group)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-        assert [g.optim_step(OBJECTIVE.denominator(batch)).applied for g in (alone, group)] == [True, True]
+        assert [g.call(TrainRank.optim_step, OBJECTIVE.denominator(batch)).applied for g in (alone, group)] == [
+            True,
+            True,
+        ]
         group.check()
 
 
@@ -132,14 +136,14 @@ def test_weights_of_two_ranks_reach_two_engines(engines: list[RayEngine], ranks:
     sync = WeightSync(
         RemoteSnapshots(group, bucket_bytes=4096),
         {engine.name: engine for engine in engines},
-        require_actor=group.require_actor,
+        require_actor=partial(group.call, TrainRank.require_actor),
         acknowledged=lambda name, version: acknowledged.append((name, version)),
         deadline_s=60,
     )
     batch = build_batch([5, 9, 3, 7], group_size=2)
     for version in (1, 2):
         group.forward_backward(batch, OBJECTIVE)
-        assert group.optim_step(OBJECTIVE.denominator(batch)).applied
+        assert group.call(TrainRank.optim_step, OBJECTIVE.denominator(batch)).applied
         sync.push(version)
         assert {engine.ping(20) for engine in engines} == {version}
     assert sorted(acknowledged) == [(f"rollout-{i}", v) for i in range(2) for v in (1, 2)]

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tandem.base.errors import DiedError
+from tandem.roles.rank_calls import Call
 from tandem.roles.train_group import TrainGroup
 from tandem.roles.train_rank import TrainRank
 from tandem.train.engine import FsdpEngine
@@ -55,11 +56,11 @@ class ProcessRank:
         self._open: deque[PipeReply] = deque()
         self._lock = threading.Lock()
 
-    def submit(self, method: str, *args: Any) -> PipeReply:
+    def submit(self, call: Call[TrainRank, Any]) -> PipeReply:
         reply = PipeReply(self)
         self._open.append(reply)
         try:
-            self._pipe.send_bytes(pickle.dumps((method, args)))
+            self._pipe.send_bytes(pickle.dumps(call))
         except OSError as error:
             raise DiedError(f"{self.name} is gone") from error
         return reply
@@ -117,9 +118,9 @@ def _serve(build: Build, number: int, world: int, folder: str, pipe: Connection)
     dist.init_process_group("gloo", rendezvous, patience, world_size=world, rank=number)
     rank = TrainRank(build(init_device_mesh("cpu", (world,))), number)
     while True:
-        method, args = pickle.loads(pipe.recv_bytes())
+        call: Call[TrainRank, Any] = pickle.loads(pipe.recv_bytes())
         try:
-            answer = (True, getattr(rank, method)(*args))
+            answer = (True, call.on(rank))
         except Exception as error:
             answer = (False, error)
         pipe.send_bytes(pickle.dumps(answer))

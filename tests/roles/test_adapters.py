@@ -12,12 +12,14 @@ from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import with_adapters
+from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.loading import as_causal_lm, new_model
 from tandem.models.lora import get_lora_model
 from tandem.roles.actor import Actor
 from tandem.roles.batching import Batching
 from tandem.roles.loss import Loss
 from tandem.roles.train_group import TrainGroup
+from tandem.roles.train_rank import TrainRank
 from tandem.stages.facts import REF
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import PolicyObjective
@@ -61,7 +63,7 @@ def test_the_reference_is_the_base_bit_by_bit_however_far_the_adapters_are(tmp_p
             moved = actor.old_logprobs(plain).ragged("old_logprobs").values
             torch.testing.assert_close(reference, base, atol=1e-5 if world else 0.0, rtol=0.0)
             assert not torch.allclose(moved, base, atol=1e-3)
-            status = group.status()
+            status = group.every(TrainRank.status)
             assert all(rank.tags == (REF,) and rank.in_place == "actor" for rank in status)
             again = actor.step(Loss(batch, LOSS))  # the adapters learn as before
             assert again["optim/applied"] == 1
@@ -104,7 +106,7 @@ def test_two_ranks_hold_a_base_in_bfloat16_and_train_adapters_in_float32(tmp_pat
     for world in (0, 2):
         with group_of(world, in_half, tmp_path / str(world)) as group:
             actor = actor_of(group)
-            start = actor.fingerprint("adapter")
+            start = joined(fingerprint(actor.export("adapter")), group.call(TrainRank.base_fingerprint))
             metrics = [actor.step(Loss(batch, LOSS)) for _ in range(2)]
             base, adapters = dict(actor.export("base")), dict(actor.export("adapter"))
             assert all((tensor.dtype == torch.bfloat16) == ("base_layer" in name) for name, tensor in base.items())

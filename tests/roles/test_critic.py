@@ -89,6 +89,14 @@ def test_b21_b22_a_gradient_that_is_not_finite_is_skipped_and_counted(poison: fl
     assert whole.step(batch)["value/applied"] == 1
 
 
+def test_what_a_correction_rejects_leaves_the_value_loss_and_its_count() -> None:
+    batch, rejected, shorter = (valued_batch(LENGTHS) for _ in range(3))
+    kept = torch.arange(len(batch.ragged("responses").values)) % 4 != 2
+    rejected.batch["loss_mask"] = shorter.batch["response_mask"] = batch.ragged("responses").like(kept)
+    whole, left, expected = (critic_here().step(one) for one in (batch, rejected, shorter))
+    assert left == pytest.approx(expected, rel=1e-6) and left["value/loss"] != pytest.approx(whole["value/loss"])
+
+
 def test_a_partition_in_which_nothing_is_to_be_learned_counts_as_a_step() -> None:
     batch = valued_batch([3, 4])
     batch.batch["response_mask"] = batch.ragged("responses").like(torch.zeros(7, dtype=torch.bool))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tandem.algorithms.reduce import Aggregation
+from tandem.roles.train_rank import TrainRank
 from tandem.train.objective import PolicyObjective
 from tests.algorithms.entries import PARAMETERS, SPLITTABLE
 from tests.roles.rank_processes import group_of
@@ -35,7 +36,7 @@ def test_b17_every_loss_gives_two_ranks_the_loss_and_gradient_of_one(tmp_path: P
             seen = []
             for group in (one, two):
                 total = group.forward_backward(batch, objective)
-                result = group.optim_step(objective.denominator(batch))
+                result = group.call(TrainRank.optim_step, objective.denominator(batch))
                 metrics = {key: metric.mean for key, metric in total.metrics.items()}
                 seen.append((float(total.loss), result.grad_norm, metrics))
             assert seen[1][:2] == pytest.approx(seen[0][:2], rel=1e-6), name

@@ -15,6 +15,7 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.roles.teachers import TeacherStage
+from tandem.roles.train_rank import TrainRank
 from tandem.train.engine import FsdpEngine
 from tandem.train.protocol import TopTokens, Wanted
 from tests.roles.rank_processes import group_of
@@ -46,16 +47,16 @@ def test_both_score_as_the_model_itself_does_and_the_actor_is_back_afterwards(
     tolerance: dict[str, float] = {"atol": 1e-5, "rtol": 1e-5} if world else {"atol": 0.0, "rtol": 0.0}
     with group_of(world, engine, tmp_path) as group:
         own = group.forward(batch, ["logprobs"])["logprobs"].values
-        group.load_tag("teacher", str(folders["same"]))
-        group.load_beside("beside", str(folders["same"]))
-        group.load_beside("wide", str(folders["wide"]))
+        group.call(TrainRank.load_tag, "teacher", str(folders["same"]))
+        group.call(TrainRank.load_beside, "beside", str(folders["same"]))
+        group.call(TrainRank.load_beside, "wide", str(folders["wide"]))
         for name, shape in (("teacher", LLAMA), ("beside", LLAMA), ("wide", WIDE)):
             alone = build_engine(shape, seed=3, max_tokens=40).forward(batch, ["logprobs", TOP])
             for want in (["logprobs"], [TOP]):
                 for key, found in group.forward(batch, want, name).items():
                     torch.testing.assert_close(found.values, alone[key].values, **tolerance)
         assert torch.equal(group.forward(batch, ["logprobs"])["logprobs"].values, own)
-        assert all(rank.in_place == "actor" and "teacher" in rank.tags for rank in group.status())
+        assert all(rank.in_place == "actor" and "teacher" in rank.tags for rank in group.every(TrainRank.status))
         one = batch[[3]]  # fewer rows than ranks
         short = group.forward(one, [TOP], "wide")["top_ids"]
         assert torch.equal(short.values, build_engine(WIDE, seed=3).forward(one, [TOP])["top_ids"].values)
@@ -63,7 +64,7 @@ def test_both_score_as_the_model_itself_does_and_the_actor_is_back_afterwards(
 
 def test_a_model_of_another_shape_is_no_tag(folders: dict[str, Path], tmp_path: Path) -> None:
     with group_of(0, engine, tmp_path) as group, pytest.raises(DataError, match=r"wide.*embed_tokens.*\(23, 24\)"):
-        group.load_tag("teacher", str(folders["wide"]))
+        group.call(TrainRank.load_tag, "teacher", str(folders["wide"]))
 
 
 def test_the_actors_own_tag_cant_be_filled(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tandem.base.errors import ContractError, DeadlineError, DiedError
 from tandem.columns.proto import DataProto
-from tandem.roles.train_group import Done, RankError, TrainGroup
+from tandem.roles.rank_calls import Call, Done
+from tandem.roles.train_group import RankError, TrainGroup
+from tandem.roles.train_rank import TrainRank
 from tandem.train import checkpoint
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import PolicyObjective
@@ -37,7 +39,7 @@ def train(group: TrainGroup, batch: DataProto, steps: int = 3) -> list[tuple[flo
     seen = []
     for _ in range(steps):
         total = group.forward_backward(batch, OBJECTIVE)
-        result = group.optim_step(OBJECTIVE.denominator(batch))
+        result = group.call(TrainRank.optim_step, OBJECTIVE.denominator(batch))
         assert result.applied
         seen.append((float(total.loss), total.metrics["kl"].mean, result.grad_norm))
     return seen
@@ -96,7 +98,7 @@ def test_exact_forwards_are_bit_equal_on_any_number_of_ranks(tmp_path: Path) -> 
 def test_weight_tags_switch_bit_exactly(tmp_path: Path, world: int) -> None:
     batch = build_batch([4, 6, 3])
     with group_of(world, build, tmp_path) as group:
-        group.save_tag("ref")
+        group.call(TrainRank.save_tag, "ref")
         reference, original = group.forward(batch, WANT, "ref"), weights(group)
         train(group, batch)
         trained, under_actor = weights(group), group.forward(batch, WANT)
@@ -106,11 +108,11 @@ def test_weight_tags_switch_bit_exactly(tmp_path: Path, world: int) -> None:
         for name, values in group.forward(batch, WANT).items():
             assert torch.equal(values.values, under_actor[name].values)
         assert same_bits(weights(group), trained)
-        group.save_tag("actor")
-        group.copy_tag("actor", "ref")
+        group.call(TrainRank.save_tag, "actor")
+        group.call(TrainRank.save_tag, "ref")
         for name, values in group.forward(batch, WANT, "ref").items():
             assert torch.equal(values.values, under_actor[name].values)
-        assert [status.in_place for status in group.status()] == ["actor"] * world
+        assert [status.in_place for status in group.every(TrainRank.status)] == ["actor"] * world
 
 
 def test_a_checkpoint_of_two_ranks_goes_on_with_one(tmp_path: Path) -> None:
@@ -118,34 +120,33 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(tmp_path: Path) -> None:
     batch, root = build_batch([7, 2, 5, 3]), tmp_path / "checkpoints"
     double = partial(build, shape=GPT2, double=True)
     with group_of(2, double, tmp_path / "two") as two:
-        two.save_tag("ref")
-        two.save_tag("old_actor")
+        two.call(TrainRank.save_tag, "ref")
+        two.call(TrainRank.save_tag, "old_actor")
         train(two, batch)
-        saved = two.save_checkpoint(root, 3, {"cursor": 5}, 1)
+        saved = two.call(TrainRank.save_checkpoint, root, 3, {"cursor": 5}, 1)
         assert saved.read() == {"cursor": 5}
         reference, before = two.forward(batch, WANT, "ref"), weights(two)
         straight = train(two, batch)
     with group_of(0, partial(double, seed=5), tmp_path) as one:
-        one.save_tag("ref")
-        one.load_checkpoint(saved.path)
+        one.call(TrainRank.save_tag, "ref")
+        one.call(TrainRank.load_checkpoint, saved.path)
         assert same_bits(weights(one), before)
         for name, values in one.forward(batch, WANT, "ref").items():
             torch.testing.assert_close(values.values, reference[name].values, atol=1e-6, rtol=1e-6)
         assert train(one, batch) == [pytest.approx(step, rel=1e-6) for step in straight]
     again = checkpoint.open_checkpoint(saved.path)
     with group_of(2, partial(double, seed=6), tmp_path / "again") as two:
-        two.save_tag("ref")
-        two.load_checkpoint(again.path)
+        two.call(TrainRank.save_tag, "ref")
+        two.call(TrainRank.load_checkpoint, again.path)
         assert same_bits(weights(two), before)
 
 
 def test_ranks_are_processes_and_export_what_they_hold(tmp_path: Path) -> None:
     with group_of(0, build, tmp_path) as one, group_of(2, build, tmp_path / "two") as two:
-        status = two.status()
+        status = two.every(TrainRank.status)
         assert [s.rank for s in status] == [0, 1]
-        assert len({s.pid for s in status} | {one.status()[0].pid}) == 3
+        assert len({s.pid for s in status} | {one.every(TrainRank.status)[0].pid}) == 3
         assert same_bits(dict(two.export(bucket_bytes=1000)), weights(one))
-        assert two.fingerprint() == one.fingerprint()
         next(two.export(bucket_bytes=1))  # given up half-way
         assert same_bits(weights(two), weights(one))
 
@@ -167,7 +168,7 @@ def test_a_killed_rank_ends_the_call_in_seconds(tmp_path: Path, lost: int) -> No
     batch = build_batch([4, 6, 3, 5])
     with rank_processes(2, build, tmp_path) as ranks:
         group = TrainGroup(ranks, deadline_s=60)
-        group.status()
+        group.every(TrainRank.status)
         threading.Timer(0.3, ranks[lost].signal, [signal.SIGKILL]).start()
         started = time.monotonic()
         with pytest.raises(DiedError, match=f"rank {lost} .* is gone"):
@@ -181,7 +182,7 @@ def test_a_killed_rank_ends_the_call_in_seconds(tmp_path: Path, lost: int) -> No
 def test_a_rank_that_stands_still_is_named_at_the_deadline(tmp_path: Path) -> None:
     batch = build_batch([4, 6, 3, 5])
     with rank_processes(2, build, tmp_path) as ranks:
-        TrainGroup(ranks, deadline_s=60).status()
+        TrainGroup(ranks, deadline_s=60).every(TrainRank.status)
         ranks[1].signal(signal.SIGSTOP)
         with pytest.raises(DeadlineError, match=r"forward on 2 ranks; blocked by .*rank 1"):
             TrainGroup(ranks, deadline_s=1).forward(batch, ["logprobs"])
@@ -193,7 +194,7 @@ def test_a_rank_that_refuses_ends_the_call_with_its_reason(tmp_path: Path) -> No
         with pytest.raises(ContractError, match="a micro-batch holds 40"):
             group.forward(build_batch([4, 60], group_size=1), ["logprobs"])
         with pytest.raises(RankError, match="can't go on"):
-            group.status()
+            group.every(TrainRank.status)
 
 
 class _Recording:
@@ -202,9 +203,9 @@ class _Recording:
     def __init__(self, name: str) -> None:
         self.name, self.seen, self.arrived = name, list[str](), threading.Event()
 
-    def submit(self, method: str, *args: Any) -> Done:
-        self.seen.append(method)
-        if method == "sleep":
+    def submit(self, call: Call[TrainRank, Any]) -> Done[None]:
+        self.seen.append(call.name)
+        if call.name == "sleep":
             self.arrived.set()
             time.sleep(0.2)
         return Done(None)
@@ -214,10 +215,10 @@ def test_calls_of_two_threads_reach_all_ranks_in_one_order() -> None:
     """Or each would wait at another meeting."""
     ranks = [_Recording("rank 0"), _Recording("rank 1")]
     group = TrainGroup(ranks, deadline_s=5)
-    thread = threading.Thread(target=group.sleep)
+    thread = threading.Thread(target=group.call, args=[TrainRank.sleep])
     thread.start()
     ranks[0].arrived.wait(5)
-    group.wake()
+    group.call(TrainRank.wake)
     thread.join(5)
     assert [rank.seen for rank in ranks] == [["sleep", "wake"]] * 2
 
@@ -228,7 +229,7 @@ class _Failing:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def submit(self, method: str, *args: Any) -> _Failing:
+    def submit(self, call: Call[TrainRank, Any]) -> _Failing:
         return self
 
     def result(self, timeout: float | None = None) -> Any:
@@ -238,7 +239,7 @@ class _Failing:
 def test_foreign_errors_name_all_ranks_that_failed() -> None:
     group = TrainGroup([_Failing("rank 0"), _Failing("rank 1")], deadline_s=5)
     with pytest.raises(RankError, match=r"sleep failed on rank 0: RuntimeError: rank 0 fell over; rank 1: Runtime"):
-        group.sleep()
+        group.call(TrainRank.sleep)
 
 
 def test_an_error_of_the_only_rank_ends_one_call_and_no_more(tmp_path: Path) -> None:

@@ -170,6 +170,9 @@ def _check_sampling(config: Config) -> Iterator[Problem]:
         yield Problem(
             f"{ROLLOUT}.do_sample", False, reason, "Write true; greedy answers belong to evaluation.temperature: 0"
         )
+    if rollout.top_k == 1:
+        reason = "always the likeliest token: answers to a prompt are all equal and have nothing to learn from"
+        yield Problem(f"{ROLLOUT}.top_k", 1, reason, "Write -1 to keep all, or 2 or more")
     if rollout.top_k == 0:
         yield Problem(f"{ROLLOUT}.top_k", 0, "no token would be kept", "Write -1 to keep all, or how many to keep")
 

@@ -41,7 +41,20 @@ def check_teacher(config: Config, entries: Entries, facts: ModelFacts | None) ->
         yield Problem("reward_manager.type", NO_REWARD, reason, remedy)
     for teacher in teachers(config):
         yield from _check_model(config, teacher, facts)
+    yield from _check_other(config)
     yield from _check_sources(config)
+
+
+def _check_other(config: Config) -> Iterator[Problem]:
+    """Whether there is anything to learn from the teachers, where nothing else is learned from."""
+    model, found = config.actor_rollout_ref.model, teachers(config)
+    own = model_folder(model.path)
+    if learns_from_reward(config) or own is None or model.adapter_path is not None or not found:
+        return
+    folders = [model_folder(teacher.path) for teacher in found]
+    if all(folder is not None and folder.resolve() == own.resolve() for folder in folders):
+        reason = "it is the model that is trained: they agree on every token, and nothing else is learned from"
+        yield Problem(key_of(found[0]), found[0].path, reason, f"Name another model, or write {OBJECTIVE}.only: false")
 
 
 def notes_on_teacher(config: Config) -> Iterator[str]:

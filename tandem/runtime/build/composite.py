@@ -31,6 +31,7 @@ from tandem.roles.loss import policy_objective
 from tandem.roles.rollout.generation import end_tokens, training_sampling
 from tandem.roles.serving import Scorer
 from tandem.roles.train_group import TrainGroup
+from tandem.roles.train_rank import TrainRank
 from tandem.rollout.protocol import RolloutEngine
 from tandem.rollout.registry import capabilities_of, make_engine
 from tandem.runtime.build.engine_specs import engine_spec, run_device
@@ -172,7 +173,7 @@ def build_actor(config: Config, plan: Plan, model: CausalLM, total_updates: int)
     return actor_of(config, plan, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s))
 
 
-def actor_of(config: Config, plan: Plan, ranks: TrainGroup) -> Actor:
+def actor_of(config: Config, plan: Plan, ranks: TrainGroup[TrainRank]) -> Actor:
     """The actor over ``ranks``, wherever they are, with the tags of ``plan``."""
     epochs, untrained = config.actor_rollout_ref.actor.ppo_epochs, untrained_steps(config)
     batching = Batching(plan.batch.mini_batch_prompts, epochs, config.trainer.seed, untrained)

@@ -18,6 +18,7 @@ from tandem.plan.plan import compile_plan
 from tandem.roles.batching import Batching
 from tandem.roles.critic import Critic
 from tandem.roles.train_group import TrainGroup
+from tandem.roles.train_rank import TrainRank
 from tandem.runtime.build.composite import config_around, model_tokenizer
 from tandem.runtime.build.engine_specs import run_device
 from tandem.train.value_engine import ValueEngine
@@ -68,7 +69,7 @@ def local_critic(config: Config, tokenizer: PreTrainedTokenizerBase, steps: int)
     return critic_of(config, model, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s))
 
 
-def critic_of(config: Config, model: ValueModel, ranks: TrainGroup) -> Critic:
+def critic_of(config: Config, model: ValueModel, ranks: TrainGroup[TrainRank]) -> Critic:
     """The critic over ``ranks``, wherever they are."""
     section, norm = config.critic, config.algorithm.loss_scale_factor
     objective = ValueObjective(

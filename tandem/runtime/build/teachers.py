@@ -17,6 +17,7 @@ from tandem.plan.plan import Plan
 from tandem.roles.serving import Scorer
 from tandem.roles.teachers import Forward, TeacherStage, wanted_of_teacher
 from tandem.roles.train_group import TrainGroup
+from tandem.roles.train_rank import TrainRank
 from tandem.stages.facts import TEACHER
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def check_tokenizers(config: Config, plan: Plan, own: PreTrainedTokenizerBase) -
 
 
 def load_teachers(
-    config: Config, plan: Plan, ranks: TrainGroup, scorer: Callable[..., Scorer] | None
+    config: Config, plan: Plan, ranks: TrainGroup[TrainRank], scorer: Callable[..., Scorer] | None
 ) -> dict[str, Forward]:
     """Bring the teachers where the plan has them; the forward of each by name.
 
@@ -47,9 +48,9 @@ def load_teachers(
     model = config.actor_rollout_ref.model
     for teacher in plan.teachers:
         if teacher.name in plan.tags:
-            ranks.load_tag(teacher.name, teacher.path, model.trust_remote_code)
+            ranks.call(TrainRank.load_tag, teacher.name, teacher.path, model.trust_remote_code)
         else:
-            ranks.load_beside(teacher.name, teacher.path, model.dtype, model.trust_remote_code)
+            ranks.call(TrainRank.load_beside, teacher.name, teacher.path, model.dtype, model.trust_remote_code)
     return {teacher.name: partial(ranks.forward, tag=teacher.name) for teacher in plan.teachers}
 
 

@@ -28,7 +28,7 @@ from tandem.rollout.spec import EngineSpec
 from tandem.runtime.ray.cluster import Slot, connect, disconnect, release, reserve
 from tandem.runtime.ray.devices import Share
 from tandem.runtime.ray.engine import RayEngine
-from tandem.runtime.ray.ranks import RankSetup, RayRank, gather_weights, start_ranks
+from tandem.runtime.ray.ranks import RankSetup, RayRank, RayTrainRank, gather_weights, start_ranks
 from tandem.train.protocol import Exported
 from tandem.weights.sync import Snapshot
 
@@ -150,10 +150,14 @@ class RemoteSnapshots:
     """
 
     def __init__(
-        self, group: TrainGroup, bucket_bytes: int, dtype: torch.dtype | None = None, part: Exported = "merged"
+        self,
+        group: TrainGroup[RayTrainRank],
+        bucket_bytes: int,
+        dtype: torch.dtype | None = None,
+        part: Exported = "merged",
     ) -> None:
         self._group, self._bucket_bytes, self._dtype, self._part = group, bucket_bytes, dtype, part
-        self._base = cache(group.base_fingerprint)
+        self._base = cache(partial(group.call, RayTrainRank.base_fingerprint))
 
     def __call__(self) -> Snapshot:
         """The weights as they are now."""

@@ -18,8 +18,10 @@ from torch._C._distributed_c10d import TCPStore  # what torch.distributed.TCPSto
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tandem.models.numerics import prepare_process
+from tandem.models.weights import copy_weights
 from tandem.remote.calls import Remote, Reply, end_with_node, import_ray, work_beside
 from tandem.remote.payload import Packed, pack, unpack
+from tandem.roles.rank_calls import Call, T
 from tandem.roles.train_group import RankError, TrainGroup
 from tandem.roles.train_rank import TrainRank
 from tandem.runtime.ray.cluster import Slot
@@ -30,7 +32,6 @@ from tandem.train.protocol import Exported
 BuildEngine = Callable[[DeviceMesh | None], FsdpEngine]
 """Makes the engine of this rank on the mesh of all ranks. Travels by name, so it must be importable in every worker."""
 
-PUT_BUCKET, TAKE_WEIGHTS = "put_bucket", "take_weights"
 _MEETING_S = 1800.0
 _START_S = 300.0
 
@@ -54,14 +55,31 @@ class RankSetup:
     folder: str = ""
 
 
+class RayTrainRank(TrainRank):
+    """A rank in an actor of Ray's, which also reads and writes Ray's shared memory.
+
+    What only such a rank can do takes and gives references; Ray has to see them, so these calls travel as they are.
+    """
+
+    def put_bucket(self, max_bytes: int, dtype: torch.dtype | None) -> BucketRefs:
+        """``next_bucket`` into shared memory, floats as ``dtype``; [] at the end, and on ranks after the first."""
+        bucket = self.next_bucket(max_bytes)
+        cast = [(name, tensor.to(dtype) if tensor.is_floating_point() else tensor) for name, tensor in bucket]
+        return put_bucket(bucket if dtype is None else cast)
+
+    def take_weights(self, refs: BucketRefs) -> None:
+        """Put other weights (see ``copy_weights``) in place of the model's, for a rank that only scores."""
+        copy_weights(self.engine.model, RemoteWeights(refs))
+
+
 class RankActor:
-    """The process of one rank. Its ``TrainRank`` exists from ``build`` on."""
+    """The process of one rank. Its ``RayTrainRank`` exists from ``build`` on."""
 
     def __init__(self, rank: int, world: int) -> None:
         end_with_node()
         self._rank, self._world = rank, world
         self._store: TCPStore | None = None
-        self._hosted: TrainRank | None = None
+        self._hosted: RayTrainRank | None = None
 
     def open_meeting(self, seconds: float) -> tuple[str, int]:
         """Where the ranks find each other: address and port, held from now on, so nobody else can take it."""
@@ -82,7 +100,7 @@ class RankActor:
         # Outputs of a sharded model are views of what it gathered; nothing here writes into them.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
         mesh = self._meet(setup, meeting) if self._world > 1 else None
-        self._hosted = TrainRank(setup.build(mesh), self._rank)
+        self._hosted = RayTrainRank(setup.build(mesh), self._rank)
         return os.getpid()
 
     def _meet(self, setup: RankSetup, meeting: tuple[str, int]) -> DeviceMesh:
@@ -99,22 +117,16 @@ class RankActor:
         """Of this process: an answer shows that it lives."""
         return os.getpid()
 
-    def call(self, method: str, packed: Packed) -> Packed:
-        """A method of the ``TrainRank``."""
-        return pack(getattr(self._there(), method)(*unpack(packed)))
+    def call(self, packed: Packed) -> Packed:
+        """A call of the rank, packed, and its packed result."""
+        call: Call[RayTrainRank, Any] = unpack(packed)
+        return pack(call.on(self._there()))
 
-    def put_bucket(self, max_bytes: int, dtype: torch.dtype | None) -> BucketRefs:
-        """``TrainRank.next_bucket`` straight into Ray's shared memory, floats as ``dtype``; [] at the end, and on ranks
-        but the first."""
-        bucket = self._there().next_bucket(max_bytes)
-        cast = [(name, tensor.to(dtype) if tensor.is_floating_point() else tensor) for name, tensor in bucket]
-        return put_bucket(bucket if dtype is None else cast)
+    def call_with_references(self, call: Call[RayTrainRank, T]) -> T:
+        """A call of what only a ``RayTrainRank`` can do."""
+        return call.on(self._there())
 
-    def take_weights(self, refs: BucketRefs) -> None:
-        """``TrainRank.take_weights``, straight from Ray's shared memory."""
-        self._there().take_weights(RemoteWeights(refs))
-
-    def _there(self) -> TrainRank:
+    def _there(self) -> RayTrainRank:
         if self._hosted is None:
             raise RankError(f"rank {self._rank} has no engine: build() comes first")
         return self._hosted
@@ -127,7 +139,7 @@ class _Unpacked:
     reply: Reply
 
     def result(self, timeout: float | None = None) -> Any:
-        """See ``train_group.Reply``."""
+        """See ``rank_calls.Reply``."""
         return unpack(self.reply.result(timeout))
 
 
@@ -143,11 +155,11 @@ class RayRank:
         """Which rank, and its process."""
         return f"{self.remote.name} (pid {self.pid})"
 
-    def submit(self, method: str, *args: Any) -> _Unpacked | Reply:
-        """See ``RankHandle.submit``; some are methods of the actor itself."""
-        if method in (PUT_BUCKET, TAKE_WEIGHTS):
-            return self.remote.submit(method, *args, awaited="buckets of weights")
-        return _Unpacked(self.remote.submit("call", method, pack(args), awaited=f"the answer to {method}()"))
+    def submit(self, call: Call[RayTrainRank, T]) -> _Unpacked | Reply:
+        """See ``RankHandle.submit``."""
+        if not hasattr(TrainRank, call.name):
+            return self.remote.submit("call_with_references", call, awaited="buckets of weights")
+        return _Unpacked(self.remote.submit("call", pack(call), awaited=f"the answer to {call.name}()"))
 
     def check(self) -> None:
         """See ``RankHandle.check``. One question is open at most; a rank at work answers it later."""
@@ -183,15 +195,15 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, r
 
 
 def gather_weights(
-    group: TrainGroup, bucket_bytes: int, dtype: torch.dtype | None = None, part: Exported = "merged"
+    group: TrainGroup[RayTrainRank], bucket_bytes: int, dtype: torch.dtype | None = None, part: Exported = "merged"
 ) -> RemoteWeights:
-    """``part`` of the weights of a group of ``RayRank``s in Ray's shared memory, bucket by bucket.
+    """``part`` of the weights of a group of ranks in Ray's shared memory, bucket by bucket.
 
     Nothing passes through here. Floats come as ``dtype``, or without one as they are. The first rank owns the buckets:
     they end with it.
     """
-    group.call("open_export", part)
+    group.call(RayTrainRank.open_export, part)
     refs: BucketRefs = []
-    while found := group.call(PUT_BUCKET, bucket_bytes, dtype):
+    while found := group.call(RayTrainRank.put_bucket, bucket_bytes, dtype):
         refs += found
     return RemoteWeights(refs)

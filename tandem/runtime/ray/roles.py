@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -37,7 +37,7 @@ from tandem.runtime.build.critic import critic_of, critic_value_model, value_eng
 from tandem.runtime.build.engine_specs import build_forward_engine, engine_spec, replica
 from tandem.runtime.build.teachers import check_tokenizers
 from tandem.runtime.ray.processes import RayRuntime, RemoteSnapshots
-from tandem.runtime.ray.ranks import TAKE_WEIGHTS, BuildEngine, RankSetup
+from tandem.runtime.ray.ranks import BuildEngine, RankSetup, RayTrainRank
 from tandem.runtime.ray.weights import RemoteWeights
 from tandem.stages.facts import TEACHER
 from tandem.train.engine import FsdpEngine
@@ -93,21 +93,22 @@ class RayRoles:
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
         """See ``Runtime``."""
         bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
-        return RemoteSnapshots(composite.actor.ranks, bucket_bytes, part=pushed_part(self._config))
+        ranks = cast("TrainGroup[RayTrainRank]", composite.actor.ranks)  # ``composite`` made them
+        return RemoteSnapshots(ranks, bucket_bytes, part=pushed_part(self._config))
 
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> GroupScorer:
         """See ``Runtime``."""
         several = len(self._plan.teachers) if role == TEACHER else 1
         bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
         group = self._group(role, partial(forward_engine, self._config, moves, path), several)
-        beside = group.base_fingerprint if pushed_part(self._config) == "adapter" else None
+        beside = partial(group.call, RayTrainRank.base_fingerprint) if pushed_part(self._config) == "adapter" else None
         return GroupScorer(group, bucket_bytes, beside)
 
     def close(self) -> None:
         """See ``Runtime``."""
         self._cluster.close()
 
-    def _group(self, role: str, build: BuildEngine, several: int = 1) -> TrainGroup:
+    def _group(self, role: str, build: BuildEngine, several: int = 1) -> TrainGroup[RayTrainRank]:
         """A rank on each device of the role, which ``several`` such groups share."""
         config, execution = self._config, self._config.execution
         return TrainGroup(
@@ -130,7 +131,7 @@ class GroupScorer:
     fingerprint of the base weights where those that are placed are adapters; it is asked once.
     """
 
-    def __init__(self, ranks: TrainGroup, bucket_bytes: int, beside: Callable[[], str] | None) -> None:
+    def __init__(self, ranks: TrainGroup[RayTrainRank], bucket_bytes: int, beside: Callable[[], str] | None) -> None:
         self._ranks, self._bucket_bytes = ranks, bucket_bytes
         self._beside = None if beside is None else cache(beside)
         self._held: Weights = ()
@@ -147,7 +148,7 @@ class GroupScorer:
     def place(self, weights: Weights) -> None:
         """See ``Scorer``."""
         remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights, self._bucket_bytes)
-        self._ranks.call(TAKE_WEIGHTS, list(remote.refs))
+        self._ranks.call(RayTrainRank.take_weights, list(remote.refs))
         self._held = remote
 
     def held(self) -> Weights:
