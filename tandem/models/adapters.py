@@ -79,10 +79,11 @@ def load_adapter(model: PreTrainedModel, folder: str) -> PeftModel:
             f"adapter {folder!r}: it could not be loaded onto the model ({type(error).__name__}: {said}). Write a "
             "folder that PEFT saved for this model"
         ) from error
-    if odd := [name for name, layer in adapted_layers(model).items() if isinstance(layer, ParamWrapper)]:
+    experts = [name for name, layer in adapted_layers(model).items() if isinstance(layer, ParamWrapper)]
+    if experts:
         raise DataError(
-            f"adapter {folder!r}: {odd[0]} is adapted, which is no linear module but the experts of a layer in one: "
-            "merge it into its model first, and start from that"
+            f"adapter {folder!r}: {experts[0]} is adapted, which is no linear module but the experts of a layer in "
+            "one: merge it into its model first, and start from that"
         )
     own = {peft_name(name) for name in model.state_dict() if is_adapter(name)}
     if saved != own:

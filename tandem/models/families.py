@@ -51,6 +51,14 @@ BORDERS = frozenset(
 """Families whose layers can be told the borders of documents, by kernels that run on a device."""
 
 
+AS_TEXT = frozenset(
+    {
+        *("dots3_note", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "llama4", "phi4_multimodal", "qwen3_5"),
+        *("qwen3_5_moe", "qwen4_exp"),
+    }
+)
+"""Families that read images or sound too, and that transformers loads as language models."""
+
 _GATED = frozenset({"down_proj", "gate", "gate_proj", "up_proj"})
 _NUMBERED = frozenset({"gate", "w1", "w2", "w3"})
 
@@ -106,8 +114,10 @@ def refuse_family(family: str) -> None:
 
 
 def notes_on_families(families: Iterable[str], *, generates: bool) -> Iterator[str]:
-    """What is slower with a model of these ``families``, the names in its config."""
+    """What is slower or left aside with a model of these ``families``, the names in its config."""
     for family in families:
+        if family in AS_TEXT:
+            yield f"models of the family {family} read more than text: they are trained and sampled on text alone"
         if family in PER_DOCUMENT:
             way = "a row per document, prompts not shared: right, and slower than in one row"
             yield f"models of the family {family} run {way} ({PER_DOCUMENT[family]})"

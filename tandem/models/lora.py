@@ -79,7 +79,7 @@ def modules_to_adapt(model: PreTrainedModel, targets: Sequence[str] | str, head:
             why = (
                 "is one parameter for all experts of a layer" if target in fused else "is no module that can be adapted"
             )
-            known = ", ".join(sorted({name.rpartition(".")[2] for name in able}))
+            known = ", ".join(sorted({name.rpartition(".")[2] for name, module in able.items() if module is not head}))
             raise ContractError(
                 f"target_modules: {target!r} {why} in the family {model.config.model_type}: name some of {known}"
             )

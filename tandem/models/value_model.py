@@ -15,7 +15,7 @@ from tandem.base.errors import DataError
 from tandem.config.model import ModelConfig
 from tandem.models.causal_lm import CausalLM
 from tandem.models.head import Head
-from tandem.models.loading import from_pretrained, prepared
+from tandem.models.loading import below_another_head, from_pretrained, prepared
 from tandem.models.lora import hold_base, modules_to_adapt
 
 
@@ -42,7 +42,12 @@ def load_value_model(model: ModelConfig) -> ValueModel:
     """
     with _quietly():
         plain = from_pretrained(
-            model.path, model.trust_remote_code, auto=AutoModelForTokenClassification, complete=_zero_head, num_labels=1
+            model.path,
+            model.trust_remote_code,
+            auto=AutoModelForTokenClassification,
+            complete=_zero_head,
+            spare=below_another_head,
+            num_labels=1,
         )
     if model.lora_rank:
         _adapt(plain, model)

@@ -34,7 +34,7 @@ from tandem.plan.checks.trainer import check_evaluation, check_length, check_sch
 from tandem.plan.engine import shares_weights
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
 from tandem.plan.later import what_comes_later
-from tandem.plan.memory import MemoryPlan, plan_memory
+from tandem.plan.memory import MemoryPlan, notes_on_memory, plan_memory
 from tandem.plan.model import ModelFacts
 from tandem.plan.placement import (
     Placement,
@@ -181,6 +181,8 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all, own_loop),
     ]
     setting = Setting(config, entries, runtime, shares)
+    copies = len(tags) - len(base_tags) - 1
+    memory = plan_memory(config, facts, placed, copies=copies, shares=shares, critic=critic_facts)
     ignored, noted = unread(config, READS, setting, wrong={problem.key for problem in found})
     return Plan(
         mode=config.execution.mode,
@@ -198,16 +200,9 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         step=step,
         table=(*BUILT_IN, *entries.stages),
         batch=batch,
-        memory=plan_memory(
-            config,
-            facts,
-            placed,
-            copies=len(tags) - len(base_tags) - 1,
-            shares=shares,
-            critic=critic_facts,
-        ),
+        memory=memory,
         later=what_comes_later(config, runtime),
-        notes=(*_notes(config, entries, facts, runtime), *noted),
+        notes=(*_notes(config, entries, facts, runtime), *noted, *notes_on_memory(config, runtime, memory)),
         problems=tuple({(problem.key, problem.reason): problem for problem in [*found, *ignored]}.values()),
     )
 

@@ -354,6 +354,12 @@ DATA: tuple[Reads[Setting], ...] = (
         told=True,
     ),
     Reads(
+        ("trainer.export_dtype",),
+        lambda s: s.config.trainer.export == "merged" or s.config.critic.enable,
+        "trainer.export is adapter, and an adapter stays in float32",
+        "Leave it out, or write trainer.export: merged",
+    ),
+    Reads(
         ("trainer.keep_checkpoints",),
         lambda s: s.config.trainer.save_interval > 0,
         "no checkpoint is written: trainer.save_interval is 0",

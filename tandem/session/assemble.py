@@ -11,8 +11,9 @@ from typing import Any, Generic, TypeVar
 from tandem.dataflow.partition import Order
 from tandem.dataflow.store import DataPlane
 from tandem.observe.run_log import RunLog
-from tandem.plan.critic import untrained_steps
+from tandem.plan.critic import critic_model, untrained_steps
 from tandem.roles.advantages import AdvantageReport
+from tandem.session.exports import export_precision
 from tandem.session.learning import Criticism, Estimates, Learning, Speed, why_idle_batch
 from tandem.session.parts import Parts
 from tandem.session.progress import StepPart
@@ -111,6 +112,7 @@ def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], di
     told = own.told if own.told is not None else lambda step: advantages.told()
     correction = None if parts.plan.old_logprobs == "rollout" else config.algorithm.correction
     speed = Speed(setting_of(config), progress, parts.output_dir)
+    precision = export_precision(config.trainer, critic_model(config))
     return Run(
         config.trainer,
         own.log,
@@ -124,7 +126,7 @@ def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], di
             samples,
             Learning(composite.actor, progress),
             Estimates(told, correction),
-            *(() if critic is None else (Criticism(critic, composite.tokenizer),)),
+            *(() if critic is None else (Criticism(critic, composite.tokenizer, precision),)),
         ),
         interval=config.evaluation.interval,
         at_start=config.evaluation.at_start,
