@@ -64,7 +64,7 @@ def tandem_side(store: str, sizes: Sizes) -> dict[str, float]:
     from tandem.dataflow.ledger import Ledger
     from tandem.dataflow.ray.store import RayStore
     from tandem.dataflow.store import DataPlane, LocalStore
-    from tandem.dataflow.tickets import Ticket
+    from tandem.dataflow.tickets import Request, Ticket
 
     groups = sizes.samples // N
     each = groups // sizes.pieces
@@ -87,14 +87,14 @@ def tandem_side(store: str, sizes: Sizes) -> dict[str, float]:
 
     def get(step: int) -> int:
         tokens = 0
-        while lease := plane.take("train", list(DTYPES), each, timeout=60, partition=step):
+        while lease := plane.take(Request("train", list(DTYPES), each, step), timeout=60):
             batch = plane.get(lease.tickets, list(DTYPES))
             tokens += int(batch.ragged("responses").values.count_nonzero())  # reads every value that arrived
             plane.acknowledge(lease)
         return tokens
 
     def take(step: int) -> None:
-        assert plane.take("small", ["responses"], 1, timeout=60, partition=step)
+        assert plane.take(Request("small", ["responses"], 1, step), timeout=60)
 
     def clear(step: int) -> None:
         plane.seal(step, timeout=60)

@@ -12,7 +12,7 @@ from bench.simulate_clock import Clock, Process, Signal
 from tandem.dataflow.gate import Closed, Gate
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.partition import Order
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 
 GENERATED = ("prompts", "responses", "response_mask", "rollout_logprobs", "token_versions", "truncated")
 SCORED = ("rewards", "reward_valid")
@@ -106,16 +106,8 @@ class World:
         """Wait for groups, as ``LocalStore.take`` does: every change is a reason to look."""
         while True:
             with self.meter.timed("ledger"):
-                lease = self.ledger.take(
-                    task,
-                    columns,
-                    count,
-                    now=self.clock.now,
-                    seconds=LEASE_SECONDS,
-                    partition=partition,
-                    order=order,
-                    consumer="actor",
-                )
+                request = Request(task, columns, count, partition, order, consumer="actor")
+                lease = self.ledger.take(request, now=self.clock.now, seconds=LEASE_SECONDS)
             if lease is not None:
                 return lease
             yield self.changed

@@ -162,9 +162,11 @@ def as_table(runs: dict[str, list[dict[str, Any]]]) -> str:
     lines = ["| | processor s per step | parts | mean length |", "|---|---|---|---|"]
     for name, each in runs.items():
         parts = {part: fmean(run["parts"][part] for run in each) for part in each[0]["parts"]}
-        told = ", ".join(f"{part} {value:.2f}" for part, value in parts.items() if value >= 0.005)
+        times = ", ".join(f"{part} {value:.2f}" for part, value in parts.items() if value >= 0.005)
         length = fmean(fmean(run["lengths"][1:]) for run in each)
-        lines.append(f"| {name if name == 'tandem' else 'TRL ' + name} | {seconds(each):.3f} | {told} | {length:.1f} |")
+        lines.append(
+            f"| {name if name == 'tandem' else 'TRL ' + name} | {seconds(each):.3f} | {times} | {length:.1f} |"
+        )
     return "\n".join(lines)
 
 

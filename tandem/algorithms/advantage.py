@@ -93,6 +93,12 @@ def grpo(
     """Score minus the group's mean, divided by the group's standard deviation plus epsilon.
 
     DeepSeekMath (arXiv 2402.03300), section 4.1.2; without ``norm_adv_by_std`` that of Dr. GRPO (arXiv 2503.20783).
+
+    >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    >>> mask = torch.ones(3, 2, dtype=torch.bool)
+    >>> advantages, returns = grpo(rewards, mask, group_ids=torch.tensor([7, 7, 7]))
+    >>> advantages[:, -1]
+    tensor([ 0.5773, -1.1547,  0.5773])
     """
     scores = scores_of(token_rewards, response_mask)
     groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
@@ -114,7 +120,14 @@ def dr_grpo(
     group_ids: torch.Tensor,
     reward_valid: torch.Tensor | None = None,
 ) -> Advantages:
-    """Score minus the group's mean, not divided by its spread: "GRPO done right" (arXiv 2503.20783)."""
+    """Score minus the group's mean, not divided by its spread: "GRPO done right" (arXiv 2503.20783).
+
+    >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    >>> mask = torch.ones(3, 2, dtype=torch.bool)
+    >>> advantages, returns = dr_grpo(rewards, mask, group_ids=torch.tensor([7, 7, 7]))
+    >>> advantages[:, -1]
+    tensor([ 0.3333, -0.6667,  0.3333])
+    """
     return grpo(token_rewards, response_mask, group_ids, reward_valid, norm_adv_by_std=False)
 
 
@@ -133,12 +146,17 @@ def rloo(
     """Score minus the mean score of the *other* samples of the group (leave one out; arXiv 2402.14740).
 
     Equal to n / (n - 1) times the deviation from the mean of all n.
+
+    >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    >>> mask = torch.ones(3, 2, dtype=torch.bool)
+    >>> advantages, returns = rloo(rewards, mask, group_ids=torch.tensor([7, 7, 7]))
+    >>> advantages[:, -1]
+    tensor([ 0.5000, -1.0000,  0.5000])
     """
     scores = scores_of(token_rewards, response_mask)
     groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
     leave_one_out = groups.size / (groups.size - 1).clamp(min=1)
-    advantages = groups.deviation(scores) * leave_one_out[groups.slot]
-    return per_token(torch.where(groups.comparable, advantages, 0.0), response_mask, token_rewards)
+    return per_token(groups.deviation(scores) * leave_one_out[groups.slot], response_mask, token_rewards)
 
 
 @ADVANTAGES.register(
@@ -154,7 +172,14 @@ def reinforce_plus_plus(
     *,
     gamma: Fraction = 1.0,
 ) -> Advantages:
-    """Discounted reward-to-go, whitened over all trained tokens of the partition (arXiv 2501.03262)."""
+    """Discounted reward-to-go, whitened over all trained tokens of the partition (arXiv 2501.03262).
+
+    >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    >>> mask = torch.ones(3, 2, dtype=torch.bool)
+    >>> advantages, returns = reinforce_plus_plus(rewards, mask, gamma=0.9)
+    >>> advantages[:, -1]
+    tensor([ 0.7443, -1.2857,  0.7443])
+    """
     counted = response_mask & countable(token_rewards, response_mask, reward_valid).unsqueeze(-1)
     returns = reward_to_go(select(token_rewards, counted), counted, gamma)
     return in_dtype_of(token_rewards, whiten_partition(returns, counted, response_mask), returns)
@@ -180,6 +205,12 @@ def gae(
     ``delta_t = r_t + gamma V_{t+1} - V_t`` and ``A_t = delta_t + gamma lam A_{t+1}``, where t + 1 is the next *trained*
     token and the value after the last one is 0. Returns are ``A_t + V_t`` before whitening. A sample whose reward
     failed gets advantage 0 and its own values as returns, so that it teaches the critic nothing.
+
+    >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    >>> mask = torch.ones(3, 2, dtype=torch.bool)
+    >>> advantages, returns = gae(rewards, mask, values=torch.full((3, 2), 0.5), gamma=1.0, lam=0.95)
+    >>> returns[:, -1]
+    tensor([1., 0., 1.])
     """
     counted = response_mask & countable(token_rewards, response_mask, reward_valid).unsqueeze(-1)
     rewards, values = select(token_rewards, counted).double(), select(values, response_mask).double()

@@ -30,6 +30,9 @@ def partition(lengths: Sequence[int], bins: int, *, equal_size: bool = False) ->
     pairs of bins until none helps. Large inputs take the greedy way alone.
 
     Raises ``ContractError`` for fewer items than bins, or a count that does not divide where ``equal_size`` is asked.
+
+    >>> partition([8, 7, 6, 5, 4], bins=2)
+    [[2, 3, 4], [0, 1]]
     """
     if bins < 1 or len(lengths) < bins:
         raise ContractError(f"{len(lengths)} sequences for {bins} bins: give at least one sequence to each bin")
@@ -47,13 +50,17 @@ def partition(lengths: Sequence[int], bins: int, *, equal_size: bool = False) ->
 
 
 def partition_groups(lengths: Sequence[int], group_ids: Sequence[Hashable], bins: int) -> Bins:
-    """Like ``partition`` with ``equal_size``, but whole groups stay together and each bin has as many groups."""
+    """Like ``partition`` with ``equal_size``, but whole groups stay together and each bin has as many groups.
+
+    >>> partition_groups([5, 6, 1, 2, 30, 3, 4, 4], list("aabbccdd"), bins=2)
+    [[2, 3, 4, 5], [0, 1, 6, 7]]
+    """
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(group_ids):
         members.setdefault(group, []).append(index)
     groups = list(members.values())
-    dealt = partition([sum(lengths[i] for i in group) for group in groups], bins, equal_size=True)
-    return [sorted(itertools.chain.from_iterable(groups[g] for g in bin_)) for bin_ in dealt]
+    bins_of = partition([sum(lengths[i] for i in group) for group in groups], bins, equal_size=True)
+    return [sorted(itertools.chain.from_iterable(groups[g] for g in bin_)) for bin_ in bins_of]
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int, *, min_count: int = 1) -> Bins:
@@ -63,6 +70,9 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, *, min_count: int = 1
 
     Raises ``ContractError`` for a sequence longer than the budget (naming it) and for fewer sequences than
     ``min_count``.
+
+    >>> micro_batches([6, 6, 5, 5, 4], max_tokens=12, min_count=2)
+    [[0, 4], [1], [2, 3]]
     """
     if not lengths:
         raise ContractError("no sequences to make micro-batches of: fill with a sequence of zero weight")

@@ -49,6 +49,12 @@ def grpo_passk(
     """Only the best sample of a group learns, by its lead over the second best; for pass@k (arXiv 2503.19595).
 
     Divided by the group's standard deviation plus epsilon with ``norm_adv_by_std``. All others get 0.
+
+    >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    >>> mask = torch.ones(3, 2, dtype=torch.bool)
+    >>> advantages, returns = grpo_passk(rewards, mask, group_ids=torch.tensor([7, 7, 8]))
+    >>> advantages[:, -1]
+    tensor([1.4142, 0.0000, 0.0000])
     """
     scores = scores_of(token_rewards, response_mask)
     groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
@@ -86,7 +92,14 @@ def reinforce_plus_plus_baseline(
     group_ids: torch.Tensor,
     reward_valid: torch.Tensor | None = None,
 ) -> Advantages:
-    """Score minus the group's mean, whitened over the trained tokens of the partition (arXiv 2501.03262)."""
+    """Score minus the group's mean, whitened over the trained tokens of the partition (arXiv 2501.03262).
+
+    >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    >>> mask = torch.ones(3, 2, dtype=torch.bool)
+    >>> advantages, returns = reinforce_plus_plus_baseline(rewards, mask, group_ids=torch.tensor([7, 7, 8]))
+    >>> advantages[:, -1]
+    tensor([ 0.8660, -0.8660,  0.0000])
+    """
     scores = scores_of(token_rewards, response_mask)
     groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
     compared = response_mask & groups.comparable.unsqueeze(-1)
@@ -115,6 +128,13 @@ def gdpo(
     the partition.
 
     ``token_rewards`` only say which samples failed.
+
+    >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    >>> mask = torch.ones(3, 2, dtype=torch.bool)
+    >>> parts = torch.tensor([[1.0, 9.0], [0.0, 9.0], [1.0, 0.0]])
+    >>> advantages, returns = gdpo(rewards, mask, torch.tensor([7, 7, 7]), reward_components=parts)
+    >>> advantages[:, -1]
+    tensor([ 1.2910, -0.6455, -0.6455])
     """
     parts = reward_components.shape[-1]
     chosen = [1.0] * parts if weights is None else list(weights)
@@ -136,7 +156,14 @@ def gdpo(
     use_when="one sample per prompt, and a greedy answer per prompt is cheaper than a group",
 )
 def remax(token_rewards: torch.Tensor, response_mask: torch.Tensor, reward_baselines: torch.Tensor) -> Advantages:
-    """Reward-to-go minus the score of the prompt's greedy response, ``reward_baselines`` (B,) (arXiv 2310.10505)."""
+    """Reward-to-go minus the score of the prompt's greedy response, ``reward_baselines`` (B,) (arXiv 2310.10505).
+
+    >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    >>> mask = torch.ones(3, 2, dtype=torch.bool)
+    >>> advantages, returns = remax(rewards, mask, reward_baselines=torch.tensor([0.5, 0.5, 1.0]))
+    >>> advantages[:, -1]
+    tensor([ 0.5000, -0.5000,  0.0000])
+    """
     counted = response_mask & countable(token_rewards, response_mask).unsqueeze(-1)
     returns = reward_to_go(select(token_rewards, counted), counted, 1.0)
     return in_dtype_of(token_rewards, select(returns - reward_baselines.double().unsqueeze(-1), counted), returns)
@@ -155,7 +182,14 @@ def opo(
     reward_valid: torch.Tensor | None = None,
 ) -> Advantages:
     """Score minus the group's mean weighted by length, the baseline of least variance where gradients of tokens are
-    independent (arXiv 2505.23585)."""
+    independent (arXiv 2505.23585).
+
+    >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    >>> mask = torch.ones(3, 2, dtype=torch.bool)
+    >>> advantages, returns = opo(rewards, mask, group_ids=torch.tensor([7, 7, 7]))
+    >>> advantages[:, -1]
+    tensor([ 0.3333, -0.6667,  0.3333])
+    """
     scores = scores_of(token_rewards, response_mask)
     groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
     lengths = response_mask.sum(dim=-1).double()
@@ -183,6 +217,12 @@ def gpg(
     Both counts are over the partition, without samples that failed. GPG (arXiv 2504.02546) divides by the samples whose
     group gives a gradient; here a sample's own score decides. With rewards of 0 and 1 the divisor counts the right
     answers: those of an all-right group, which give no gradient, too, and wrong ones never.
+
+    >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    >>> mask = torch.ones(3, 2, dtype=torch.bool)
+    >>> advantages, returns = gpg(rewards, mask, group_ids=torch.tensor([7, 7, 7]))
+    >>> advantages[:, -1]
+    tensor([ 0.5000, -1.0000,  0.5000])
     """
     if f_norm <= 0:
         raise ContractError(f"gpg f_norm = {f_norm}: write a positive divisor, such as 1.0")
@@ -190,8 +230,7 @@ def gpg(
     groups = Groups.of(group_ids, countable(token_rewards, response_mask, reward_valid))
     informative = (groups.counted & (scores != 0)).sum().clamp(min=1)
     factor = groups.counted.sum().double() / informative / f_norm
-    advantages = torch.where(groups.comparable, groups.deviation(scores) * factor, 0.0)
-    return per_token(advantages, response_mask, token_rewards)
+    return per_token(groups.deviation(scores) * factor, response_mask, token_rewards)
 
 
 @ADVANTAGES.register(
@@ -217,6 +256,13 @@ def optimal_token_baseline(
     energy. ``sum_pi_squared`` (B, T) is that sum over the vocabulary. A position that fewer than two samples of the
     group reach has the baseline 0, except that a group which no shared position tells apart gets 0 throughout. Li et
     al. (arXiv 2602.07078).
+
+    >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    >>> mask = torch.ones(3, 2, dtype=torch.bool)
+    >>> half = torch.full((3, 2), 0.5)
+    >>> advantages, returns = optimal_token_baseline(rewards, mask, torch.tensor([7, 7, 7]), half.log(), half)
+    >>> advantages[:, -1]
+    tensor([ 0.3333, -0.6667,  0.3333])
     """
     counted = countable(token_rewards, response_mask, reward_valid)
     groups = Groups.of(group_ids, counted)
@@ -259,6 +305,13 @@ def tir_optimal_token_baseline(
 
     Positions are counted in trained tokens, so that tool results of different lengths do not shift what is compared
     (arXiv 2602.07078).
+
+    >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    >>> mask = torch.tensor([[True, True], [True, True], [False, True]])
+    >>> half = torch.full((3, 2), 0.5)
+    >>> advantages, returns = tir_optimal_token_baseline(rewards, mask, torch.tensor([7, 7, 7]), half.log(), half)
+    >>> advantages[:, -1]
+    tensor([ 0.5000, -0.5000,  0.3333])
     """
     order = (~response_mask).long().argsort(dim=-1, stable=True)  # trained tokens first, in order
     columns = (token_rewards, response_mask, old_logprobs, sum_pi_squared)

@@ -47,6 +47,12 @@ def decoupled_ppo(
     of the weights at the start of the step, ``rollout_logprobs`` those of the policy that sampled, however old. Tokens
     whose weight is above ``behaviour_cap`` give no gradient (null: all do). Metrics: those of ``ppo_clip``, and
     ``behaviour_dropped``, the fraction of such tokens.
+
+    >>> logprobs, old = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[0.4, 0.4]]).log()
+    >>> mask = torch.tensor([[True, True]])
+    >>> result = decoupled_ppo(logprobs, old, old - 0.1, torch.tensor([[1.0, -1.0]]), mask)
+    >>> result.per_token
+    tensor([[-1.3262,  0.8841]])
     """
     if behaviour_cap is not None and behaviour_cap <= 0:
         raise ContractError(f"behaviour_cap = {behaviour_cap}: write a positive bound of the weight, or null for none")
@@ -87,13 +93,19 @@ def m2po(
     them those with the largest ``(log r)^2`` give no gradient, as many as it takes for the mean over the rest to be at
     most ``m2_threshold``; equal ones go together. Metrics: ``clipfrac`` (tokens silenced), ``m2`` (the mean before),
     ``ppo_kl`` (behaviour || current).
+
+    >>> logprobs, old = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[0.4, 0.4]]).log()
+    >>> mask = torch.tensor([[True, True]])
+    >>> result = m2po(logprobs, old, torch.tensor([[1.0, -1.0]]), mask, m2_threshold=0.1)
+    >>> result.per_token
+    tensor([[-1.2500,  0.0000]])
     """
     if m2_threshold <= 0:
         raise ContractError(f"m2_threshold = {m2_threshold}: write a positive bound of the second moment, such as 0.04")
     delta = log_ratio(logprobs, rollout_logprobs, response_mask, FINITE_LIMIT)
     advantages = select(advantages, response_mask)
     squares = delta.detach().square()
-    leaving = response_mask & (advantages * delta.detach() > 0)
+    leaving = advantages * delta.detach() > 0  # neither factor is there outside the mask
     silenced = leaving & (squares > _trusted(squares[leaving], m2_threshold))
     per_token = torch.where(silenced, 0.0, -advantages * delta.exp())
     metrics = {

@@ -76,6 +76,10 @@ def reverse_kl(
     "On-policy distillation", Thinking Machines Lab (2025). The student's log-probs are those of the start of the step,
     and log-ratios are clamped to +-20. Metric ``distill/kl``: the mean of ``log student - log teacher`` over the
     trained tokens, which estimates KL(student || teacher).
+
+    >>> old, teacher, mask = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-0.5, -2.0]]), torch.tensor([[True, True]])
+    >>> reverse_kl(old, teacher, mask, discount=0.0).advantages
+    tensor([[ 0.5000, -1.0000]])
     """
     if not 0 <= discount <= 1:
         raise ContractError(f"discount = {discount}: write a number from 0 (each token for itself) to 1")
@@ -103,6 +107,10 @@ def forward_kl_topk(
     unlike renormalising the k tokens, punishes a student whose mass lies outside. Distillation of Hinton et al. (arXiv
     1503.02531), on the student's own samples as in GKD (Agarwal et al., arXiv 2306.13649). Metrics: ``distill/kl``,
     and ``distill/tail``, the teacher's mean mass outside its top k.
+
+    >>> teacher, student = torch.tensor([[[0.6, 0.3]]]).log(), torch.tensor([[[0.3, 0.6]]]).log()
+    >>> forward_kl_topk(student, teacher, torch.tensor([[True]]), top_k=2).per_token
+    tensor([[0.2079]])
     """
     teacher, student = (
         _events(teacher_topk_logprobs, response_mask, top_k),
@@ -127,6 +135,10 @@ def jsd_topk(
     ``beta KL(p || m) + (1 - beta) KL(q || m)`` with ``m = beta p + (1 - beta) q``, 0 < ``beta`` < 1: GKD (Agarwal et
     al., arXiv 2306.13649). A small ``beta`` leans to the forward KL, one near 1 to the reverse. Metrics as
     there.
+
+    >>> teacher, student = torch.tensor([[[0.6, 0.3]]]).log(), torch.tensor([[[0.3, 0.6]]]).log()
+    >>> jsd_topk(student, teacher, torch.tensor([[True]]), top_k=2, beta=0.5).per_token
+    tensor([[0.0510]])
     """
     if not 0 < beta < 1:
         raise ContractError(f"beta = {beta}: write a number between 0 and 1, or use forward_kl_topk")

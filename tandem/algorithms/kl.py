@@ -86,7 +86,12 @@ for _name in KL_TYPES.names():
 def kl_per_token(
     kind: str, logprobs: torch.Tensor, ref_logprobs: torch.Tensor, response_mask: torch.Tensor
 ) -> torch.Tensor:
-    """The estimate ``kind`` for each trained token, 0 elsewhere: (B, T), with a gradient to ``logprobs``."""
+    """The estimate ``kind`` for each trained token, 0 elsewhere: (B, T), with a gradient to ``logprobs``.
+
+    >>> logprobs, ref, mask = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.5, -1.0]]), torch.tensor([[True, True]])
+    >>> kl_per_token("k1", logprobs, ref, mask)
+    tensor([[0.5000, 0.0000]])
+    """
     estimator = KL_TYPES[kind].target
     return estimator(select(logprobs, response_mask), select(ref_logprobs, response_mask))
 
@@ -108,7 +113,13 @@ def kl_in_reward(
     kind: str,
     coef: float,
 ) -> PenalisedRewards:
-    """``r_t - coef * kl_t`` on the trained tokens (InstructGPT, arXiv 2203.02155, equation 2); all inputs (B, T)."""
+    """``r_t - coef * kl_t`` on the trained tokens (InstructGPT, arXiv 2203.02155, equation 2); all inputs (B, T).
+
+    >>> rewards, mask = torch.tensor([[0.0, 1.0]]), torch.tensor([[True, True]])
+    >>> logprobs, ref = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.5, -1.0]])
+    >>> kl_in_reward(rewards, logprobs, ref, mask, kind="k1", coef=0.1).token_rewards
+    tensor([[-0.0500,  1.0000]])
+    """
     per_token = kl_per_token(kind, logprobs.detach(), ref_logprobs, response_mask)
     per_sequence = masked_mean(per_token, response_mask, dim=-1)
     return PenalisedRewards(token_rewards - coef * per_token, Metric.over(per_sequence, response_mask.any(dim=-1)))

@@ -18,7 +18,11 @@ else:
 
 
 def select(values: torch.Tensor, mask: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
-    """``values`` where ``mask`` (bool, same shape), ``fill`` elsewhere; no gradient flows to the replaced entries."""
+    """``values`` where ``mask`` (bool, same shape), ``fill`` elsewhere; no gradient flows to the replaced entries.
+
+    >>> select(torch.tensor([1.0, float("nan")]), torch.tensor([True, False]), fill=-1.0).tolist()
+    [1.0, -1.0]
+    """
     if mask.dtype != torch.bool:
         raise ContractError(f"a mask has dtype {mask.dtype}: convert it with .bool()")
     if values.shape != mask.shape:
@@ -57,6 +61,9 @@ def masked_whiten(
 
     With ``keep_mean`` only the scale changes. Computed in float64, returned in the dtype of ``values``, so that the
     order of the samples does not show in the result. Raises like ``masked_var``.
+
+    >>> masked_whiten(torch.tensor([[1.0, 3.0, 99.0]]), torch.tensor([[True, True, False]]))
+    tensor([[-0.7071,  0.7071,  0.0000]])
     """
     exact = select(values, mask).double()
     mean = masked_mean(exact, mask)

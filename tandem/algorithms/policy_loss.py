@@ -101,6 +101,12 @@ def ppo_clip(
     ``clip_ratio_low`` or ``clip_ratio_high`` is given (DAPO's "clip higher"); ``clip_ratio_c`` null turns the dual clip
     off. All inputs (B, T). Metrics: ``clipfrac`` and ``clipfrac_lower``, the fractions of tokens where the clip and the
     dual clip are active, and ``ppo_kl``, the k1 estimate of KL(old || current).
+
+    >>> logprobs, old = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[0.4, 0.4]]).log()
+    >>> mask = torch.tensor([[True, True]])
+    >>> result = ppo_clip(logprobs, old, torch.tensor([[1.0, -1.0]]), mask, clip_ratio=0.2)
+    >>> result.per_token
+    tensor([[-1.2000,  0.8000]])
     """
     if clip_ratio_c is not None and clip_ratio_c <= 1.0:
         raise ContractError(f"clip_ratio_c = {clip_ratio_c}: the dual clip needs a bound above 1, or null for none")

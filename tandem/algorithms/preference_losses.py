@@ -120,6 +120,11 @@ def dpo(
     DPO (arXiv 2305.18290, equation 7). ``label_smoothing`` e, the probability that a label is wrong, gives conservative
     DPO, ``-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)`` (discussed in arXiv 2403.00409). Rewards of the
     metrics are ``beta`` times the log-ratio.
+
+    >>> logprobs, ref = torch.tensor([[-1.0, -1.0], [-3.0, -3.0]]), torch.tensor([[-2.0, -2.0], [-2.0, -2.0]])
+    >>> mask, better, ids = torch.ones(2, 2, dtype=torch.bool), torch.tensor([True, False]), torch.tensor([5, 5])
+    >>> dpo(logprobs, ref, mask, better, ids, beta=0.1).terms
+    tensor([0.5130])
     """
     if beta <= 0 or not 0 <= label_smoothing < 0.5:
         raise ContractError(
@@ -149,6 +154,11 @@ def ipo(
     """``(h - 1 / (2 beta))^2``, h as in ``dpo`` (IPO, arXiv 2310.12036, equation 17; ``beta`` is its tau).
 
     Rewards of the metrics are ``beta`` times the log-ratio, so that the margin that it aims at is 1/2.
+
+    >>> logprobs, ref = torch.tensor([[-1.0, -1.0], [-3.0, -3.0]]), torch.tensor([[-2.0, -2.0], [-2.0, -2.0]])
+    >>> mask, better, ids = torch.ones(2, 2, dtype=torch.bool), torch.tensor([True, False]), torch.tensor([5, 5])
+    >>> ipo(logprobs, ref, mask, better, ids, beta=0.1).terms
+    tensor([1.])
     """
     if beta <= 0:
         raise ContractError(f"beta = {beta}: the wanted margin is 1 / (2 beta), so write a number above 0")
@@ -175,6 +185,11 @@ def orpo(
 
     ORPO (arXiv 2403.07691, equations 3 to 7; ``beta`` is its lambda): the odds p / (1 - p) are those of the geometric
     mean of an answer's token probabilities. Rewards of the metrics are ``beta`` times the mean log-prob.
+
+    >>> logprobs = torch.tensor([[-1.0, -1.0], [-3.0, -3.0]])
+    >>> mask, better, ids = torch.ones(2, 2, dtype=torch.bool), torch.tensor([True, False]), torch.tensor([5, 5])
+    >>> orpo(logprobs, mask, better, ids, beta=0.1).terms
+    tensor([1.0086])
     """
     if beta < 0:
         raise ContractError(f"beta = {beta}: the weight of the odds ratio can't be negative")
@@ -208,6 +223,11 @@ def simpo(
 
     SimPO (arXiv 2405.14734, equation 6); r' is the rejected answer's, ``gamma`` the margin asked for. Rewards of the
     metrics are r.
+
+    >>> logprobs = torch.tensor([[-1.0, -1.0], [-3.0, -3.0]])
+    >>> mask, better, ids = torch.ones(2, 2, dtype=torch.bool), torch.tensor([True, False]), torch.tensor([5, 5])
+    >>> simpo(logprobs, mask, better, ids, beta=2.0, gamma=1.0).terms
+    tensor([0.0486])
     """
     if beta <= 0:
         raise ContractError(f"beta = {beta}: it scales the reward, so write a number above 0")
@@ -238,6 +258,11 @@ def kto(
     KTO (arXiv 2402.01306, equation 8). z is ``reference_point`` (B,): ``max(0, KL(policy || reference))`` estimated on
     mismatched pairs of the partition, without gradient; see ``reference_point_of``. Rewards of the metrics are
     ``beta`` times the log-ratio; accuracy is the fraction of good answers above z and of bad ones below it.
+
+    >>> logprobs, ref = torch.tensor([[-1.0, -1.0], [-3.0, -3.0]]), torch.tensor([[-2.0, -2.0], [-2.0, -2.0]])
+    >>> mask, better = torch.ones(2, 2, dtype=torch.bool), torch.tensor([True, False])
+    >>> kto(logprobs, ref, mask, better, torch.zeros(2), beta=0.1).terms
+    tensor([0.4502, 0.4502])
     """
     if beta <= 0 or desirable_weight < 0 or undesirable_weight < 0:
         raise ContractError(
@@ -263,5 +288,9 @@ def reference_point_of(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, respo
     """KTO's z, a scalar: ``max(0, mean log(pi(y'|x) / ref(y'|x)))`` (arXiv 2402.01306, section 4).
 
     All inputs (M, T): each row is a prompt with an answer y' that was given to another prompt.
+
+    >>> other_answers, by_reference = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.5, -1.5]])
+    >>> reference_point_of(other_answers, by_reference, torch.tensor([[True, True]])).item()
+    1.0
     """
     return _log_ratio(logprobs, ref_logprobs, response_mask).mean().clamp(min=0)

@@ -33,7 +33,14 @@ def gpg(
     response_mask: torch.Tensor,
     tis_weights: torch.Tensor | None = None,
 ) -> PolicyLoss:
-    """``-A log pi``: the plain policy gradient, without a ratio or a bound (REINFORCE; GPG, arXiv 2504.02546)."""
+    """``-A log pi``: the plain policy gradient, without a ratio or a bound (REINFORCE; GPG, arXiv 2504.02546).
+
+    >>> logprobs = torch.tensor([[0.5, 0.2]]).log()
+    >>> mask = torch.tensor([[True, True]])
+    >>> result = gpg(logprobs, torch.tensor([[1.0, -1.0]]), mask)
+    >>> result.per_token
+    tensor([[ 0.6931, -1.6094]])
+    """
     per_token = -select(advantages, response_mask) * select(logprobs, response_mask)
     return PolicyLoss(weighted(per_token, tis_weights, response_mask))
 
@@ -57,6 +64,12 @@ def cispo(
     """``-A sg(clip(r)) log pi``: the clip bounds a token's weight but never its gradient's direction.
 
     MiniMax-M1 (arXiv 2506.13585). Metrics: ``clipfrac`` (ratio outside the range), ``ppo_kl``.
+
+    >>> logprobs, old = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[0.4, 0.4]]).log()
+    >>> mask = torch.tensor([[True, True]])
+    >>> result = cispo(logprobs, old, torch.tensor([[1.0, -1.0]]), mask, clip_ratio_high=0.1)
+    >>> result.per_token
+    tensor([[ 0.7625, -1.2876]])
     """
     clip = ClipRange.of(clip_ratio, clip_ratio_low, clip_ratio_high)
     delta = log_ratio(logprobs, old_logprobs, response_mask)
@@ -122,9 +135,15 @@ def dppo_tv(
     A token stops learning once its *probability* rose by more than high (A > 0) or fell by more than low. Unlike a clip
     of the ratio this lets rare tokens move. The weight r is at most ``clip_ratio_c``. Metrics: ``clipfrac`` (tokens
     outside the region), ``clipfrac_lower`` (inside, the weight bounded), ``ppo_kl``. DPPO (arXiv 2602.04879).
+
+    >>> logprobs, old = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[0.4, 0.4]]).log()
+    >>> mask = torch.tensor([[True, True]])
+    >>> result = dppo_tv(logprobs, old, torch.tensor([[1.0, -1.0]]), mask, clip_ratio=0.15)
+    >>> result.per_token
+    tensor([[0.8664, -0.0000]])
     """
     bound = ClipRange.of(clip_ratio, clip_ratio_low, clip_ratio_high)
-    change = (select(logprobs, response_mask).exp() - select(old_logprobs, response_mask).exp()).detach()
+    change = select(logprobs, response_mask).exp() - select(old_logprobs, response_mask).exp()
     rise, fall = change <= bound.high, change >= -bound.low
     return _inside_region(logprobs, old_logprobs, advantages, response_mask, tis_weights, rise, fall, clip_ratio_c)
 
@@ -132,7 +151,7 @@ def dppo_tv(
 @POLICY_LOSSES.register(
     "dppo_kl",
     scope=Scope.TOKEN,
-    use_when="as `dppo_tv`, where the bound is to be told in nats",
+    use_when="as `dppo_tv`, where the bound is to be given in nats",
 )
 def dppo_kl(
     logprobs: torch.Tensor,
@@ -150,9 +169,15 @@ def dppo_kl(
     """As ``dppo_tv`` with the KL of the two-outcome distribution (the sampled token, any other) as the distance.
 
     ``KL = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p))`` (arXiv 2602.04879).
+
+    >>> logprobs, old = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[0.4, 0.4]]).log()
+    >>> mask = torch.tensor([[True, True]])
+    >>> result = dppo_kl(logprobs, old, torch.tensor([[1.0, -1.0]]), mask, clip_ratio=0.05)
+    >>> result.per_token
+    tensor([[0.8664, -0.0000]])
     """
     bound = ClipRange.of(clip_ratio, clip_ratio_low, clip_ratio_high)
-    now, before = select(logprobs, response_mask).detach(), select(old_logprobs, response_mask)
+    now, before = select(logprobs, response_mask), select(old_logprobs, response_mask)
     p, p_old = now.exp(), before.exp()
     rest = (1 - p_old) * ((1 - p_old + epsilon) / (1 - p + epsilon)).log()
     distance = p_old * (before - now) + rest
@@ -180,6 +205,12 @@ def sapo(
 
     Soft adaptive policy optimisation (arXiv 2511.20347); ``tau_pos`` for A > 0, else ``tau_neg``.
     The gradient at r = 1 is that of the plain ratio. Metric: ``ppo_kl``.
+
+    >>> logprobs, old = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[0.4, 0.4]]).log()
+    >>> mask = torch.tensor([[True, True]])
+    >>> result = sapo(logprobs, old, torch.tensor([[1.0, -1.0]]), mask)
+    >>> result.per_token
+    tensor([[-2.2487,  1.4159]])
     """
     if tau_pos <= 0 or tau_neg <= 0:
         raise ContractError(f"sapo tau_pos = {tau_pos}, tau_neg = {tau_neg}: write positive temperatures")
@@ -208,6 +239,12 @@ def dro(
     """``-A log pi + beta / 2 (log r)^2``: policy gradient with a quadratic pull to the old policy (arXiv 2405.19107).
 
     Metric: ``ppo_kl``.
+
+    >>> logprobs, old = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[0.4, 0.4]]).log()
+    >>> mask = torch.tensor([[True, True]])
+    >>> result = dro(logprobs, old, torch.tensor([[1.0, -1.0]]), mask, dro_beta=0.5)
+    >>> result.per_token
+    tensor([[ 0.7056, -1.4893]])
     """
     if dro_beta <= 0:
         raise ContractError(f"dro_beta = {dro_beta}: write a positive strength of the pull to the old policy")

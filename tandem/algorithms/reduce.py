@@ -65,7 +65,12 @@ def count(response_mask: torch.Tensor) -> LossCounts:
 
 
 def loss_numerator(per_token: torch.Tensor, response_mask: torch.Tensor, mode: Aggregation | str) -> torch.Tensor:
-    """The part of the loss, not yet divided, that ``per_token`` (B, T) contributes: a scalar, 0 if all is masked."""
+    """The part of the loss, not yet divided, that ``per_token`` (B, T) contributes: a scalar, 0 if all is masked.
+
+    >>> terms, mask = torch.tensor([[1.0, 3.0], [4.0, 9.0]]), torch.tensor([[True, True], [True, False]])
+    >>> loss_numerator(terms, mask, "token-mean").item() / denominator("token-mean", count(mask))
+    2.6666666666666665
+    """
     if Aggregation.named(mode) is Aggregation.SEQ_MEAN_TOKEN_MEAN:
         return masked_mean(per_token, response_mask, dim=-1).sum()
     return masked_sum(per_token, response_mask)
@@ -77,6 +82,9 @@ def denominator(mode: Aggregation | str, counts: LossCounts, *, norm: float | No
     ``counts`` are those of all ranks and micro-batches together. ``norm`` is the constant of
     ``seq-mean-token-sum-norm``, usually ``data.max_response_length``; it must come from the config, since the padded
     width of a batch depends on what it was sliced with.
+
+    >>> denominator("seq-mean-token-sum-norm", LossCounts(tokens=300, sequences=4), norm=128)
+    512.0
     """
     mode = Aggregation.named(mode)
     if mode is Aggregation.TOKEN_SUM:

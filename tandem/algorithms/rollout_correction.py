@@ -194,6 +194,12 @@ def correct_rollout(
 
     Every rejection judges the mask as given, so their order does not matter. Raises ``ContractError`` for a partition
     without trained tokens, whose statistics do not exist: skip its update.
+
+    >>> old, rollout = torch.tensor([[0.4, 0.9]]).log(), torch.tensor([[0.5, 0.1]]).log()
+    >>> mask, rules = torch.tensor([[True, True]]), [Rejection("token_k1", high=4.0)]
+    >>> result = correct_rollout(old, rollout, mask, weighting=Weighting(cap=2.0), rejections=rules)
+    >>> result.weights, result.response_mask
+    (tensor([[0.8000, 2.0000]]), tensor([[ True, False]]))
     """
     if not bool(response_mask.any()):
         raise ContractError("no trained token in the partition: there is nothing to correct, skip the update")

@@ -45,6 +45,12 @@ def gspo(
 
     ``s_t = sg(s) pi_t / sg(pi_t)``: the value of the sequence's ratio, the gradient of each token. Meant for
     ``seq-mean-token-mean``. Metrics: ``clipfrac``, ``ppo_kl``.
+
+    >>> logprobs, old = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[0.4, 0.4]]).log()
+    >>> mask = torch.tensor([[True, True]])
+    >>> result = gspo(logprobs, old, torch.tensor([[1.0, 1.0]]), mask, clip_ratio=0.2)
+    >>> result.per_token
+    tensor([[-0.7906, -0.7906]])
     """
     clip = ClipRange.of(clip_ratio, clip_ratio_low, clip_ratio_high)
     delta = log_ratio(logprobs, old_logprobs, response_mask, FINITE_LIMIT)
@@ -81,6 +87,12 @@ def geo_mean(
     The clip acts on the log-ratio, on the side to which the advantage pushes. Every token carries its sequence's term,
     so that ``seq-mean-token-mean`` gives the mean over sequences. Metrics: ``clipfrac``, ``clipfrac_lower`` (tokens
     outside the range with A > 0 and with A < 0), ``ppo_kl``.
+
+    >>> logprobs, old = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[0.4, 0.4]]).log()
+    >>> mask = torch.tensor([[True, True]])
+    >>> result = geo_mean(logprobs, old, torch.tensor([[1.0, 1.0]]), mask, clip_ratio=0.2)
+    >>> result.per_token
+    tensor([[-0.7815, -0.7815]])
     """
     clip = ClipRange.of(clip_ratio, clip_ratio_low, clip_ratio_high)
     delta = log_ratio(logprobs, old_logprobs, response_mask, FINITE_LIMIT)
@@ -136,6 +148,12 @@ def clip_cov(
 
     Clip-Cov (arXiv 2505.22617): a fraction ``clip_cov_ratio`` of the trained tokens, at least one, is drawn with
     ``seed``. Metrics: ``clipfrac`` (tokens silenced), ``ppo_kl``.
+
+    >>> logprobs, old = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[0.4, 0.4]]).log()
+    >>> mask = torch.tensor([[True, True]])
+    >>> result = clip_cov(logprobs, old, torch.tensor([[1.0, -1.0]]), mask, clip_ratio=0.6, clip_cov_lb=0.1)
+    >>> result.per_token
+    tensor([[0.0000, 0.5000]])
     """
     clip = ClipRange.of(clip_ratio, clip_ratio_low, clip_ratio_high)
     delta = log_ratio(logprobs, old_logprobs, response_mask, FINITE_LIMIT)
@@ -177,6 +195,12 @@ def kl_cov(
     """``-A r``, plus ``ppo_kl_coef |log r|`` on the fraction ``kl_cov_ratio`` of tokens with the largest covariance.
 
     KL-Cov (arXiv 2505.22617). Metric: ``ppo_kl``, here the mean of ``|log r|``.
+
+    >>> logprobs, old = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[0.4, 0.4]]).log()
+    >>> mask = torch.tensor([[True, True]])
+    >>> result = kl_cov(logprobs, old, torch.tensor([[1.0, -1.0]]), mask, kl_cov_ratio=0.5)
+    >>> result.per_token
+    tensor([[-1.0269,  0.5000]])
     """
     if not 0 <= kl_cov_ratio <= 1:
         raise ContractError(f"kl_cov_ratio = {kl_cov_ratio}: write a fraction of the tokens, 0 to 1")

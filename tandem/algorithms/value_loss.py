@@ -28,6 +28,10 @@ def value_loss(
 
     PPO's clipped value loss (Schulman et al.'s implementation; Engstrom et al., arXiv 2005.12729). Metrics:
     ``value_clipfrac``, ``value_mean``.
+
+    >>> now, before, returns = torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 1.0]]), torch.tensor([[2.0, 2.0]])
+    >>> value_loss(now, before, returns, torch.tensor([[True, True]]), cliprange_value=0.5).per_token
+    tensor([[0.5000, 0.5000]])
     """
     if cliprange_value < 0:
         raise ContractError(f"cliprange_value = {cliprange_value}: write a range that is not negative")

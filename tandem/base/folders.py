@@ -26,7 +26,7 @@ def means_no_room(error: BaseException) -> bool:
 
 
 def write_error(error: Exception, place: Path) -> WriteError:
-    """That a file can't be written, as one line: the one that ``error`` names, else ``place``, and why."""
+    """An error that says in one line which file can't be written (the one ``error`` names, else ``place``) and why."""
     name = error.filename if isinstance(error, OSError) and error.filename else place
     said = (str(error).splitlines() or [type(error).__name__])[0]
     reason = error.strerror if isinstance(error, OSError) and error.strerror else said

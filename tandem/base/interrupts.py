@@ -119,11 +119,11 @@ def _hear(number: int, frame: FrameType | None) -> None:
     _state.requested = number
     if _state.depth == 0 and not _state.holding:
         _raise(number)
-    timer = threading.Timer(_PATIENCE_S, _tell, (_state,))
+    timer = threading.Timer(_PATIENCE_S, _warn, (_state,))
     timer.daemon = True
     timer.start()
 
 
-def _tell(state: _State) -> None:
+def _warn(state: _State) -> None:
     if not state.raised:
         sys.stderr.write(_NOTICE)

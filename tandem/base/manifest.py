@@ -33,7 +33,7 @@ class Digest:
 
     @classmethod
     def of(cls, path: Path) -> Digest:
-        """Of the file as it is now. Raises ``OSError``."""
+        """The digest of the file as it is now. Raises ``OSError``."""
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             return cls(file.tell(), sha256)

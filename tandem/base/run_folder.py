@@ -94,17 +94,17 @@ def begin(folder: Path, *, goes_on_after: int | None = None, to: int | None = No
     """
     try:
         (folder / _HIDDEN).mkdir(parents=True, exist_ok=True)
-        told = _finish_move(folder)
+        notices = _finish_move(folder)
         if _record(folder) is not None:
             _clear_leftovers(folder)
-        told += _move_old(folder) if goes_on_after is None else _step_aside(folder, goes_on_after, to)
+        notices += _move_old(folder) if goes_on_after is None else _step_aside(folder, goes_on_after, to)
         strange = in_the_way(folder) if goes_on_after is None else []
         if strange:
             raise ConfigError([user_files(folder, strange)])
         _write_record(folder, {})
     except OSError as error:
         raise _unwritable(folder, error) from error
-    return told
+    return notices
 
 
 def in_the_way(folder: Path) -> list[str]:
@@ -115,7 +115,7 @@ def in_the_way(folder: Path) -> list[str]:
 
 
 def user_files(folder: Path, names: Sequence[str]) -> Problem:
-    """That ``names`` in ``folder`` are of no run."""
+    """An error for ``names`` in ``folder`` that belong to no run."""
     reason = f"{', '.join(names)} in it would be replaced, and no run has written that"
     return Problem(KEY, str(folder), reason, f"Write a folder of its own for the run, such as {folder / 'run'}")
 
@@ -141,7 +141,7 @@ def _of_a_run(folder: Path) -> list[str]:
 
 
 def _move_old(folder: Path) -> list[str]:
-    """All of an earlier run to a folder beside this one; into this one where there can be none beside it."""
+    """Move all of an earlier run to a folder beside this one; into this one where there can be none beside it."""
     names = _of_a_run(folder) if _record(folder) is not None else []
     if not names:
         return []

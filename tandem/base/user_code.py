@@ -69,7 +69,7 @@ def import_ends(file: str) -> str | None:
 
 
 def import_problem(key: str, file: str, error: BaseException) -> Problem:
-    """Where in the user's file it went wrong: the line of a syntax error, else the innermost frame in that file."""
+    """The place of the error in the user's file: the line of a syntax error, else the innermost frame in that file."""
     if isinstance(error, SyntaxError):
         reason = f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     else:

@@ -81,7 +81,7 @@ def reported(command: str = "", words: Sequence[str] = ()) -> Iterator[None]:
     """
     interrupts.install()
     try:
-        with _told():
+        with _errors_in_words():
             yield
     except BaseException as error:
         number = interrupts.requested()
@@ -96,17 +96,17 @@ def reported(command: str = "", words: Sequence[str] = ()) -> Iterator[None]:
 
 def _interrupted(number: int, command: str, words: Sequence[str]) -> str:
     """One line: what came, what is saved, and the command that goes on."""
-    told, saved = interrupts.WORDS[signal.Signals(number)], interrupts.saved()
+    text, saved = interrupts.WORDS[signal.Signals(number)], interrupts.saved()
     if not command:
-        return told
+        return text
     if not saved:
-        return f"{told} before a step was saved; begin again with: {shlex.join(['tandem', command, *words])}"
+        return f"{text} before a step was saved; begin again with: {shlex.join(['tandem', command, *words])}"
     again = shlex.join(["tandem", command, *without_resume(words), "--resume"])
-    return f"{told}; {saved}; go on with: {again}"
+    return f"{text}; {saved}; go on with: {again}"
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _errors_in_words() -> Iterator[None]:
     """The message and the exit code of an error."""
     try:
         yield
@@ -120,15 +120,15 @@ def _told() -> Iterator[None]:
     except BaseException as error:  # what libraries raise of a disk that is full need not be an OSError
         file = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
         if means_no_room(error):
-            told = "no room is left to write to (a full disk, a quota, or a limit of file sizes). Free some, or choose "
-            told += "another trainer.output_dir"
+            text = "no room is left to write to (a full disk, a quota, or a limit of file sizes). Free some, or choose "
+            text += "another trainer.output_dir"
         elif file and isinstance(error, OSError) and error.errno in _OF_THE_DISK:
-            told = f"{error.strerror}. Mend that"
+            text = f"{error.strerror}. Mend that"
         else:
             raise
         saved = interrupts.saved()
         again = f"; {saved}, so the run goes on with --resume" if saved else ""
-        typer.echo(f"error: {file}{told}{again}", err=True)
+        typer.echo(f"error: {file}{text}{again}", err=True)
         raise typer.Exit(1) from None
 
 
@@ -217,7 +217,7 @@ def evaluate(
 
     with reported():
         check_evaluated(source, words or [])
-        from tandem.control.afterwards import run_eval
+        from tandem.control.eval import run_eval
 
         code = run_eval(source, words or [])
     raise typer.Exit(code)
@@ -242,7 +242,7 @@ def export(
             raise DataError(f"{checkpoint}: holds no model: there is no such folder. Name a checkpoint, or a run")
         if out.exists():
             raise DataError(f"{out} exists: choose another name, or remove it")
-        from tandem.control.afterwards import run_export
+        from tandem.control.export import run_export
 
         code = run_export(checkpoint, out, adapter)
     raise typer.Exit(code)

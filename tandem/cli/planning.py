@@ -23,11 +23,11 @@ class NoPlan:
 
     @property
     def runs(self) -> bool:
-        """Nothing does."""
+        """Always False: nothing runs without a document."""
         return False
 
     def to_json(self) -> str:
-        """The problems, for machines."""
+        """The problems as JSON, for machines."""
         return json.dumps({"kind": None, **asdict(self)}, default=repr, ensure_ascii=False, indent=2)
 
 
@@ -78,7 +78,7 @@ def _compile(config: Config | SftConfig) -> Plan | SftPlan:
 
 
 def _all_problems(error: InvalidConfigError) -> list[Problem]:
-    """Those of the document, then those that remain if it is read as it was most likely meant."""
+    """The problems of the document, then those that remain if it is read as it was most likely meant."""
     if error.guess is None:
         return error.problems
     reported = {problem.key for problem in error.problems}

@@ -33,7 +33,7 @@ def tune_words(words: Sequence[str], run: Path, *, as_json: bool) -> str:
 
 
 def as_document(advice: Advice, per_node: int) -> dict[str, Any]:
-    """The advice for machines."""
+    """The advice as a document of plain values, for machines."""
     measured = advice.measured
     return {
         "kind": "tuning",
@@ -78,7 +78,7 @@ def words_for(setting: Setting, per_node: int) -> list[str]:
     """The setting as words of a command line."""
     resource = {role: list(devices) for role, devices in resource_of(setting, per_node).items()}
     words = [f"execution.mode={setting.mode}", f"execution.resource={json.dumps(resource, separators=(',', ':'))}"]
-    if setting.mode == "colocate":
+    if not setting.streams:
         return words
     return [
         *words,
@@ -118,7 +118,7 @@ def _measured_lines(measured: Measured) -> Iterator[str]:
 def _in_words(setting: Setting) -> str:
     roles = {"rollout": setting.rollout, "actor": setting.actor}
     roles |= {"reference": setting.reference, "actor_fwd": setting.actor_fwd}
-    if setting.mode == "colocate":
-        return f"colocate, {setting.rollout} shared"
+    if not setting.streams:
+        return f"{setting.mode}, {setting.rollout} shared"
     devices = " + ".join(f"{count} {role}" for role, count in roles.items() if count)
     return f"{setting.mode}, {devices}, {setting.staleness}, {setting.sub_batches}"

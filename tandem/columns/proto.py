@@ -39,6 +39,10 @@ class DataProto:
 
     Every method but ``pop`` and the two mappings' assignment leaves the batch as it is and gives a new one; tensors are
     shared where rows need not move. Raises ``ContractError`` naming the column for anything that doesn't fit.
+
+    >>> batch = DataProto({"prompts": [torch.tensor([1, 2]), torch.tensor([3])]}, {"data_source": ["math", "code"]})
+    >>> batch[1].batch["prompts"], batch[[1]].non_tensor_batch["data_source"]
+    (tensor([3]), ['code'])
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class DataProto:
             yield self._item(batch, {name: items[i] for name, items in self.non_tensor_batch.items()})
 
     def equals(self, other: DataProto) -> bool:
-        """Same columns, values (a NaN equals a NaN), dtypes, row order and meta_info; the tokenizer isn't compared."""
+        """Whether columns, values (NaN equals NaN), dtypes, row order and meta_info are equal, the tokenizer aside."""
         mine = (len(self), dict(self.batch), dict(self.non_tensor_batch), self.meta_info)
         return same_value(mine, (len(other), dict(other.batch), dict(other.non_tensor_batch), other.meta_info))
 
@@ -215,7 +219,7 @@ class DataProto:
         return self._take(torch.arange(len(self) + missing) % len(self)), missing
 
     def unpad(self, pad_size: int) -> DataProto:
-        """Without the last ``pad_size`` rows, which ``pad_to_divisor`` added."""
+        """The batch without the last ``pad_size`` rows, which ``pad_to_divisor`` added."""
         if not 0 <= pad_size <= len(self):
             raise ContractError(f"unpad: pad_size {pad_size} of {len(self)} samples")
         return self[: len(self) - pad_size]
@@ -256,7 +260,7 @@ class DataProto:
         return cls._from_parts(*storage.read_folder(Path(folder)), tokenizer)
 
     def to_bytes(self) -> bytes:
-        """As ``save``, for another process."""
+        """What ``save`` writes, as bytes for another process."""
         return storage.to_bytes(*self._parts())
 
     @classmethod

@@ -184,7 +184,7 @@ class Ragged:
         return Ragged(values, self.offsets)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Ragged:
-        """On another device or of another dtype; the offsets stay on the CPU."""
+        """The rows on another device or of another dtype; the offsets stay on the CPU."""
         return Ragged(self.values.to(device=device, dtype=dtype), self.offsets)
 
     def _width(self, width: int | None) -> int:

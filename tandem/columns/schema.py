@@ -51,6 +51,9 @@ def declare_column(
 
     Raises ``ContractError`` if the name is no identifier (a column is a parameter of a function somewhere), if it is
     declared already in another way, or if ``aligned_with`` is not a ragged column.
+
+    >>> declare_column("tools_called", "row", "int64", "number of tools that a sample has called").dtype
+    'int64'
     """
     if not name.isidentifier():
         raise ContractError(f"column {name!r}: not an identifier. Columns are named like parameters: 'tool_rewards'")

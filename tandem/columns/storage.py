@@ -75,7 +75,7 @@ def _checked(content: Any, where: str) -> Any:
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, contiguous, each in memory of its own: safetensors refuses tensors that share a storage."""
+    """Tensors on the CPU, contiguous, each in memory of its own: safetensors refuses tensors that share a storage."""
     seen: set[int] = set()
     own: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

@@ -53,6 +53,11 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = (), *, kind:
 
     Raises:
         InvalidConfigError: with all problems, each naming key, value, reason and remedy.
+
+    >>> model, data = "actor_rollout_ref.model.path=models/tiny", "data.train_files=[train.jsonl]"
+    >>> config = load_config(None, [model, data, "--n-samples-per-prompt", "4"], kind=Config)
+    >>> config.actor_rollout_ref.rollout.n
+    4
     """
     if isinstance(overrides, str):
         reason, remedy = "a text where a list of words belongs", f"Write [{overrides!r}]"

@@ -15,6 +15,10 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
+OnWeightUpdate = Literal["wait", "abort", "keep"]
+"""What becomes of a running generation when new weights arrive."""
+
+
 class ModelConfig(Node):
     """The model that is trained."""
 
@@ -127,7 +131,7 @@ class RolloutConfig(Node):
     """Devices per engine."""
     start_s: PositiveFloat = 600.0
     """Longest start of an engine: imports, loading, compiling, in seconds."""
-    on_weight_update: Literal["wait", "abort", "keep"] = "wait"
+    on_weight_update: OnWeightUpdate = "wait"
     """What a running generation does when weights arrive."""
     partial: Literal["resume", "discard"] = "resume"
     """What becomes of an aborted generation."""

@@ -220,6 +220,11 @@ class EvaluationConfig(Node):
     max_prompts: PositiveInt | None = None
     """Only the first so many prompts."""
 
+    @property
+    def during_run(self) -> bool:
+        """Whether a run scores held-out prompts by itself."""
+        return self.interval > 0 or self.at_start
+
 
 AUTO, LATEST = "auto", "latest"
 """What ``trainer.resume`` may be beside a folder."""

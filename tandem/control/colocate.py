@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from tandem.roles.loss import Loss
-from tandem.session.session import InTurns, Session
-from tandem.stages.table import (
-    advantages,
-    correction,
-    generate,
-    old_logprobs,
-    push,
-    ref,
-    score,
-    teacher,
-    train,
-    train_critic,
-    values,
-)
+from tandem.session.session import Session, TimeShared
+from tandem.stages import table as step
 
 
-def train_colocate(session: Session[InTurns]) -> None:
+def train_colocate(session: Session[TimeShared]) -> None:
     """Synchronous training.
 
     Each step k consumes the P tickets of partition k and produces weights version k + 1. It waits for generation and
@@ -30,13 +18,13 @@ def train_colocate(session: Session[InTurns]) -> None:
     weights.push(run.step)
     run.evaluate_at_start()
     for k in run.steps():
-        with session.rollout.generating(), run.stage(generate, score):
+        with session.rollout.generating(), run.stage(step.generate, step.score):
             session.rollout.fill(k)
-        batch = stages.forward(samples.complete(k), ref, teacher, old_logprobs, values)
-        batch = stages.complete(batch, correction, advantages)
-        batch = stages.update(batch, train_critic)
-        with run.stage(train):
+        batch = stages.forward(samples.complete(k), step.ref, step.teacher, step.old_logprobs, step.values)
+        batch = stages.complete(batch, step.correction, step.advantages)
+        batch = stages.update(batch, step.train_critic)
+        with run.stage(step.train):
             update = session.actor.step(Loss(batch, session.objective))
         run.end_step(k, batch, update)
-        with run.stage(push):
+        with run.stage(step.push):
             weights.push(k + 1)

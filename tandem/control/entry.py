@@ -19,7 +19,7 @@ from tandem.control.fully_async import train_fully_async
 from tandem.control.hybrid import train_hybrid, train_hybrid_pipelined
 from tandem.control.preferences import train_preferences
 from tandem.control.sft import fine_tune
-from tandem.data.mixture import Stream, rows_told
+from tandem.data.mixture import Stream, rows_in_words
 from tandem.observe.metrics import CONFIG_FILE
 from tandem.observe.summary import summarize
 from tandem.plan.plan import PREFERENCE, Plan
@@ -39,7 +39,7 @@ LOOPS: dict[str, Callable[[Any], None]] = {
 
 
 def run_train(config: Config, plan: Plan) -> int:
-    """Train, and tell what came of it."""
+    """Train, and print what came of it."""
     quiet()
     with owned(Path(config.trainer.output_dir)):
         return _train(config, plan)
@@ -49,7 +49,7 @@ def _train(config: Config, plan: Plan) -> int:
     session = build_preference_session(config, plan) if plan.loop == PREFERENCE else build_session(config, plan)
     _keep_config(config, Path(config.trainer.output_dir))
     run, progress = session.run, session.run.progress
-    _tell_data(session.source, config.data.train_batch_size, progress.last)
+    _print_rows(session.source, config.data.train_batch_size, progress.last)
     if progress.step:
         print(f"resumed after step {progress.step}; {progress.last - progress.step} steps left")
     with run.running():
@@ -62,7 +62,7 @@ def _train(config: Config, plan: Plan) -> int:
 
 
 def run_sft(config: SftConfig) -> int:
-    """Fine-tune, and tell what came of it."""
+    """Fine-tune, and print what came of it."""
     quiet()
     with owned(Path(config.trainer.output_dir)):
         return _tune(config)
@@ -71,7 +71,7 @@ def run_sft(config: SftConfig) -> int:
 def _tune(config: SftConfig) -> int:
     session = build_sft_session(config)
     progress = session.run.progress
-    _tell_data(session.source, config.data.train_batch_size, progress.last)
+    _print_rows(session.source, config.data.train_batch_size, progress.last)
     _keep_config(config, Path(config.trainer.output_dir))
     if session.nothing_left is not None:
         print(f"nothing is left to do: {session.nothing_left}")
@@ -84,9 +84,9 @@ def _tune(config: SftConfig) -> int:
     return 0
 
 
-def _tell_data(source: Stream[Any], batch_size: int, steps: int) -> None:
+def _print_rows(source: Stream[Any], batch_size: int, steps: int) -> None:
     """What became of the rows, where not all are used as they are."""
-    if rows := rows_told(source, batch_size, steps):
+    if rows := rows_in_words(source, batch_size, steps):
         print(f"data: {rows}")
 
 

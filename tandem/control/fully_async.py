@@ -6,19 +6,7 @@ from tandem.roles.loss import Loss
 from tandem.roles.serving import ServingRole
 from tandem.session.serving import ServingRoles
 from tandem.session.session import ServedSession
-from tandem.stages.table import (
-    advantages,
-    correction,
-    generate,
-    old_logprobs,
-    push,
-    ref,
-    score,
-    teacher,
-    train,
-    train_critic,
-    values,
-)
+from tandem.stages import table as step
 
 
 def train_fully_async(session: ServedSession) -> None:
@@ -26,21 +14,23 @@ def train_fully_async(session: ServedSession) -> None:
 
     Each step k consumes the complete partition k (rewards, log-probs, advantages) and produces weights version k + 1,
     which is pushed to the rollout engines and to actor_fwd. It waits for the slowest role's columns; every wait is
-    watched, and a stall is told with its cause.
+    watched, and a stall is warned of with its cause.
     """
     run, samples, stages, weights = session.run, session.samples, session.stages, session.weights
     with (
-        session.rollout.working(generate, score),
-        session.roles.serving(serve, ref, teacher, old_logprobs, values, correction, advantages),
+        session.rollout.working(step.generate, step.score),
+        session.roles.serving(
+            serve, step.ref, step.teacher, step.old_logprobs, step.values, step.correction, step.advantages
+        ),
     ):
         weights.push(run.step)
         run.evaluate_at_start()
         for k in run.steps():
-            batch = stages.update(samples.complete(k), train_critic)
-            with run.stage(train):
+            batch = stages.update(samples.complete(k), step.train_critic)
+            with run.stage(step.train):
                 update = session.actor.step(Loss(batch, session.objective))
             run.end_step(k, batch, update)
-            with run.stage(push):
+            with run.stage(step.push):
                 weights.push(k + 1)
 
 

@@ -6,19 +6,7 @@ from tandem.roles.loss import Loss
 from tandem.roles.update import in_canonical_order
 from tandem.session.rollout import Workers
 from tandem.session.session import PipelinedSession, Session
-from tandem.stages.table import (
-    advantages,
-    correction,
-    generate,
-    old_logprobs,
-    push,
-    ref,
-    score,
-    teacher,
-    train,
-    train_critic,
-    values,
-)
+from tandem.stages import table as step
 
 
 def train_hybrid(session: Session[Workers]) -> None:
@@ -26,20 +14,23 @@ def train_hybrid(session: Session[Workers]) -> None:
 
     Each step k consumes partition k in ``num_iters_per_train_update`` parts and produces weights version k + 1. It
     waits for groups that are generated and scored; what unblocks it are the rollout workers, who in turn wait for the
-    gate, and the gate for the versions that are pushed here. A stall is told with its cause.
+    gate, and the gate for the versions that are pushed here. A stall is warned of with its cause.
     """
     run, samples, stages, weights = session.run, session.samples, session.stages, session.weights
-    with session.rollout.working(generate, score):  # beside this loop, in one of each worker's
+    with session.rollout.working(step.generate, step.score):  # beside this loop, in one of each worker's
         weights.push(run.step)
         run.evaluate_at_start()
         for k in run.steps():
-            parts = [stages.forward(part, ref, teacher, old_logprobs, values) for part in samples.arriving(k)]
-            batch = stages.complete(in_canonical_order(parts), correction, advantages)
-            batch = stages.update(batch, train_critic)
-            with run.stage(train):
+            parts = [
+                stages.forward(part, step.ref, step.teacher, step.old_logprobs, step.values)
+                for part in samples.arriving(k)
+            ]
+            batch = stages.complete(in_canonical_order(parts), step.correction, step.advantages)
+            batch = stages.update(batch, step.train_critic)
+            with run.stage(step.train):
                 update = session.actor.step(Loss(batch, session.objective))
             run.end_step(k, batch, update)
-            with run.stage(push):
+            with run.stage(step.push):
                 weights.push(k + 1)
 
 
@@ -51,20 +42,20 @@ def train_hybrid_pipelined(session: PipelinedSession) -> None:
     pushed.
     """
     run, samples, stages, weights = session.run, session.samples, session.stages, session.weights
-    with session.rollout.working(generate, score):
+    with session.rollout.working(step.generate, step.score):
         weights.push(run.step)
         run.evaluate_at_start()
         for k in run.steps():
             parts = []
             for arrived in samples.arriving(k):
-                part = stages.forward(arrived, ref, teacher, old_logprobs)
-                part = stages.complete(part, correction, advantages)
-                with run.stage(train):
+                part = stages.forward(arrived, step.ref, step.teacher, step.old_logprobs)
+                part = stages.complete(part, step.correction, step.advantages)
+                with run.stage(step.train):
                     session.slices.train(part)
                 parts.append(part)
             batch = in_canonical_order(parts)
-            with run.stage(train):
+            with run.stage(step.train):
                 update = session.slices.finish(batch)
             run.end_step(k, batch, update)
-            with run.stage(push):
+            with run.stage(step.push):
                 weights.push(k + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.roles.loss import Loss
 from tandem.roles.preferences import as_groups
 from tandem.session.preferences import PreferenceSession
-from tandem.stages.table import ref, reference_point, train
+from tandem.stages import table as step
 
 
 def train_preferences(session: PreferenceSession) -> None:
@@ -17,8 +17,8 @@ def train_preferences(session: PreferenceSession) -> None:
     run, stages = session.run, session.stages
     run.evaluate_at_start()
     for k in run.steps():
-        batch = stages.forward(as_groups(session.source.take(session.prompts)), ref)
-        batch = stages.complete(batch, reference_point)
-        with run.stage(train):
+        batch = stages.forward(as_groups(session.source.take(session.prompts)), step.ref)
+        batch = stages.complete(batch, step.reference_point)
+        with run.stage(step.train):
             update = session.actor.step(Loss(batch, session.objective))
         run.end_step(k, batch, update)

@@ -18,7 +18,7 @@ from tandem.data.base_source import BaseDataSource, as_examples
 from tandem.data.catalog import OnBadRow
 from tandem.data.examples import Example
 from tandem.data.length import Overlong
-from tandem.data.mixture import Counted, rows_told
+from tandem.data.mixture import Counted, rows_in_words
 from tandem.models.numerics import prepare_process
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
@@ -61,7 +61,7 @@ class BaseTrainer:
         prepare_process(threads=self.config.runtime.torch_threads, exact=trainer.exact)
         examples = self._examples(data_source)
         steps = examples.total_steps(data.train_batch_size, trainer.total_steps)
-        if rows := rows_told(examples, data.train_batch_size, steps):
+        if rows := rows_in_words(examples, data.train_batch_size, steps):
             print(f"data: {rows}")
         updater = Updater(self.model.parameters(), self.config.optim, steps)
         folder = Path(trainer.output_dir)

@@ -59,8 +59,8 @@ class RowCounts:
     dropped: dict[str, int]
 
     def __str__(self) -> str:
-        told = "".join(f", {count} dropped ({reason})" for reason, count in sorted(self.dropped.items()))
-        return f"{self.rows} rows, {self.kept} kept" + (f", {self.cut} cut to length" if self.cut else "") + told
+        dropped = "".join(f", {count} dropped ({reason})" for reason, count in sorted(self.dropped.items()))
+        return f"{self.rows} rows, {self.kept} kept" + (f", {self.cut} cut to length" if self.cut else "") + dropped
 
 
 @dataclass

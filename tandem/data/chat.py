@@ -180,14 +180,14 @@ class Endings:
         """Tell, once for all, what can't be learned and what to do."""
         if self.endless:
             ends = ", ".join(repr(decode_text(tokenizer, [token])) for token in sorted(end_ids(tokenizer))) or "none"
-            told = f"{self.endless} of {self.turns} learned turns end with {self.example!r}"
-            logger.warning("%s", endless_turns(told, ends))
+            ending = f"{self.endless} of {self.turns} learned turns end with {self.example!r}"
+            logger.warning("%s", endless_turns(ending, ends))
 
 
-def endless_turns(told: str, ends: str) -> str:
-    """That turns end with no end token, as ``told``, and the remedy; ``ends`` are the model's end tokens."""
+def endless_turns(ending: str, ends: str) -> str:
+    """That turns end with no end token, as ``ending`` says, and the remedy; ``ends`` are the model's end tokens."""
     return (
-        f"{told}, which is no end token of the model (it has {ends}): it would not learn to stop. Let the chat "
+        f"{ending}, which is no end token of the model (it has {ends}): it would not learn to stop. Let the chat "
         "template end each assistant turn with an end token, or name the template's own: eos_token in "
         "tokenizer_config.json, or eos_token_id in generation_config.json (several are a list)"
     )

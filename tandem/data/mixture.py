@@ -55,7 +55,7 @@ class Counted(Sampler[T]):
         return made
 
 
-def rows_told(source: Stream[Any], batch_size: int, steps: int) -> str:
+def rows_in_words(source: Stream[Any], batch_size: int, steps: int) -> str:
     """What became of the rows, and what is left over at the end of a run of ``steps``; empty where all are used."""
     counts, left = source.counts, source.left_over(batch_size, steps)
     lines = [str(counts)] if counts.dropped or counts.cut or left else []

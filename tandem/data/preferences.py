@@ -214,7 +214,7 @@ class PreferenceSource(Sampler[Preference]):
 
 
 def _prompt_of(row: Row, talks: Sequence[list[Message]]) -> int:
-    """How many messages of whole conversations are the prompt: those before the answer of the assistant."""
+    """The number of messages of whole conversations that are the prompt: those before the answer of the assistant."""
     if len(talks) == 1:
         given = len(talks[0]) - 1
     else:

@@ -58,7 +58,7 @@ class Row:
         return value
 
     def nested(self, key: str) -> object:
-        """As ``row[key]``, without the null keys inside of it that may be other rows' (see ``united``)."""
+        """The value ``row[key]`` without the null keys inside of it that may be other rows' (see ``united``)."""
         return _without_nulls(self[key]) if self.united else self[key]
 
 

@@ -47,16 +47,6 @@ class Sampler(Generic[T]):
         """The number of items in one epoch."""
         return len(self.items)
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next draw belongs to, from 0."""
-        return self.drawn // len(self.items)
-
-    @property
-    def position(self) -> int:
-        """Items of that epoch already drawn."""
-        return self.drawn % len(self.items)
-
     def remaining(self) -> int | None:
         """Draws left; ``None`` for an endless stream."""
         return None if self.epochs is None else self.epochs * len(self.items) - self.drawn
@@ -105,10 +95,10 @@ class Sampler(Generic[T]):
             raise DataError("the training data are not those of the saved run (a mix): resume with the same data.mix")
         changed = {key: (state[key], value) for key, value in self._identity().items() if state[key] != value}
         if changed:
-            told = "; ".join(f"{key} was {then!r}, is {now!r}" for key, (then, now) in changed.items())
+            differences = "; ".join(f"{key} was {then!r}, is {now!r}" for key, (then, now) in changed.items())
             raise DataError(
-                f"the training data are not those of the saved run ({told}). Resume with the same files, tokenizer and "
-                "data options, or start a new run from the saved model"
+                f"the training data are not those of the saved run ({differences}). Resume with the same files, "
+                "tokenizer and data options, or start a new run from the saved model"
             )
         drawn = state["drawn"]
         if not isinstance(drawn, int) or drawn < 0:

@@ -1,1 +1,1 @@
-"""Data: sources of prompts and examples, the ledger, the gate and the stores that samples pass through."""
+"""The ledger, the gate and the stores that samples pass through."""

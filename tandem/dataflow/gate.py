@@ -1,19 +1,28 @@
-"""The staleness gate: which ticket may be filled now, by which engine, and if none, why not. Pure.
+"""The staleness gate: which ticket may be filled now, by which engine, and if none, why not.
 
 Weights version v exists after v partitions are finished. A ticket of partition k is admitted only while
 ``k - published <= max_staleness``, to an engine whose own version is at least ``k - max_staleness``. Versions only grow
 and the group goes to *its* partition however late it finishes, so every token of every sample obeys the bound.
+
+Rollout loops ask for tickets, the trainer publishes, and everyone may wait for a change, each in a thread of its own.
+What the gate decides follows from the calls in their order alone; it looks at no clock.
 """
 
 from __future__ import annotations
 
 import heapq
+import threading
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from tandem.base.errors import ContractError
 from tandem.dataflow.tickets import Ticket
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,31 @@ class Holding:
     since: float
 
 
+def _asks(method: Callable[Concatenate[Gate, P], T]) -> Callable[Concatenate[Gate, P], T]:
+    """One thread at a time."""
+
+    @wraps(method)
+    def locked(gate: Gate, /, *args: P.args, **options: P.kwargs) -> T:
+        with gate._changed:
+            return method(gate, *args, **options)
+
+    return locked
+
+
+def _changes(method: Callable[Concatenate[Gate, P], T]) -> Callable[Concatenate[Gate, P], T]:
+    """One thread at a time, and those who ``wait`` look again afterwards."""
+
+    @wraps(method)
+    def locked(gate: Gate, /, *args: P.args, **options: P.kwargs) -> T:
+        with gate._changed:
+            try:
+                return method(gate, *args, **options)
+            finally:
+                gate._changed.notify_all()
+
+    return locked
+
+
 class Gate:
     """Scheduler of tickets, ``tickets`` to a partition, partitions ``first`` to ``last`` - 1 (None: without end).
 
@@ -66,6 +100,7 @@ class Gate:
     ) -> None:
         if tickets < 1 or max_staleness < 0:
             raise ContractError(f"gate: tickets={tickets} must be positive, max_staleness={max_staleness} not negative")
+        self._changed = threading.Condition()
         if capacity is not None and capacity < tickets:
             raise ContractError(f"gate: capacity {capacity} groups can't hold one partition of {tickets}; raise it")
         self._capacity = capacity
@@ -76,6 +111,7 @@ class Gate:
         self._refills: list[Ticket] = []  # heap; entries that are not in _waiting are skipped when met
         self._waiting: set[Ticket] = set()
         self._versions: dict[str, int | None] = {}  # engine -> acknowledged version; None: joined, nothing loaded yet
+        self._gone: set[str] = set()  # engines that left, and may be heard of once more
         self._paused: dict[str, str] = {}  # engine -> why
         self._out: dict[Ticket, tuple[str, float]] = {}  # ticket -> engine, since
         self._even = even
@@ -90,24 +126,31 @@ class Gate:
     # --- engines -----------------------------------------------------------------------------------------------------
 
     @property
+    @_asks
     def published(self) -> int | None:
         """The lowest version acknowledged by all live engines; it never falls. None before the first."""
         return self._published
 
+    @_changes
     def join(self, engine: str) -> None:
         """A new engine, which gets no ticket before it has acknowledged a version."""
         if engine in self._versions:
             raise ContractError(f"engine {engine!r} is there already; an engine that restarts leaves first")
+        self._gone.discard(engine)
         self._versions[engine] = None
 
+    @_changes
     def acknowledge(self, engine: str, version: int) -> None:
-        """The engine generates with ``version`` from now on."""
+        """The engine generates with ``version`` from now on. Means nothing of one that died once it had loaded it."""
+        if engine in self._gone:
+            return
         own = self._version(engine)
         if version < 0 or (own is not None and version < own):
             raise ContractError(f"engine {engine!r} acknowledged version {version} after {own}; versions only grow")
         self._versions[engine] = version
         self._publish()
 
+    @_changes
     def leave(self, engine: str, generated: Collection[Ticket] = ()) -> list[Ticket]:
         """The engine is gone or dead: its tickets, same attempts, are given to others.
 
@@ -115,6 +158,7 @@ class Gate:
         """
         self._version(engine)
         del self._versions[engine]
+        self._gone.add(engine)
         self._paused.pop(engine, None)
         held = (ticket for ticket, (holder, _) in self._out.items() if holder == engine)
         lost = sorted(ticket for ticket in held if ticket not in generated)
@@ -123,17 +167,21 @@ class Gate:
         self._publish()
         return lost
 
+    @_changes
     def pause(self, engine: str, why: str) -> None:
-        """Give the engine no tickets until ``resume``, e.g. during a health check or a weight update."""
-        self._version(engine)
-        self._paused[engine] = why
+        """Give the engine no tickets until ``resume``, as in a weight update. One that has left gets none anyway."""
+        if engine not in self._gone:
+            self._version(engine)
+            self._paused[engine] = why
 
+    @_changes
     def resume(self, engine: str) -> None:
         """The engine takes tickets again."""
         self._paused.pop(engine, None)
 
     # --- tickets -----------------------------------------------------------------------------------------------------
 
+    @_asks
     def admit(self, engine: str, now: float) -> Ticket | Closed:
         """The next ticket for ``engine``: of the earliest partition, refills first; or why there is none."""
         own = self._version(engine)
@@ -153,6 +201,7 @@ class Gate:
         self._in_hand[engine] += 1
         return ticket
 
+    @_asks
     def closed(self, engine: str) -> Closed | None:
         """Why ``engine`` would be given no ticket now; None if it would."""
         own, ticket = self._version(engine), self._next()
@@ -160,11 +209,13 @@ class Gate:
             return Closed("every ticket is given out", exhausted=True)
         return self._closed(engine, own, ticket)
 
+    @_changes
     def done(self, ticket: Ticket) -> None:
         """The ticket's group is stored. Harmless if it was done before: an engine given up may still deliver."""
         self._end(ticket)
         self._waiting.discard(ticket)
 
+    @_changes
     def redraw(self, ticket: Ticket) -> Ticket:
         """The ticket's group was dropped, whether still out or stored already: the next attempt will be given."""
         self.done(ticket)
@@ -173,16 +224,29 @@ class Gate:
             self._refill(refill)
         return refill
 
+    @_changes
     def give_back(self, ticket: Ticket) -> None:
         """The ticket was not filled: the *same* attempt will be given again."""
         if not self._end(ticket):
             raise ContractError(f"{ticket} isn't out; tickets come from admit()")
         self._refill(ticket)
 
+    @_asks
     def holdings(self) -> list[Holding]:
         """All tickets being filled, the longest first."""
         out = [Holding(ticket, engine, since) for ticket, (engine, since) in self._out.items()]
         return sorted(out, key=lambda holding: holding.since)
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def wait(self, seconds: float, until: Callable[[], bool] | None = None) -> bool:
+        """Sleep until something changes (or until ``until`` holds), at most ``seconds``; whether it did."""
+        with self._changed:
+            return self._changed.wait(seconds) if until is None else self._changed.wait_for(until, seconds)
+
+    @_changes
+    def wake(self) -> None:
+        """Have those who ``wait`` look again, e.g. because the run ends."""
 
     # --- inside ------------------------------------------------------------------------------------------------------
 

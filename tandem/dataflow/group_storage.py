@@ -17,8 +17,7 @@ IDENTITY = ("group_ids", "sample_index")  # made from the tickets, so that they 
 
 Column: TypeAlias = Tensor | Ragged | list[Any]
 Columns: TypeAlias = dict[str, Column]
-Slice: TypeAlias = tuple[Column, int]  # a put's column and the row in it where a group, or one sample, begins
-Slices: TypeAlias = list[Slice | None]  # one cell for the whole group, or one per sample
+Slice: TypeAlias = tuple[Column, int]  # a put's column and the row in it where a group begins
 Pieces: TypeAlias = dict[str, list[Column]]
 
 
@@ -26,22 +25,17 @@ class GroupStorage:
     """Groups of ``samples`` samples, each column kept as it was put: nothing is copied.
 
     Every attempt of a ticket is a group of its own, so that what a late producer does can't touch its successor's data.
-    ``produced_by`` is the column that makes a group: a whole group of it replaces a half-written one.
     """
 
-    def __init__(self, samples: int, produced_by: str) -> None:
+    def __init__(self, samples: int) -> None:
         self._samples = samples
-        self._produced_by = produced_by
-        self._groups: dict[int, dict[Ticket, dict[str, Slices]]] = {}  # by partition
+        self._groups: dict[int, dict[Ticket, dict[str, Slice]]] = {}  # by partition
 
-    def add(self, ticket: Ticket, slabs: Columns, row: int, sample: int | None) -> None:
-        """Keep columns of a group, from ``row`` on (``sample`` None), or of one sample of it, at ``row``. What is there
-        stays."""
+    def add(self, ticket: Ticket, columns: Columns, row: int) -> None:
+        """Keep columns of a group, from ``row`` on. What is there stays."""
         group = self._groups.setdefault(ticket.partition, {}).setdefault(ticket, {})
-        if sample is None and self._produced_by in slabs:
-            group.clear()
-        for name, slab in slabs.items():
-            self._add_column(group, name, slab, row, sample)
+        for name, column in columns.items():
+            group.setdefault(name, (column, row))
 
     def free(self, ticket: Ticket) -> None:
         """Let go of a group, if it is here."""
@@ -59,52 +53,38 @@ class GroupStorage:
         groups = [self._held(ticket) for ticket in tickets]
         return {name: self._cut(name, tickets, groups) for name in names}
 
-    def _add_column(self, group: dict[str, Slices], name: str, slab: Column, row: int, sample: int | None) -> None:
-        if sample is None and name not in group:
-            group[name] = [(slab, row)]
-            return
-        cells = group.setdefault(name, [None] * self._samples)
-        if len(cells) == self._samples:
-            for i in range(self._samples) if sample is None else [sample]:
-                if cells[i] is None:
-                    cells[i] = (slab, row + i if sample is None else row)
-
-    def _held(self, ticket: Ticket) -> dict[str, Slices]:
+    def _held(self, ticket: Ticket) -> dict[str, Slice]:
         group = self._groups.get(ticket.partition, {}).get(ticket)
         if group is None:
             raise ContractError(f"get: {ticket} holds no group (any more); was it dropped, or never put?")
         return group
 
-    def _cut(self, name: str, tickets: Sequence[Ticket], groups: Iterable[dict[str, Slices]]) -> list[Column]:
+    def _cut(self, name: str, tickets: Sequence[Ticket], groups: Iterable[dict[str, Slice]]) -> list[Column]:
         runs: list[tuple[Column, int, int]] = []
         for ticket, group in zip(tickets, groups, strict=True):
-            cells = group.get(name, [None])
-            rows = self._samples // len(cells)
-            for cell in cells:
-                if cell is None:
-                    raise ContractError(f"get: column {name!r} is not ready in {ticket}; it has {sorted(group)}")
-                slab, row = cell
-                if runs and runs[-1][0] is slab and runs[-1][2] == row:
-                    runs[-1] = (slab, runs[-1][1], row + rows)
-                else:
-                    runs.append((slab, row, row + rows))
-        return [slab if start == 0 and stop == len(slab) else slab[start:stop] for slab, start, stop in runs]
+            if name not in group:
+                raise ContractError(f"get: column {name!r} is not ready in {ticket}; it has {sorted(group)}")
+            column, row = group[name]
+            if runs and runs[-1][0] is column and runs[-1][2] == row:
+                runs[-1] = (column, runs[-1][1], row + self._samples)
+            else:
+                runs.append((column, row, row + self._samples))
+        return [column if start == 0 and stop == len(column) else column[start:stop] for column, start, stop in runs]
 
 
-def as_columns(tickets: Sequence[Ticket], data: DataProto, samples: int, sample: int | None) -> Columns:
+def as_columns(tickets: Sequence[Ticket], data: DataProto, samples: int) -> Columns:
     """The columns of a put. Raises ``ContractError`` unless rows and identity are those of the tickets."""
-    rows = samples if sample is None else 1
-    if len(data) != rows * len(tickets):
-        raise ContractError(f"put: {len(tickets)} tickets of {rows} samples need as many rows, got {len(data)}")
-    right = identity(tickets, samples, sample)
+    if len(data) != samples * len(tickets):
+        raise ContractError(f"put: {len(tickets)} tickets of {samples} samples need as many rows, got {len(data)}")
+    right = identity(tickets, samples)
     for name in IDENTITY:
         if name in data.batch and not torch.equal(data.dense(name).cpu(), right[name]):
             raise ContractError(
                 f"put: column {name!r} must be {right[name].tolist()[:8]}… as the tickets say, "
                 f"got {data.dense(name).tolist()[:8]}…"
             )
-    slabs: Columns = {**data.batch, **data.non_tensor_batch}
-    return {name: slab for name, slab in slabs.items() if name not in IDENTITY}
+    columns: Columns = {**data.batch, **data.non_tensor_batch}
+    return {name: column for name, column in columns.items() if name not in IDENTITY}
 
 
 def without_identity(columns: Iterable[str]) -> list[str]:
@@ -112,11 +92,9 @@ def without_identity(columns: Iterable[str]) -> list[str]:
     return [name for name in columns if name not in IDENTITY]
 
 
-def identity(tickets: Sequence[Ticket], samples: int, sample: int | None) -> dict[str, Tensor]:
+def identity(tickets: Sequence[Ticket], samples: int) -> dict[str, Tensor]:
     """``group_ids`` (= place of the ticket) and ``sample_index`` (= index in the group) of rows in ticket order."""
     places = torch.tensor([ticket.place for ticket in tickets], dtype=torch.int64)
-    if sample is not None:
-        return {"group_ids": places, "sample_index": torch.full_like(places, sample)}
     index = torch.arange(samples).repeat(len(tickets))
     return {"group_ids": places.repeat_interleave(samples), "sample_index": index}
 
@@ -126,7 +104,7 @@ def as_batch(tickets: Sequence[Ticket], samples: int, columns: Columns) -> DataP
     return DataProto(
         {
             **{name: column for name, column in columns.items() if not isinstance(column, list)},
-            **identity(tickets, samples, None),
+            **identity(tickets, samples),
         },
         {name: column for name, column in columns.items() if isinstance(column, list)},
     )

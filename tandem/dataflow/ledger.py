@@ -11,9 +11,9 @@ from collections.abc import Collection
 from typing import Any
 
 from tandem.base.errors import ContractError, StarvationError
-from tandem.dataflow.partition import Group, Order, Partition
+from tandem.dataflow.partition import Group, Partition
 from tandem.dataflow.progress import Accounts, OpenTicket, Outcome, PartitionStatus, TaskProgress
-from tandem.dataflow.tickets import Lease, Leases, Ticket
+from tandem.dataflow.tickets import Lease, Leases, Request, Ticket
 
 TRAINED = "trained"
 
@@ -21,9 +21,8 @@ TRAINED = "trained"
 class Ledger:
     """Partitions of ``tickets`` groups of ``samples`` samples each.
 
-    - A sample is *produced* when the column ``produced_by`` is first put for it, and *settled* once it has all of
-      ``settled_by`` or has failed. A group ends only when all its samples are settled: filled, or dropped if one
-      failed.
+    - A group is *produced*, all its samples at once, when the column ``produced_by`` is first put for it, and *filled*
+      once it has all of ``settled_by``.
     - A dropped group's ticket is open again under the next attempt; ``max_draws`` draws of one ticket in a row that are
       all dropped raise ``StarvationError``.
     - ``capacity`` bounds the groups held. Room for the unfilled tickets of *earlier* partitions is kept free, so a
@@ -52,7 +51,6 @@ class Ledger:
         self.max_draws = max_draws
         self.produced_by = produced_by
         self.settled_by = frozenset(settled_by) | {produced_by}
-        self._everyone = (1 << samples) - 1
         self._partitions: dict[int, Partition] = {}
         self._first = first  # all partitions below are over
         self._over: set[int] = set()  # and these above it
@@ -71,64 +69,56 @@ class Ledger:
         if group is not None:
             group.engine, group.since = engine, now
 
-    def put(self, ticket: Ticket, columns: Collection[str], now: float, sample: int | None = None) -> Outcome:
-        """``columns`` of a group, or of one of its samples, are there. What is there already stays.
+    def put(self, ticket: Ticket, columns: Collection[str], now: float) -> Outcome:
+        """``columns`` of a group are there. What is there already stays.
 
-        Raises ``ContractError`` for a column of a sample that isn't produced yet, ``StarvationError`` as ``drop`` does.
+        Raises ``ContractError`` for a column of a group that isn't produced yet.
         """
         group = self._current(ticket, now)
         produces = self.produced_by in columns
         if group is None:
-            return self._lose(Outcome.STALE, "stale", sample) if produces else Outcome.STALE
-        partition = self._partitions[ticket.partition]
-        mask = self._mask(sample)
-        there = partition.ended(group)
+            return self._lose(Outcome.STALE, "stale") if produces else Outcome.STALE
         if produces:
-            if there & mask and (sample is not None or group.has(self.produced_by) == self._everyone):
-                return self._lose(Outcome.DUPLICATE, "duplicate", sample)
-            if not group.ready and not self._has_room(ticket.partition):
+            if group.columns:
+                return self._lose(Outcome.DUPLICATE, "duplicate")
+            if not self._has_room(ticket.partition):
                 return Outcome.FULL
-            if there & mask:  # a whole group replaces a half-written one
-                self._dropped["superseded"] += there.bit_count()
-                engine = group.engine
-                partition.reopen(ticket.place, ticket.attempt, group.since)
-                partition.groups[ticket.place].engine = engine
-            self._produced += mask.bit_count()
-        elif there & mask != mask:
+            self._produced += self.samples
+            group.since = now  # from here on it waits for others than its engine
+        elif not group.columns:
             raise ContractError(
-                f"{ticket}: {sorted(columns)} put before {self.produced_by!r}; the first put makes the sample"
+                f"{ticket}: {sorted(columns)} put before {self.produced_by!r}; the first put makes the group"
             )
-        elif group.failed & mask or all(group.has(column) & mask == mask for column in columns):
+        elif group.columns.issuperset(columns):
             return Outcome.DUPLICATE
-        partition.write(ticket.place, columns, mask)
-        if produces and group.has(self.produced_by) == self._everyone:
-            partition.groups[ticket.place].since = now  # from here on it waits for others than its engine
-        return self._end_if_failed(ticket, now) or Outcome.STORED
+        self._partitions[ticket.partition].write(ticket.place, columns)
+        return Outcome.STORED
 
-    def drop(self, ticket: Ticket, reason: str, now: float, sample: int | None = None, retry: bool = False) -> Outcome:
-        """Give up a group, or one sample of it; the ticket is open again once all samples are settled.
+    def drop(self, ticket: Ticket, reason: str, now: float) -> Outcome:
+        """Give up a group: its ticket is open again, for the next attempt.
 
-        ``retry`` opens the *same* attempt again, e.g. because its engine died. Raises ``StarvationError``, after noting
-        the drop, when the ticket has been drawn ``max_draws`` times in vain; ``ContractError`` on a sealed partition.
+        Raises ``StarvationError``, after noting the drop, when the ticket has been drawn ``max_draws`` times in vain;
+        ``ContractError`` on a sealed partition.
         """
         group = self._current(ticket, now)
         if group is None:
             return Outcome.STALE
-        partition = self._partitions[ticket.partition]
-        if partition.sealed:
+        home = self._partitions[ticket.partition]
+        if home.sealed:
             raise ContractError(f"{ticket}: the partition is sealed, its groups are final; drop before sealing")
-        there = partition.ended(group)
-        if sample is not None:
-            bit = self._mask(sample)
-            if group.failed & bit:
-                return Outcome.DUPLICATE
-            self._produced += not (there & bit)
-            partition.fail(ticket.place, bit, reason)
-            return self._end_if_failed(ticket, now) or Outcome.PENDING
-        if not retry:
-            self._produced += (self._everyone & ~there).bit_count()
-            there = self._everyone
-        self._end(ticket, reason, there.bit_count(), retry, now)
+        if not group.columns:
+            self._produced += self.samples
+        self._dropped[reason] += self.samples
+        home.drops[reason] += 1
+        home.reopen(ticket.place, ticket.attempt + 1, now)
+        if ticket.attempt + 1 >= self.max_draws:
+            reasons = ", ".join(f"{count} x {name}" for name, count in home.drops.items())
+            self._starved[ticket.partition] = (
+                f"partition {ticket.partition} can't be filled: ticket {ticket.place} was drawn {self.max_draws} times "
+                f"in a row and every group was dropped, the last one for {reason!r} (in this partition: {reasons}). Is "
+                "the reward constant, or a filter too strict? Change it, or allow more draws"
+            )
+            raise StarvationError(self._starved[ticket.partition])
         return Outcome.DROPPED
 
     def seal(self, number: int, now: float) -> bool:
@@ -152,7 +142,7 @@ class Ledger:
                 raise ContractError(f"partition {number} can't have been trained: it isn't sealed")
             self._trained += self.tickets * self.samples
         elif partition is not None:
-            self._dropped[reason] += partition.queued()
+            self._dropped[reason] += partition.stored * self.samples
         self._partitions.pop(number, None)
         self._starved.pop(number, None)
         self._leases.end_all_of(number)
@@ -163,29 +153,17 @@ class Ledger:
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
-    def take(
-        self,
-        task: str,
-        columns: Collection[str],
-        count: int,
-        *,
-        now: float,
-        seconds: float,
-        partition: int | None = None,
-        order: Order = "arrival",
-        consumer: str = "",
-    ) -> Lease | None:
-        """Lend ``count`` whole groups of one partition that have all ``columns`` and that ``task`` has not had.
+    def take(self, request: Request, *, now: float, seconds: float) -> Lease | None:
+        """Lend what is asked for, of groups that the task has not had, for so many ``seconds``.
 
-        ``arrival`` lends what is ready; ``canonical`` lends in ticket order and waits for the next ticket. Fewer than
-        ``count`` are lent only where fewer are left. ``partition`` None means the earliest that can serve. None is
-        returned while there is nothing to lend. A task always reads the same columns. Raises ``StarvationError`` if the
-        partition can't be filled.
+        Fewer than ``count`` are lent only where fewer are left; None while there is nothing to lend. A task always
+        reads the same columns. Raises ``StarvationError`` if the partition can't be filled.
         """
-        if count < 1:
-            raise ContractError(f"take: count must be at least 1 group, got {count}")
-        wanted = self._columns_of.setdefault(task, frozenset(columns))
-        if wanted != frozenset(columns):
+        task, columns, partition = request.task, frozenset(request.columns), request.partition
+        if request.count < 1:
+            raise ContractError(f"take: count must be at least 1 group, got {request.count}")
+        wanted = self._columns_of.setdefault(task, columns)
+        if wanted != columns:
             raise ContractError(
                 f"task {task!r} reads {sorted(wanted)}, now {sorted(columns)}; use another task name for other columns"
             )
@@ -196,10 +174,10 @@ class Ledger:
             self._check_starved(number)
             home = self._open(number, now)
             reader = home.reader(task, wanted)
-            chosen = reader.choose(count, self.tickets, order)
+            chosen = reader.choose(request.count, self.tickets, request.order)
             if chosen is not None:
                 tickets = tuple(Ticket(number, place, home.groups[place].attempt) for place in chosen)
-                lease = self._leases.new(task, consumer, tickets, now + seconds)
+                lease = self._leases.new(task, request.consumer, tickets, now + seconds)
                 reader.claim(chosen, lease.id)
                 return lease
         return None
@@ -241,8 +219,8 @@ class Ledger:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def accounts(self) -> Accounts:
-        """Where all samples are now; counts the queued ones one by one, so that ``check`` means something."""
-        queued = sum(home.queued() for home in self._partitions.values())
+        """Where all samples are now; counts the queued groups one by one, so that ``check`` means something."""
+        queued = sum(bool(group.columns) for home in self._partitions.values() for group in home.groups) * self.samples
         return Accounts(self._produced, self._trained, queued, dict(self._dropped))
 
     @property
@@ -260,7 +238,7 @@ class Ledger:
         if home is None or not 0 <= ticket.place < self.tickets:
             return False
         group = home.groups[ticket.place]
-        return group.attempt == ticket.attempt and bool(group.ready)
+        return group.attempt == ticket.attempt and bool(group.columns)
 
     def open_tickets(self, number: int, now: float) -> list[Ticket]:
         """Tickets of a partition without a whole group, each with the attempt that is due."""
@@ -300,8 +278,11 @@ class Ledger:
         }
 
     def load_state_dict(self, state: dict[str, Any], now: float) -> None:
-        """Go on where ``state`` was taken; half-written groups count as dropped (``interrupted``), and the same draw of
-        their ticket is due again. Raises ``ContractError`` for a state of another shape, or if this ledger was used."""
+        """Go on where ``state`` was taken. Groups that aren't filled yet count as dropped (``interrupted``).
+
+        The same draw of their ticket is due again. Raises ``ContractError`` for a state of another shape, or if this
+        ledger was used.
+        """
         if state["shape"] != [self.tickets, self.samples] or self._produced or self._partitions:
             raise ContractError(
                 f"ledger: a state of {state['shape']} (tickets, samples) needs an unused ledger of that shape; this "
@@ -312,18 +293,16 @@ class Ledger:
         self._leases.last_id = state["last_lease"]
         self._produced, self._trained, self._dropped = state["produced"], state["trained"], Counter(state["dropped"])
         for number, saved in state["partitions"].items():
-            half_written = self._open(int(number), now).load_state_dict(saved, self._columns_of)
-            if half_written:
-                self._dropped["interrupted"] += half_written
+            in_part = self._open(int(number), now).load_state_dict(saved, self._columns_of)
+            if in_part:
+                self._dropped["interrupted"] += in_part * self.samples
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _open_ticket(self, ticket: Ticket, home: Partition, now: float) -> OpenTicket:
         group = home.groups[ticket.place]
-        generated = group.has(self.produced_by) == self._everyone
-        lacking = [name for name in sorted(self.settled_by) if generated and group.has(name) != self._everyone]
-        settled = home.ended(group).bit_count()
-        return OpenTicket(ticket, group.engine, now - group.since, settled, tuple(lacking))
+        lacking = sorted(self.settled_by - group.columns) if group.columns else ()
+        return OpenTicket(ticket, group.engine, now - group.since, tuple(lacking))
 
     def _is_over(self, number: int) -> bool:
         return number < self._first or number in self._over
@@ -333,7 +312,7 @@ class Ledger:
         if number not in self._partitions:
             if self._is_over(number):
                 raise ContractError(f"partition {number} is over")
-            self._partitions[number] = Partition(self.tickets, self.samples, self.produced_by, self.settled_by, now)
+            self._partitions[number] = Partition(self.tickets, self.settled_by, now)
         return self._partitions[number]
 
     def _current(self, ticket: Ticket, now: float) -> Group | None:
@@ -347,13 +326,6 @@ class Ledger:
             raise ContractError(f"{ticket}: attempt {group.attempt} is due; later ones come after a drop")
         return group if ticket.attempt == group.attempt else None
 
-    def _mask(self, sample: int | None) -> int:
-        if sample is None:
-            return self._everyone
-        if not 0 <= sample < self.samples:
-            raise ContractError(f"sample {sample}: a group has samples 0 to {self.samples - 1}")
-        return 1 << sample
-
     def _has_room(self, number: int) -> bool:
         """Whether one more group of this partition leaves room for all unfilled tickets of earlier ones."""
         reserved = 0
@@ -364,34 +336,10 @@ class Ledger:
                 reserved += self.tickets
         return self.held + reserved < self.capacity
 
-    def _lose(self, outcome: Outcome, reason: str, sample: int | None) -> Outcome:
-        lost = self.samples if sample is None else 1
-        self._produced += lost
-        self._dropped[reason] += lost
+    def _lose(self, outcome: Outcome, reason: str) -> Outcome:
+        self._produced += self.samples
+        self._dropped[reason] += self.samples
         return outcome
-
-    def _end_if_failed(self, ticket: Ticket, now: float) -> Outcome | None:
-        """Drop the group if one sample has failed and all are settled."""
-        home = self._partitions[ticket.partition]
-        group = home.groups[ticket.place]
-        if not group.failed or not home.settled(group):
-            return None
-        self._end(ticket, group.reason, self.samples, False, now)
-        return Outcome.DROPPED
-
-    def _end(self, ticket: Ticket, reason: str, lost: int, retry: bool, now: float) -> None:
-        home = self._partitions[ticket.partition]
-        self._dropped[reason] += lost
-        home.drops[reason] += 1
-        home.reopen(ticket.place, ticket.attempt + (not retry), now)
-        if not retry and ticket.attempt + 1 >= self.max_draws:
-            reasons = ", ".join(f"{count} x {name}" for name, count in home.drops.items())
-            self._starved[ticket.partition] = (
-                f"partition {ticket.partition} can't be filled: ticket {ticket.place} was drawn {self.max_draws} times "
-                f"in a row and every group was dropped, the last one for {reason!r} (in this partition: {reasons}). Is "
-                "the reward constant, or a filter too strict? Change it, or allow more draws"
-            )
-            raise StarvationError(self._starved[ticket.partition])
 
     def _check_starved(self, number: int) -> None:
         if number in self._starved:

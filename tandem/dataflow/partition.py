@@ -13,22 +13,16 @@ _ACKED = -1
 
 
 class Group:
-    """The group under one ticket. Sets of samples are bit masks: bit ``i`` is sample ``i``."""
+    """The group under one ticket: the columns that its samples have."""
 
-    __slots__ = ("attempt", "engine", "failed", "filled", "ready", "reason", "since")
+    __slots__ = ("attempt", "columns", "engine", "filled", "since")
 
     def __init__(self, attempt: int, now: float) -> None:
         self.attempt = attempt
         self.since = now  # when the ticket was opened, or handed to `engine`
         self.engine: str | None = None
-        self.ready: dict[str, int] = {}  # column -> samples that have it
-        self.failed = 0  # samples that will never be ready
-        self.reason = ""  # of the first failure
-        self.filled = False  # every sample settled, none failed
-
-    def has(self, column: str) -> int:
-        """Samples that have ``column``."""
-        return self.ready.get(column, 0)
+        self.columns: set[str] = set()
+        self.filled = False  # it has every column that settles it
 
 
 class Reader:
@@ -61,7 +55,7 @@ class Reader:
         return chosen
 
     def claim(self, chosen: Iterable[int], lease: int) -> None:
-        """Lend the groups."""
+        """Lend the ``chosen`` groups under the lease with this number."""
         for index in chosen:
             del self.eligible[index]
             self.claimed[index] = lease
@@ -91,7 +85,7 @@ class Reader:
         self.head = min(self.head, index)
 
     def consumed(self) -> list[int]:
-        """Groups acknowledged."""
+        """The groups that the task has acknowledged, in order."""
         return sorted(index for index, lease in self.claimed.items() if lease == _ACKED)
 
     def restore_consumed(self, indices: Collection[int]) -> None:
@@ -109,10 +103,8 @@ class Reader:
 class Partition:
     """The groups of one training step."""
 
-    def __init__(self, tickets: int, samples: int, produced_by: str, settled_by: frozenset[str], now: float) -> None:
+    def __init__(self, tickets: int, settled_by: frozenset[str], now: float) -> None:
         self.groups = [Group(0, now) for _ in range(tickets)]
-        self.everyone = (1 << samples) - 1
-        self.produced_by = produced_by
         self.settled_by = settled_by
         self.readers: dict[str, Reader] = {}
         self.stored = 0  # groups that hold data
@@ -120,48 +112,22 @@ class Partition:
         self.sealed = False
         self.drops: Counter[str] = Counter()  # groups, by reason
 
-    def write(self, index: int, columns: Collection[str], samples: int) -> None:
-        """``samples`` of a group have ``columns`` now."""
+    def write(self, index: int, columns: Collection[str]) -> None:
+        """A group has ``columns`` now."""
         group = self.groups[index]
-        self.stored += not group.ready
-        completed = False
-        for column in columns:
-            have = group.ready.get(column, 0) | samples
-            group.ready[column] = have
-            completed |= have == self.everyone
-        if completed:
-            self._refresh(index, group)
-
-    def fail(self, index: int, sample: int, reason: str) -> None:
-        """One sample will never be ready."""
-        group = self.groups[index]
-        group.failed |= sample
-        group.reason = group.reason or reason
-        if group.filled:
-            group.filled = False
-            self.filled -= 1
+        self.stored += not group.columns
+        group.columns.update(columns)
+        if not group.filled and group.columns >= self.settled_by:
+            group.filled = True
+            self.filled += 1
         for reader in self.readers.values():
-            reader.eligible.pop(index, None)
-
-    def ended(self, group: Group) -> int:
-        """Samples of the group that were produced or have failed."""
-        return group.has(self.produced_by) | group.failed
-
-    def queued(self) -> int:
-        """Samples in this partition."""
-        return sum(self.ended(group).bit_count() for group in self.groups)
-
-    def settled(self, group: Group) -> bool:
-        """Whether every sample has reached its end: all of ``settled_by``, or failure."""
-        done = self.everyone
-        for column in self.settled_by:
-            done &= group.ready.get(column, 0)
-        return done | group.failed == self.everyone
+            if index not in reader.claimed and index not in reader.eligible and group.columns >= reader.columns:
+                reader.eligible[index] = None
 
     def reopen(self, index: int, attempt: int, now: float) -> None:
         """Forget the group; its ticket waits for the draw ``attempt``."""
         group = self.groups[index]
-        self.stored -= bool(group.ready)
+        self.stored -= bool(group.columns)
         self.filled -= group.filled
         for reader in self.readers.values():
             reader.forget(index)
@@ -172,45 +138,32 @@ class Partition:
         if task not in self.readers:
             reader = self.readers[task] = Reader(columns)
             for index, group in enumerate(self.groups):
-                if self._complete(group, columns):
+                if group.columns >= columns:
                     reader.eligible[index] = None
         return self.readers[task]
 
     def lacking(self, columns: Iterable[str]) -> dict[str, int]:
-        """Column -> number of groups in which not every sample has it; only columns that some group lacks."""
-        gaps = {c: sum(group.has(c) != self.everyone for group in self.groups) for c in columns}
+        """Column -> number of groups without it; only columns that some group lacks."""
+        gaps = {column: sum(column not in group.columns for group in self.groups) for column in columns}
         return {column: gap for column, gap in gaps.items() if gap}
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON data, without what is lent."""
         return {
-            "groups": [[group.attempt, group.filled, dict(group.ready)] for group in self.groups],
-            "half_written": sum(self.ended(group).bit_count() for group in self.groups if not group.filled),
+            "groups": [[group.attempt, group.filled, sorted(group.columns)] for group in self.groups],
             "sealed": self.sealed,
             "drops": dict(self.drops),
             "consumed": {task: reader.consumed() for task, reader in self.readers.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any], columns_of: Mapping[str, frozenset[str]]) -> int:
-        """Fill a fresh partition with what ``state`` holds whole; says how many samples were in half-written groups."""
-        for index, (attempt, filled, ready) in enumerate(state["groups"]):
+        """Fill a fresh partition with what ``state`` holds whole; says how many groups were there in part."""
+        for index, (attempt, filled, columns) in enumerate(state["groups"]):
             self.groups[index].attempt = attempt
             if filled:
-                for column, samples in ready.items():
-                    self.write(index, [column], samples)
+                self.write(index, columns)
         self.sealed = state["sealed"]
         self.drops.update(state["drops"])
         for task, consumed in state["consumed"].items():
             self.reader(task, columns_of[task]).restore_consumed(consumed)
-        return int(state["half_written"])
-
-    def _complete(self, group: Group, columns: frozenset[str]) -> bool:
-        return not group.failed and all(group.has(column) == self.everyone for column in columns)
-
-    def _refresh(self, index: int, group: Group) -> None:
-        if not group.filled and not group.failed and self._complete(group, self.settled_by):
-            group.filled = True
-            self.filled += 1
-        for reader in self.readers.values():
-            if index not in reader.claimed and index not in reader.eligible and self._complete(group, reader.columns):
-                reader.eligible[index] = None
+        return sum(bool(columns) and not filled for _, filled, columns in state["groups"])

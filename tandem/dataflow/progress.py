@@ -16,7 +16,6 @@ class Outcome(Enum):
     """What became of a write or a drop."""
 
     STORED = auto()
-    PENDING = auto()  # a failure was noted; the group ends when its other samples have settled
     DROPPED = auto()  # the group is gone; its ticket is open again
     DUPLICATE = auto()  # the same was there already: the first one stays
     STALE = auto()  # for a draw that was given up, or a partition that is over
@@ -45,7 +44,7 @@ class Accounts:
 
 @dataclass(frozen=True)
 class OpenTicket:
-    """A ticket without a whole group: who fills it (None: nobody), how many samples are settled.
+    """A ticket without a whole group, and who fills it (None: nobody).
 
     ``lacking`` are the columns that a group lacks which is generated; none before. ``seconds`` is how long the group is
     being generated, or has been waiting for those columns.
@@ -54,11 +53,10 @@ class OpenTicket:
     ticket: Ticket
     engine: str | None
     seconds: float
-    settled: int
     lacking: tuple[str, ...] = ()
 
-    def told(self, gone: Collection[str] = ()) -> str:
-        """For a message; the engines ``gone`` have died since they got it."""
+    def describe(self, gone: Collection[str] = ()) -> str:
+        """The ticket in a message; the engines ``gone`` have died since they got it."""
         engine = f"on engine {self.engine!r}" if self.engine else "given to no engine"
         if self.engine in gone and not self.lacking:
             engine = f"given back, for engine {self.engine!r} died,"
@@ -99,7 +97,7 @@ class PartitionStatus:
             causes.append(
                 f"{len(longest)} of {self.tickets} groups unfilled"
                 + (f", {generated} of them generated" if generated else "")
-                + f": {', '.join(entry.told(gone) for entry in longest[:_NAMED])}{more}"
+                + f": {', '.join(entry.describe(gone) for entry in longest[:_NAMED])}{more}"
             )
             if self.drops:
                 causes.append("dropped so far: " + ", ".join(f"{n} x {reason}" for reason, n in self.drops.items()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -16,9 +17,8 @@ from tandem.columns.proto import DataProto
 from tandem.dataflow.diagnosis import plane_status, what_fills, who_blocks
 from tandem.dataflow.group_storage import Columns, GroupStorage, as_batch, as_columns, join, without_identity
 from tandem.dataflow.ledger import TRAINED, Ledger
-from tandem.dataflow.partition import Order
 from tandem.dataflow.progress import Outcome, PlaneStatus
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 
 
 class DataPlane(Protocol):
@@ -28,35 +28,20 @@ class DataPlane(Protocol):
     def assign(self, ticket: Ticket, engine: str) -> None:
         """Note that ``engine`` has begun to fill the ticket: a stall will be blamed on it."""
 
-    def put(
-        self, tickets: Sequence[Ticket], data: DataProto, *, timeout: float, sample: int | None = None
-    ) -> list[Outcome]:
-        """Add columns to whole groups, ``data`` being n rows per ticket in the order of ``tickets``; or one row per
-        ticket, its sample ``sample``. The first put of a group brings the column that produces it. Waits for room.
+    def put(self, tickets: Sequence[Ticket], data: DataProto, *, timeout: float) -> list[Outcome]:
+        """Add columns to groups, ``data`` being n rows per ticket in the order of ``tickets``. The first put of a group
+        brings the column that produces it. Waits for room.
 
-        Gives one outcome per ticket. ``DUPLICATE`` and ``STALE`` data is not kept (and counted); ``DROPPED`` means
-        that the group ended because one of its samples had failed. Tensors are kept by reference: don't change them.
+        Gives one outcome per ticket. ``DUPLICATE`` and ``STALE`` data is not kept (and counted). Tensors are kept by
+        reference: don't change them.
         """
 
-    def take(
-        self,
-        task: str,
-        columns: Collection[str],
-        count: int,
-        *,
-        timeout: float,
-        partition: int | None = None,
-        order: Order = "arrival",
-        consumer: str = "",
-    ) -> Lease | None:
-        """Wait for ``count`` whole groups of one partition that have ``columns`` and that ``task`` hasn't had, or all
-        that are left; None once the task has consumed the partition. See ``Ledger.take``."""
+    def take(self, request: Request, *, timeout: float) -> Lease | None:
+        """Wait for what is asked for, of groups that the task hasn't had, or for all that are left; None once the task
+        has consumed the partition. See ``Ledger.take``."""
 
     def acknowledge(self, lease: Lease) -> None:
         """The task has consumed the lease's groups."""
-
-    def give_back(self, lease: Lease) -> None:
-        """The task has not consumed them; lend them again."""
 
     def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> DataProto:
         """``columns`` of the groups in the order of ``tickets``, n rows each, with ``group_ids`` and ``sample_index``.
@@ -66,13 +51,11 @@ class DataPlane(Protocol):
         """Wait until every ticket of the partition is filled, and make its groups final."""
 
     def status(self) -> PlaneStatus:
-        """Everything at this moment."""
+        """The counts of every partition and task at this moment."""
 
-    def drop(
-        self, target: Ticket | int, reason: str = TRAINED, *, sample: int | None = None, retry: bool = False
-    ) -> Outcome:
-        """Free a partition (an int: after training, or for another ``reason``), a group, or note that one ``sample`` of
-        a group failed. ``DROPPED``: the ticket is open again. See ``Ledger.drop``."""
+    def drop(self, target: Ticket | int, reason: str = TRAINED) -> Outcome:
+        """Free a partition (an int: after training, or for another ``reason``) or a group, whose ticket is open again.
+        See ``Ledger.drop``."""
 
 
 class LocalStore(DataPlane):
@@ -82,82 +65,54 @@ class LocalStore(DataPlane):
     def __init__(self, ledger: Ledger, lease_seconds: float) -> None:
         self._ledger = ledger
         self._lease_seconds = lease_seconds
-        self._shelf = GroupStorage(ledger.samples, ledger.produced_by)
+        self._storage = GroupStorage(ledger.samples)
         self._changed = threading.Condition()
 
     def assign(self, ticket: Ticket, engine: str) -> None:
-        """See ``DataPlane``."""
+        """Note in the ledger that ``engine`` has begun to fill the ticket."""
         with self._changed:
             self._ledger.assign(ticket, engine, time.monotonic())
 
-    def put(
-        self, tickets: Sequence[Ticket], data: DataProto, *, timeout: float, sample: int | None = None
-    ) -> list[Outcome]:
-        """See ``DataPlane``."""
+    def put(self, tickets: Sequence[Ticket], data: DataProto, *, timeout: float) -> list[Outcome]:
+        """Keep the columns by reference, one group after the other, each as soon as there is room for it."""
         deadline = Deadline(timeout)
-        slabs = as_columns(tickets, data, self._ledger.samples, sample)
-        rows = self._ledger.samples if sample is None else 1
+        columns = as_columns(tickets, data, self._ledger.samples)
         outcomes = []
         with self._changed:
             try:
                 for i, ticket in enumerate(tickets):
-                    outcomes.append(self._put_one(ticket, slabs, i * rows, sample, deadline))
+                    outcomes.append(self._put_one(ticket, columns, i * self._ledger.samples, deadline))
             finally:
                 self._changed.notify_all()
         return outcomes
 
-    def take(
-        self,
-        task: str,
-        columns: Collection[str],
-        count: int,
-        *,
-        timeout: float,
-        partition: int | None = None,
-        order: Order = "arrival",
-        consumer: str = "",
-    ) -> Lease | None:
-        """See ``DataPlane``."""
+    def take(self, request: Request, *, timeout: float) -> Lease | None:
+        """Wait on the ledger for a lease; None once the task has consumed the partition."""
         deadline = Deadline(timeout)
-        wanted = without_identity(columns)
+        request = replace(request, columns=without_identity(request.columns))
+        task, partition = request.task, request.partition
         with self._changed:
             while partition is None or not self._ledger.exhausted(task, partition):
-                lease = self._ledger.take(
-                    task,
-                    wanted,
-                    count,
-                    now=time.monotonic(),
-                    seconds=self._lease_seconds,
-                    partition=partition,
-                    order=order,
-                    consumer=consumer,
-                )
+                lease = self._ledger.take(request, now=time.monotonic(), seconds=self._lease_seconds)
                 if lease is not None:
                     return lease
-                awaited = f"{count} groups with {sorted(wanted)} for task {task!r}"
-                self._wait(deadline, awaited, partial(who_blocks, self._ledger, partition, task))
+                self._wait(deadline, str(request), partial(who_blocks, self._ledger, partition, task))
         return None
 
     def acknowledge(self, lease: Lease) -> None:
-        """See ``DataPlane``."""
+        """Count the groups of the lease as consumed, and wake who waits for room."""
         with self._changed:
             self._ledger.acknowledge(lease, time.monotonic())
             self._changed.notify_all()
 
-    def give_back(self, lease: Lease) -> None:
-        """See ``DataPlane``."""
-        with self._changed:
-            self._ledger.give_back(lease)
-            self._changed.notify_all()
-
     def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> DataProto:
-        """See ``DataPlane``."""
+        """The columns in the order of ``tickets``, joined once, and shared where they lie together. Read only."""
         with self._changed:
-            pieces = self._shelf.pieces(tickets, without_identity(columns))
+            pieces = self._storage.pieces(tickets, without_identity(columns))
         return as_batch(tickets, self._ledger.samples, {name: join(cut) for name, cut in pieces.items()})
 
     def seal(self, partition: int, *, timeout: float) -> None:
-        """See ``DataPlane``."""
+        """Wait until every ticket of the partition is filled, with the ledger's word for who blocks."""
         deadline = Deadline(timeout)
         with self._changed:
             while not self._ledger.seal(partition, time.monotonic()):
@@ -165,22 +120,20 @@ class LocalStore(DataPlane):
                 self._wait(deadline, f"the seal of partition {partition}", blocker)
 
     def status(self) -> PlaneStatus:
-        """See ``DataPlane``."""
+        """The counts of every partition and task at this moment."""
         with self._changed:
             return plane_status(self._ledger, time.monotonic())
 
-    def drop(
-        self, target: Ticket | int, reason: str = TRAINED, *, sample: int | None = None, retry: bool = False
-    ) -> Outcome:
-        """See ``DataPlane``."""
+    def drop(self, target: Ticket | int, reason: str = TRAINED) -> Outcome:
+        """Free a partition, or drop a group; tensors go once no lease holds them."""
         with self._changed:
             try:
                 if isinstance(target, int):
                     self._ledger.retire(target, reason)
-                    self._shelf.free_partition(target)
+                    self._storage.free_partition(target)
                     return Outcome.DROPPED
                 try:
-                    return self._ledger.drop(target, reason, time.monotonic(), sample, retry)
+                    return self._ledger.drop(target, reason, time.monotonic())
                 finally:
                     self._free_unless_held(target)
             finally:
@@ -188,24 +141,18 @@ class LocalStore(DataPlane):
 
     # --- inside; the lock is held ------------------------------------------------------------------------------------
 
-    def _put_one(self, ticket: Ticket, slabs: Columns, row: int, sample: int | None, deadline: Deadline) -> Outcome:
-        while True:
-            try:
-                outcome = self._ledger.put(ticket, slabs.keys(), time.monotonic(), sample)
-            finally:
-                self._free_unless_held(ticket)
-            if outcome is not Outcome.FULL:
-                break
+    def _put_one(self, ticket: Ticket, columns: Columns, row: int, deadline: Deadline) -> Outcome:
+        while (outcome := self._ledger.put(ticket, columns.keys(), time.monotonic())) is Outcome.FULL:
             self._changed.notify_all()  # what was put so far can be taken meanwhile
             self._wait(deadline, f"room for {ticket}", partial(what_fills, self._ledger))
         if outcome is Outcome.STORED:
-            self._shelf.add(ticket, slabs, row, sample)
+            self._storage.add(ticket, columns, row)
         return outcome
 
     def _free_unless_held(self, ticket: Ticket) -> None:
         """Let go of a group that the ledger has dropped."""
         if not self._ledger.holds(ticket):
-            self._shelf.free(ticket)
+            self._storage.free(ticket)
 
     def _wait(self, deadline: Deadline, awaited: str, blocker: Callable[[float], str]) -> None:
         """Sleep until something changes, a lease expires, or the time is over, which raises ``DeadlineError``."""

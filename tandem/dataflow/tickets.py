@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from tandem.dataflow.partition import Order
 
 
 class Ticket(NamedTuple):
@@ -20,6 +23,25 @@ class Ticket(NamedTuple):
 
     def __str__(self) -> str:
         return f"ticket {self.place} of partition {self.partition} (attempt {self.attempt})"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a consumer of ``task`` asks for: ``count`` whole groups of one partition that have all ``columns``.
+
+    ``arrival`` is what is ready; ``canonical`` is ticket order, and waits for the next ticket. ``partition`` None means
+    the earliest that can serve. ``consumer`` is its name in messages.
+    """
+
+    task: str
+    columns: Sequence[str]
+    count: int
+    partition: int | None = None
+    order: Order = "arrival"
+    consumer: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.count} groups with {sorted(self.columns)} for task {self.task!r}"
 
 
 @dataclass(frozen=True)
@@ -53,7 +75,7 @@ class Leases:
         self._expiries: list[tuple[float, int]] = []  # heap; entries of ended leases are skipped when met
 
     def new(self, task: str, consumer: str, tickets: tuple[Ticket, ...], expires: float) -> Lease:
-        """Lend the tickets."""
+        """Lend the tickets to ``consumer`` until ``expires``, under a new number."""
         self.last_id += 1
         lease = Lease(self.last_id, task, consumer, tickets, expires)
         self._held[lease.id] = lease
@@ -65,7 +87,7 @@ class Leases:
         return self._held.pop(lease.id, None) is not None
 
     def end_all_of(self, partition: int) -> None:
-        """The partition is over."""
+        """End every lease of a partition that is over."""
         self._held = {id_: lease for id_, lease in self._held.items() if lease.partition != partition}
 
     def due(self, now: float) -> list[Lease]:
@@ -84,5 +106,5 @@ class Leases:
         return self._expiries[0][0] if self._expiries else None
 
     def consumers(self, ids: set[int]) -> tuple[str, ...]:
-        """Who holds these leases."""
+        """The names of those who hold these leases, sorted."""
         return tuple(sorted({self._held[id_].consumer for id_ in ids}))

@@ -29,8 +29,8 @@ R = TypeVar("R")
 Route = Literal["packed", "bordered", "rows"]
 """How documents go through a model.
 
-``packed``: in one row, prompts shared, only attention told where each begins; generation with ``KVCache``.
-``bordered``: in one row, nothing shared, every layer told; generation with the model's own cache.
+``packed``: in one row, prompts shared, only attention knows where each begins; generation with ``KVCache``.
+``bordered``: in one row, nothing shared, every layer knows the borders; generation with the model's own cache.
 ``rows``: a row each, in a plain transformers model; generation with the model's own cache.
 """
 ROUTES: tuple[Route, ...] = ("packed", "bordered", "rows")

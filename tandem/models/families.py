@@ -48,7 +48,7 @@ BORDERS = frozenset(
         *("qwen3_next", "zamba", "zamba2"),
     }
 )
-"""Families whose layers can be told the borders of documents, by kernels that run on a device."""
+"""Families whose layers can be given the borders of documents, by kernels that run on a device."""
 
 
 AS_TEXT = frozenset(

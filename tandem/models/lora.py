@@ -36,6 +36,9 @@ def get_lora_model(
 
     The layers of ``model`` itself are replaced. Adapters start as a change of zero; their random half depends on
     ``seed`` only. ``alpha / lora_rank`` scales the change. ``target_modules`` are module names or ``"all-linear"``.
+    Example::
+
+        model = get_lora_model(load_model("Qwen/Qwen3-0.6B"), lora_rank=16, target_modules=["q_proj", "v_proj"])
     """
     if lora_rank < 0:
         raise ContractError(f"lora_rank = {lora_rank}: write 0 to train all weights, or a positive rank such as 16")

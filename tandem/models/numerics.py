@@ -29,7 +29,7 @@ def prepare_process(*, threads: int | None, exact: bool) -> None:
 
 
 def _require_exact_mode() -> None:
-    """PyTorch tells its mode; that of MKL is seen by what it does."""
+    """PyTorch says its mode; that of MKL is seen by what it does."""
     if torch.backends.cpu.get_cpu_capability() == "AVX512":
         why = "PyTorch has computed with AVX-512 in this process before"
     elif not all(_equal_wherever_placed()):

@@ -84,11 +84,6 @@ class SharedWeights:
         """The open file, to be handed to another process."""
         return self._file.fileno()
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors of the last ``write``."""
-        return sum(tensor.nbytes for _, tensor in self)
-
     def _target(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         if name in self._known:
             place, view = self._known[name]

@@ -1,4 +1,4 @@
-"""One handle for all that a run tells: metrics, samples, times, the closing report."""
+"""One handle for all that a run reports: metrics, samples, times, the closing report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunLog:
-    """Used as a context around the loop: whatever ends the run, the files are closed and the report is written.
+    """The log of a run, a context around its loop: whatever ends it, files are closed and a report is written.
 
     Nothing here ends a run: a tracker, the samples' file or the report may fail, each with a warning. ``loggers`` are
     the names of ``trainer.logger``; ``trace`` writes ``trace.json`` into the output folder.

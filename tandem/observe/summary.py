@@ -1,4 +1,4 @@
-"""What is told of a run at its end."""
+"""What is printed of a run at its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CURVES = (
     ("accuracy", "eval/accuracy"),
     ("held-out loss", "eval/loss"),
 )
-"""What is told of a run at its end, where it has it: (label, metric)."""
+"""What is printed of a run at its end, where it has it: (label, metric)."""
 
 _WINDOW = 10
 
@@ -29,8 +29,8 @@ def summarize(output_dir: Path, summary: Mapping[str, str]) -> None:
             first, last = sum(values[:window]) / window, sum(values[-window:]) / window
             span = f" (means of {window} steps)" if window > 1 else ""
             print(f"{label}: {first:.3f} -> {last:.3f}{span}{_of_those_scored(rows, key)}")
-    for label, told in summary.items():
-        print(f"{label}: {told}")
+    for label, text in summary.items():
+        print(f"{label}: {text}")
     print(f"model: {output_dir / FINAL_FOLDER}")
     print(f"report: {output_dir / REPORT_FILE}")
 
@@ -38,5 +38,5 @@ def summarize(output_dir: Path, summary: Mapping[str, str]) -> None:
 def _of_those_scored(rows: Sequence[Row], key: str) -> str:
     """What a mean reward leaves out, where it leaves anything out."""
     shares = [float(str(row[share])) for row in rows if (share := f"{key.partition('/')[0]}/scored_share") in row]
-    told = key in ("reward/mean", "eval/reward") and shares and min(shares) < 1
-    return f", of the {sum(shares) / len(shares):.0%} of the answers that were scored" if told else ""
+    partial = key in ("reward/mean", "eval/reward") and shares and min(shares) < 1
+    return f", of the {sum(shares) / len(shares):.0%} of the answers that were scored" if partial else ""

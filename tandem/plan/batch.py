@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from tandem.config.schema import Config
-from tandem.plan.critic import trained_steps
+from tandem.plan.critic import untrained_steps
+from tandem.plan.flow import plan_flow
 from tandem.plan.preference import samples_per_prompt
 
 
@@ -15,7 +16,8 @@ class BatchPlan:
     """One partition. Prompts and samples are counts over all devices.
 
     ``micro_batches`` is the most that one optimizer step can need on one device, with every sequence at its longest.
-    ``steps`` is None where only the data bound them. Optimizer steps are the actor's.
+    ``steps`` is None where only the data bound them. Optimizer steps are the actor's, who makes none in the first
+    ``untrained_steps`` steps, which are a critic's alone.
     """
 
     prompts: int
@@ -29,6 +31,11 @@ class BatchPlan:
     optimizer_steps: int
     steps: int | None
     optimizer_steps_in_all: int | None
+    untrained_steps: int
+
+    def optimizer_steps_of(self, steps: int) -> int:
+        """Optimizer steps of the actor in a run of so many steps."""
+        return max(0, steps - self.untrained_steps) * self.optimizer_steps
 
 
 def mini_batch_prompts(config: Config) -> int:
@@ -38,16 +45,8 @@ def mini_batch_prompts(config: Config) -> int:
         return actor.ppo_mini_batch_size
     if actor.global_batch_size is not None:
         return max(1, actor.global_batch_size // samples_per_prompt(config))
-    if config.execution.mode == "hybrid" and config.execution.train_pipelining == "step":
-        return max(1, config.data.train_batch_size // sub_batches(config))
-    return config.data.train_batch_size
-
-
-def sub_batches(config: Config) -> int:
-    """Slices in which a partition arrives."""
-    if config.execution.mode == "colocate":
-        return 1
-    return config.execution.num_iters_per_train_update
+    flow = plan_flow(config)
+    return max(1, config.data.train_batch_size // flow.sub_batches) if flow.old_actor else config.data.train_batch_size
 
 
 def longest_sequence(config: Config) -> int:
@@ -66,19 +65,21 @@ def plan_batch(config: Config, train_ranks: int, rows: int | None) -> BatchPlan:
     if actor.ppo_micro_batch_size is not None:
         at_once = min(at_once, actor.ppo_micro_batch_size)
     optimizer_steps = actor.ppo_epochs * mini_batches
-    steps = total_steps(config, rows)
+    steps, untrained = total_steps(config, rows), untrained_steps(config)
+    parts = plan_flow(config).sub_batches
     return BatchPlan(
         prompts=prompts,
         samples=prompts * n,
-        sub_batches=sub_batches(config),
-        sub_batch_prompts=prompts // sub_batches(config),
+        sub_batches=parts,
+        sub_batch_prompts=prompts // parts,
         mini_batches=mini_batches,
         mini_batch_prompts=mini,
         mini_batch_samples=mini * n,
         micro_batches=math.ceil(per_rank / at_once),
         optimizer_steps=optimizer_steps,
         steps=steps,
-        optimizer_steps_in_all=None if steps is None else trained_steps(config, steps) * optimizer_steps,
+        optimizer_steps_in_all=None if steps is None else max(0, steps - untrained) * optimizer_steps,
+        untrained_steps=untrained,
     )
 
 

@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
+
+
+@dataclass(frozen=True)
+class CriticPlan:
+    """How the critic is trained: ``epochs`` passes over a partition, micro-batches of ``max_tokens``."""
+
+    epochs: int
+    max_tokens: int
+
+
+def plan_critic(config: Config) -> CriticPlan | None:
+    """None where there is no critic. What it leaves out is as for the actor."""
+    own, actor = config.critic, config.actor_rollout_ref.actor
+    if not own.enable:
+        return None
+    return CriticPlan(
+        epochs=actor.ppo_epochs if own.ppo_epochs is None else own.ppo_epochs,
+        max_tokens=actor.ppo_max_token_len_per_gpu
+        if own.ppo_max_token_len_per_gpu is None
+        else own.ppo_max_token_len_per_gpu,
+    )
 
 
 def critic_model(config: Config) -> ModelConfig:
@@ -15,26 +37,9 @@ def critic_model(config: Config) -> ModelConfig:
     return config.actor_rollout_ref.model if own is None else own
 
 
-def critic_epochs(config: Config) -> int:
-    """Passes of the critic over a partition."""
-    own = config.critic.ppo_epochs
-    return config.actor_rollout_ref.actor.ppo_epochs if own is None else own
-
-
-def critic_token_budget(config: Config) -> int:
-    """Tokens of the critic's micro-batches."""
-    own = config.critic.ppo_max_token_len_per_gpu
-    return config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu if own is None else own
-
-
 def untrained_steps(config: Config) -> int:
     """First steps in which the actor is not trained."""
     return config.critic.warmup_steps if config.critic.enable else 0
-
-
-def trained_steps(config: Config, steps: int) -> int:
-    """Of so many steps, those in which the actor is trained."""
-    return max(0, steps - untrained_steps(config))
 
 
 def other_tokens(config: Config, actor: Mapping[str, int], critic: Mapping[str, int]) -> Problem | None:

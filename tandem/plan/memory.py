@@ -33,7 +33,7 @@ from tandem.config.schema import Config
 from tandem.models.families import PER_DOCUMENT
 from tandem.plan.adapters import adapter_parameters
 from tandem.plan.batch import longest_sequence, mini_batch_prompts
-from tandem.plan.critic import critic_model, critic_token_budget
+from tandem.plan.critic import critic_model, plan_critic
 from tandem.plan.engine import engine_width
 from tandem.plan.model import ModelFacts, sampled_tokens
 from tandem.plan.placement import Placement
@@ -109,8 +109,10 @@ def plan_memory(
             parts.update(_trained("actor", TRAINING, config, model, facts, placement, budget, copies))
             parts["actor log-probs"] = Part(_logprobs(config, facts, placement), TRAINING)
         elif placement.role == "critic" and critic is not None and critic.parameters:
-            budget = critic_token_budget(config)
-            parts.update(_trained("critic", CRITIC, config, critic_model(config), critic, placement, budget, 0))
+            planned = plan_critic(config)
+            assert planned is not None  # it is deployed
+            model = critic_model(config)
+            parts.update(_trained("critic", CRITIC, config, model, critic, placement, planned.max_tokens, 0))
         elif placement.role == "rollout":
             parts.update(_rollout(config, facts, shares))
         elif placement.role == TEACHER:

@@ -31,8 +31,10 @@ from tandem.plan.checks.stages import check_stages
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
 from tandem.plan.checks.template import notes_on_template
 from tandem.plan.checks.trainer import check_evaluation, check_length, check_schedule, check_trainer
+from tandem.plan.critic import CriticPlan, plan_critic
 from tandem.plan.engine import shares_weights
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
+from tandem.plan.flow import Flow, plan_flow
 from tandem.plan.later import what_comes_later
 from tandem.plan.memory import MemoryPlan, notes_on_memory, plan_memory
 from tandem.plan.model import ModelFacts
@@ -45,7 +47,8 @@ from tandem.plan.placement import (
     uses_reference,
 )
 from tandem.plan.preference import learns_preferences
-from tandem.plan.reads import unread
+from tandem.plan.reads.form import unread
+from tandem.plan.reads.train import READS, Setting
 from tandem.plan.reward import ScoringPlan, plan_scoring, reward_notes
 from tandem.plan.stages import (
     old_logprobs_from,
@@ -55,7 +58,6 @@ from tandem.plan.stages import (
     step_facts,
 )
 from tandem.plan.teacher import Teacher, teachers
-from tandem.plan.train_reads import READS, Setting
 from tandem.stages.facts import REWARD, OldLogprobs, Step
 from tandem.stages.stage import PlannedStage, Stage
 from tandem.stages.table import BUILT_IN, plan_step
@@ -66,6 +68,8 @@ PREFERENCE = "preference"
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 
+Pushed = Literal["nothing", "merged", "adapter"]
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -73,10 +77,10 @@ class Plan:
 
     ``device_groups`` are devices per group; what a run needs is their sum. ``base_tags`` are those of the ``tags`` that
     are no copies but the base model, its adapters switched off. ``pushed`` is what new weights for the rollout engine
-    are: nothing where it generates with the actor's own. ``later`` names what can be planned and not be run yet.
-    ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes are unknown. ``batch.steps``
-    counts the rows of the files before any is dropped. ``scoring`` is None where no reward is made. ``stages`` are
-    those of ``table`` that run, by what ``step`` says of the config.
+    are: nothing where it generates with the actor's own. ``flow`` is what the mode comes to. ``later`` names what can
+    be planned and not be run yet. ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's
+    sizes are unknown. ``batch.steps`` counts the rows of the files before any is dropped. ``scoring`` is None where no
+    reward is made. ``stages`` are those of ``table`` that run, by what ``step`` says of the config.
     """
 
     mode: str
@@ -88,12 +92,14 @@ class Plan:
     teachers: tuple[Teacher, ...]
     scoring: ScoringPlan | None
     old_logprobs: OldLogprobs
-    pushed: Literal["nothing", "merged", "adapter"]
+    pushed: Pushed
+    flow: Flow
     source_columns: tuple[str, ...]
     stages: tuple[PlannedStage, ...]
     step: Step = field(compare=False, repr=False)
     table: tuple[Stage, ...] = field(compare=False, repr=False)
     batch: BatchPlan
+    critic: CriticPlan | None
     memory: tuple[MemoryPlan, ...]
     later: tuple[Problem, ...]
     notes: tuple[str, ...]
@@ -114,9 +120,7 @@ class Plan:
         """The loop that runs it: that of its mode, whole or pipelined, or the one for preferences."""
         if not self.generates:
             return PREFERENCE
-        execution = self.step.config.execution
-        pipelined = execution.mode == "hybrid" and execution.train_pipelining != "off"
-        return f"{self.mode}_pipelined" if pipelined else self.mode
+        return self.mode if self.flow.pipelining == "off" else f"{self.mode}_pipelined"
 
     @property
     def group_columns(self) -> tuple[str, ...]:
@@ -136,8 +140,8 @@ class Plan:
 
     def to_json(self) -> str:
         """The whole plan for machines; values that JSON lacks are written as text."""
-        told = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
-        content = {"kind": "train", "loop": self.loop, "roles": self.roles, "devices": self.devices, **told}
+        decided = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
+        content = {"kind": "train", "loop": self.loop, "roles": self.roles, "devices": self.devices, **decided}
         return json.dumps(content, default=_plain, ensure_ascii=False, indent=2)
 
     def require_runnable(self) -> None:
@@ -167,7 +171,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
     step = step_facts(config, entries)
     stages = plan_step(step, entries.stages)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
-    shares = shares_weights(config, runtime)
+    shares, copies = shares_weights(config, runtime), len(tags) - len(base_tags) - 1
     found = [
         *plugin_problems,
         *unknown_names(config),
@@ -181,7 +185,6 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all, own_loop),
     ]
     setting = Setting(config, entries, runtime, shares)
-    copies = len(tags) - len(base_tags) - 1
     memory = plan_memory(config, facts, placed, copies=copies, shares=shares, critic=critic_facts)
     ignored, noted = unread(config, READS, setting, wrong={problem.key for problem in found})
     return Plan(
@@ -195,11 +198,13 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         scoring=plan_scoring(config) if any(stage.role == REWARD for stage in stages) else None,
         old_logprobs=old_logprobs_from(config),
         pushed="nothing" if shares else pushed_part(config),
+        flow=plan_flow(config),
         source_columns=source_columns(entries),
         stages=stages,
         step=step,
         table=(*BUILT_IN, *entries.stages),
         batch=batch,
+        critic=plan_critic(config),
         memory=memory,
         later=what_comes_later(config, runtime),
         notes=(*_notes(config, entries, facts, runtime), *noted, *notes_on_memory(config, runtime, memory)),

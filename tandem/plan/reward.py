@@ -54,7 +54,7 @@ def reward_notes(config: Config) -> Iterator[str]:
 
 
 def _has_asserts(config: Config) -> bool:
-    """Whether one of the first rows is tested by code; False where the data can't be read, which others tell."""
+    """Whether one of the first rows is tested by code; False where the data can't be read: others report that."""
     key = config.data.answer_key
     if key is None:
         return False

@@ -19,9 +19,9 @@ from tandem.plan.checks.template import notes_on_conversations
 from tandem.plan.checks.trainer import check_schedule, check_trainer
 from tandem.plan.mix import MixShare, mix_names
 from tandem.plan.model import ModelFacts
-from tandem.plan.own_reads import TRAINER_READS
-from tandem.plan.reads import unread
-from tandem.plan.sft_reads import READS, SftSetting
+from tandem.plan.reads.form import unread
+from tandem.plan.reads.own_trainer import TRAINER_READS
+from tandem.plan.reads.sft import READS, SftSetting
 
 
 @dataclass(frozen=True)

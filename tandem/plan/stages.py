@@ -7,6 +7,7 @@ from dataclasses import replace
 from tandem.config.schema import Config
 from tandem.plan.batch import mini_batch_prompts
 from tandem.plan.entries import Entries, distillation_columns, estimator_columns
+from tandem.plan.flow import plan_flow
 from tandem.plan.placement import uses_reference
 from tandem.plan.preference import PREFERENCE_COLUMNS, learns_preferences
 from tandem.plan.teacher import learns_from_reward, teachers, teaches_as_tag
@@ -44,7 +45,7 @@ def old_logprobs_from(config: Config) -> OldLogprobs:
         uses_reference(config) and config.algorithm.kl.where == "reward"
     )
     read_before = read_before or "old_logprobs" in estimator_columns(config)
-    elsewhere = config.execution.mode == "fully_async"  # the actor_fwd role has weights of its own
+    elsewhere = plan_flow(config).apart  # the actor_fwd role has weights of its own
     return "implied" if one_update and not read_before and not elsewhere else "recompute"
 
 
@@ -54,7 +55,7 @@ def step_facts(config: Config, entries: Entries) -> Step:
     entry = entries.policy_loss if generates else entries.preference_loss
     facts = Step(
         config=config,
-        apart=config.execution.mode == "fully_async",
+        apart=plan_flow(config).apart,
         generates=generates,
         learns_from_reward=generates and learns_from_reward(config),
         reference=uses_reference(config),
@@ -83,12 +84,12 @@ def source_columns(entries: Entries) -> tuple[str, ...]:
 
 def plan_tags(config: Config) -> tuple[str, ...]:
     """Copies of weights that the actor keeps."""
-    tags = [ACTOR]
-    if config.execution.mode != "fully_async" and uses_reference(config):
+    tags, flow = [ACTOR], plan_flow(config)
+    if not flow.apart and uses_reference(config):
         tags.append(REF)
     if teaches_as_tag(config):
         tags += [teacher.name for teacher in teachers(config)]
-    if config.execution.mode == "hybrid" and config.execution.train_pipelining == "step":
+    if flow.old_actor:
         tags.append(OLD_ACTOR)
     return tuple(tags)
 

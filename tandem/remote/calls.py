@@ -33,12 +33,12 @@ def import_ray() -> Any:
 
 
 def end_with_node() -> None:
-    """In an actor: end its process once the node's daemon, which started it, is gone. Ray itself takes seconds."""
+    """End the process of this actor once the node's daemon, which started it, is gone. Ray itself takes seconds."""
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 
 
 def work_beside(folder: str) -> None:
-    """In an actor: relative paths mean what they mean in the driver, where its ``folder`` is there too."""
+    """Let relative paths in this actor mean what they mean in the driver, where its ``folder`` is there too."""
     if os.path.isdir(folder):
         os.chdir(folder)
         sys.path.append(folder)

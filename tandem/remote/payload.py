@@ -33,13 +33,8 @@ class Packed:
     head: bytes
     buffers: tuple[Bytes, ...]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(buffer.nbytes for buffer in self.buffers)
-
     def copied(self) -> Packed:
-        """The same in memory of this process: it outlives the sender."""
+        """A copy in memory of this process, which outlives the sender."""
         return Packed(self.head, tuple(buffer.copy() for buffer in self.buffers))
 
 

@@ -23,7 +23,7 @@ class Failures:
     """Counts scorings by outcome, and failures by kind: texts that differ only in numbers and quoted words are one.
 
     The first of each kind is warned of, so that a scorer that fails on a part of the rows is known of at once and not
-    by a mean that leaves those rows out. ``str`` tells all of it, with the text of the most frequent kinds.
+    by a mean that leaves those rows out. ``str`` is all of it, with the text of the most frequent kinds.
     """
 
     def __init__(self) -> None:
@@ -49,18 +49,20 @@ class Failures:
                     new.append((name, reason))
             count = len(self._texts)
         for place, (name, reason) in enumerate(new, start=count - len(new)):
-            # A process that is lost is told by the pool, the moment it is: it costs more than a reward.
+            # A process that is lost is reported by the pool, the moment it is: it costs more than a reward.
             if place < _KINDS_WARNED and not reason.startswith(PROCESS):
-                logger.warning("no reward for %s: %s. It counts in no mean; the end tells how many", name, reason)
+                logger.warning(
+                    "no reward for %s: %s. It counts in no mean; the end of the run says how many", name, reason
+                )
 
     @property
     def total(self) -> int:
-        """Scorings so far."""
+        """The number of scorings so far."""
         return sum(self._outcomes.values())
 
     @property
     def failed(self) -> int:
-        """Those that gave no reward."""
+        """The number of scorings that gave no reward."""
         return self.total - self._outcomes[Outcome.SCORED]
 
     def __str__(self) -> str:
@@ -68,8 +70,8 @@ class Failures:
             kinds = self._kinds.most_common(_KINDS_TOLD)
             parts = [f"{count} x {self._texts[kind]}" for kind, count in kinds]
             rest = sum(self._kinds.values()) - sum(count for _, count in kinds)
-            told = f"{self._outcomes[Outcome.SCORED]} of {self.total} answers scored, {self.failed} without a reward"
-        return told + (": " if parts else "") + "; ".join([*parts, *([f"{rest} of other kinds"] if rest else [])])
+            text = f"{self._outcomes[Outcome.SCORED]} of {self.total} answers scored, {self.failed} without a reward"
+        return text + (": " if parts else "") + "; ".join([*parts, *([f"{rest} of other kinds"] if rest else [])])
 
     def state_dict(self) -> dict[str, Any]:
         """All counts, as JSON data."""

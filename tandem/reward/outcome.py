@@ -156,7 +156,7 @@ class Scores:
         return len(self.rewards)
 
     def first(self, count: int) -> Scores:
-        """Of the first ``count`` samples."""
+        """The scores of the first ``count`` samples."""
         columns = (self.rewards, self.outcomes, self.reasons, self.metrics, self.names, self.components)
         return Scores(*(column[:count] for column in columns))  # type: ignore[arg-type]
 

@@ -53,7 +53,7 @@ def component_names(type_: str, file: str | None, parameters: Mapping[str, Any])
 
 
 def _terms(parameters: Mapping[str, Any], key: str) -> Parts:
-    """Of a weighted sum; the names are all different."""
+    """The parts of a weighted sum; the names are all different."""
     written = parameters.get("parts")
     if not isinstance(written, Sequence) or isinstance(written, str) or not written:
         remedy = "Write a list: parts: [{type: gsm8k, weight: 1.0}, {type: length_penalty, weight: 0.1, ...}]"
@@ -78,7 +78,7 @@ def _terms(parameters: Mapping[str, Any], key: str) -> Parts:
 
 
 def _routes(parameters: Mapping[str, Any], key: str) -> Parts:
-    """Of a choice by source."""
+    """The parts of a choice by source."""
     written = parameters.get("routes", DEFAULT_ROUTES)
     example = "{source: openai/gsm8k, type: gsm8k}"
     if not isinstance(written, Sequence) or isinstance(written, str) or not written:

@@ -81,7 +81,11 @@ def register_reward(
     imported before the first sample, whose deadline they would eat up. ``check`` objects to values of parameters, for
     the plan: what no annotation can say.
 
-    Raises ``TandemError`` if the name is taken or the scorer asks for what no sample has.
+    Raises ``TandemError`` if the name is taken or the scorer asks for what no sample has. Example::
+
+        @register_reward("short", packages=("textstat",))
+        def short(response: str, *, most_words: int = 50) -> float:
+            return float(len(response.split()) <= most_words)
     """
 
     def add(target: Target) -> Target:

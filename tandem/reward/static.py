@@ -27,7 +27,7 @@ def describe(type_: str, file: str | None = None, plugins: Sequence[str] = ()) -
     Looks where ``resolve`` looks: in ``file`` if given, else in the registry, else in the modules named by
     ``plugins``. Source is parsed, never run. A name that the source binds in another way than by ``def`` or ``class``
     gives a signature that accepts any parameter, and so does an unknown name where there are plugins: only importing
-    them tells what they register.
+    them shows what they register.
     """
     if file is not None:
         return _describe_file(type_, Path(file))
@@ -74,7 +74,7 @@ def _describe_file(type_: str, path: Path) -> Signature | str:
 
 
 def describe_class(name: str, file: Path, *, root: str) -> Signature | str:
-    """The parameters of the class ``name`` that ``file`` defines, or in words why there are none to be told.
+    """The parameters of the class ``name`` that ``file`` defines, or in words why there are none to be known.
 
     ``root``: a base class from elsewhere whose constructor takes nothing.
     """

@@ -91,7 +91,11 @@ def compute_grpo_loss(
     that the config needs (reference, old policy, values) and the advantages; nothing else is computed before ``step``,
     which trains the ``critic`` too. A column ``old_logprobs`` or ``values`` that the batch brings is taken as it is.
     Raises ``ContractError`` where the estimator needs values and there is neither a critic nor the column, and for
-    samples of weights that were trained since, where nothing tells their policy from the present one.
+    samples of weights that were trained since, where nothing tells their policy from the present one. Example::
+
+        outputs = actor_rollout_ref.rollout(batch.prompts)
+        loss = compute_grpo_loss(outputs, rewards=reward_manager(outputs), actor_rollout_ref=actor_rollout_ref)
+        metrics = actor_rollout_ref.actor.step(loss)
     """
     node = actor_rollout_ref
     if not isinstance(node, ActorRolloutRef):

@@ -138,7 +138,7 @@ class AdvantageStage:
                 raise ContractError(f"the advantage estimator needs column {name!r}; the batch has {batch.columns}")
         return chosen
 
-    def told(self) -> AdvantageReport:
+    def report(self) -> AdvantageReport:
         """Of the last partition."""
         return AdvantageReport(dict(self.metrics), dict(self.state_dict()))
 

@@ -116,7 +116,7 @@ class RewardManager:
         return found
 
     def close(self) -> None:
-        """End the scoring processes, and tell what failed."""
+        """End the scoring processes, and print what failed."""
         self._scoring.close()
         if self.failures.failed:
             logger.warning("rewards: %s", self.failures)
@@ -129,7 +129,11 @@ def build_reward_manager(
 
     ``plugins`` are modules in which it may be defined, ``tokenizer`` is for scorers of whole batches; where not given,
     they are those of the config that the section belongs to. ``inline`` scores in this process, without the
-    protection of deadlines. Raises ``ConfigError`` for an unknown type, a broken file, or wrong parameters.
+    protection of deadlines. Raises ``ConfigError`` for an unknown type, a broken file, or wrong parameters. Example::
+
+        config = load_config("run.yaml")
+        reward_manager = build_reward_manager(config.reward_manager, tokenizer=tokenizer)
+        rewards = reward_manager(rollout_outputs)  # (B,) float32, NaN where scoring failed
     """
     if isinstance(config, Config):
         config = config.reward_manager

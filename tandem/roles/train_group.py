@@ -1,4 +1,4 @@
-"""The ranks of the actor as one: rows are dealt, all ranks are called, results come back in the batch's order."""
+"""The ranks of the actor as one: rows are sharded, all ranks are called, results come back in the batch's order."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class RankError(TandemError):
 
 
 class TrainGroup(Generic[RankT_co]):
-    """All ranks of a role as one: ``call`` has every rank do the same, and what follows deals rows or gathers weights.
+    """All ranks of a role as one: ``call`` has every rank do the same, and what follows shards rows or gathers weights.
 
     Every wait ends within ``deadline_s`` and names the ranks that didn't answer. After a failure ranks may stand at
-    different meetings, so a group of several refuses all later calls. ``balance`` deals rows so that ranks get equally
+    different meetings, so a group of several refuses all later calls. ``balance`` shards rows so that ranks get equally
     many tokens, ``whole_groups`` never cuts a group. Safe for several threads.
     """
 
@@ -79,14 +79,14 @@ class TrainGroup(Generic[RankT_co]):
         """``call``, with what every rank answers, by rank."""
         return self._each([call(method, *args, **options)] * len(self))
 
-    # --- rows dealt to ranks -----------------------------------------------------------------------------------------
+    # --- rows over ranks ---------------------------------------------------------------------------------------------
 
     def forward(self, batch: DataProto, want: Sequence[Wanted], tag: str = ACTOR) -> dict[str, Ragged]:
         """``TrainEngine.forward`` under the weights ``tag``, in the batch's order."""
         lean = _lean(batch, forward_columns(batch))
         if len(self) == 1:
             return self.call(TrainRank.forward, lean, want, tag)
-        parts = self._deal(lean)
+        parts = self._shard(lean)
         found = self._each([call(TrainRank.forward, lean[rows], want, tag) for rows in parts])
         back = torch.argsort(torch.cat(parts))
         return {name: Ragged.concat([part[name] for part in found]).take(back) for name in found[0]}
@@ -96,7 +96,7 @@ class TrainGroup(Generic[RankT_co]):
         lean = _lean(batch, [*forward_columns(batch), *objective_columns(objective, batch)])
         if len(self) == 1:
             return self.call(TrainRank.forward_backward, lean, objective)
-        parts = self._deal(lean, objective.whole_groups)
+        parts = self._shard(lean, objective.whole_groups)
         self._weigh(lean, parts)
         return self._each([call(TrainRank.forward_backward, lean[rows], objective) for rows in parts])[0]
 
@@ -186,7 +186,7 @@ class TrainGroup(Generic[RankT_co]):
 
     # --- dealing -----------------------------------------------------------------------------------------------------
 
-    def _deal(self, batch: DataProto, whole_groups: bool = False) -> list[torch.Tensor]:
+    def _shard(self, batch: DataProto, whole_groups: bool = False) -> list[torch.Tensor]:
         whole = whole_groups or self._whole_groups
         return shard_batch(batch, len(self), balance=self._balance, whole_groups=whole)
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _TICK_S = 0.5  # between looks at a process from which nothing comes
 QUIET_S = 3.0
-"""Silence that is worth telling; a host gives a sign of life twice in a second."""
+"""Silence that is worth a warning; a host gives a sign of life twice in a second."""
 _ERRORS = {e.__name__: e for e in (ContractError, DataError, DeadlineError, UnknownNameError, TandemError)}
 
 

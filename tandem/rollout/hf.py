@@ -92,29 +92,29 @@ class HfEngine:
         cache = None if self._exact else self._spare or self._model.new_cache()
         self._spare = None
         waiting = Scheduler(requests, sampling, self._max_num_seqs // sampling.samples, self._context)
-        flight = RunningBatch(self._model, sampling, self._max_num_seqs, cache)
+        running = RunningBatch(self._model, sampling, self._max_num_seqs, cache)
         self._calls += 1
         version, aborts = self._version, self._boundary.aborts
         try:
             while True:
                 if self._boundary.aborts != aborts:
                     aborts = self._boundary.aborts
-                    yield from flight.abort()
+                    yield from running.abort()
                 if self._version != version:
                     version = self._version
                     if self._recompute:
-                        waiting.give_back(group.resumed() for group in flight.abort())
-                if flight.room and waiting.empty:
-                    waiting.pull(idle=flight.count == 0)
-                if flight.count == 0 and waiting.empty:
+                        waiting.give_back(group.resumed() for group in running.abort())
+                if running.room and waiting.empty:
+                    waiting.pull(idle=running.count == 0)
+                if running.count == 0 and waiting.empty:
                     break
-                self._advance(waiting, flight, version, aborts)
-                yield from flight.take_finished()
+                self._advance(waiting, running, version, aborts)
+                yield from running.take_finished()
         finally:
             self._calls -= 1
         self._spare = cache
 
-    def _advance(self, waiting: Scheduler, flight: RunningBatch, version: int, aborts: int) -> None:
+    def _advance(self, waiting: Scheduler, running: RunningBatch, version: int, aborts: int) -> None:
         """Make tokens until a group ends, the source should be asked, the weights change, or all is aborted."""
         with torch.no_grad(), self._model.computing():  # one cast of the weights for all tokens made inside
             while True:
@@ -123,10 +123,10 @@ class HfEngine:
                         return
                     if not self._whole:
                         raise TandemError("the last load() failed half-way: load a complete set of weights first")
-                    while flight.room and not waiting.empty:
-                        flight.admit(waiting.take(flight.room, self._max_num_batched_tokens), version)
-                    flight.step(version)
-                if flight.ended or (flight.room and not waiting.exhausted):
+                    while running.room and not waiting.empty:
+                        running.admit(waiting.take(running.room, self._max_num_batched_tokens), version)
+                    running.step(version)
+                if running.ended or (running.room and not waiting.exhausted):
                     return
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:

@@ -1,4 +1,4 @@
-"""What a rollout engine takes, gives and can be told. Tokens in, tokens out: text is never re-tokenised."""
+"""What a rollout engine takes, gives and obeys. Tokens in, tokens out: text is never re-tokenised."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Heartbeat(Protocol):
 
 @runtime_checkable
 class EngineStats(Protocol):
-    """What an engine may tell besides, for health checks and measurements."""
+    """What an engine may report besides, for health checks and measurements."""
 
     @property
     def steps(self) -> int:

@@ -58,7 +58,7 @@ def register_engine(name: str, *, capabilities: EngineCapabilities) -> Callable[
     """Decorator of a factory of engines, a function or the class itself; ``capabilities`` say what they can do.
 
     A factory takes the model (or its path, with ``wants="path"``) and, as keyword parameters, those of ``SETTINGS``
-    that it names; with ``**settings`` it gets all. Example:
+    that it names; with ``**settings`` it gets all. Example::
 
         @register_engine("mine", capabilities=EngineCapabilities(weights=("own",)))
         def mine(model: CausalLM, *, version: int, max_num_seqs: int) -> RolloutEngine: ...

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from tandem.config.schema import Config
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.store import LocalStore
-from tandem.plan.adapters import pushed_part
-from tandem.plan.critic import trained_steps
 from tandem.plan.plan import Plan
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.rollout.engine_pool import EnginePool
@@ -37,14 +35,14 @@ class LocalRuntime:
 
     def __init__(self, config: Config, plan: Plan) -> None:
         self._config, self._plan = config, plan
-        self.fleet = EnginePool({} if plan.pushed == "nothing" else {ENGINE: self._start(ENGINE)})
+        self.pool = EnginePool({} if plan.pushed == "nothing" else {ENGINE: self._start(ENGINE)})
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
         """See ``Runtime``."""
         config, plan = self._config, self._plan
-        critic = local_critic(config, tokenizer, steps) if config.critic.enable else None
-        updates = trained_steps(config, steps) * plan.batch.optimizer_steps
-        engine = self.fleet if self.fleet.engines else None
+        critic = local_critic(config, plan, tokenizer, steps) if plan.critic is not None else None
+        updates = plan.batch.optimizer_steps_of(steps)
+        engine = self.pool if self.pool.engines else None
         return build_composite(config, plan, tokenizer, updates, critic, self.scorer, engine)
 
     def restart(self, name: str) -> RolloutEngine:
@@ -57,7 +55,8 @@ class LocalRuntime:
 
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
         """See ``Runtime``."""
-        part, actor = pushed_part(self._config), composite.actor
+        part, actor = self._plan.pushed, composite.actor
+        assert part != "nothing"  # an engine on the actor's own weights is sent none
         return SharedSnapshots(
             partial(actor.export, part),
             base=partial(actor.ranks.call, TrainRank.base_fingerprint) if part == "adapter" else None,
@@ -66,18 +65,18 @@ class LocalRuntime:
 
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> LocalScorer:
         """See ``Runtime``."""
-        model = replica(self._config, moves=moves, path=path)
+        model = replica(self._config, self._plan.pushed, moves=moves, path=path)
         return LocalScorer(model, build_forward_engine(self._config, model))
 
     def close(self) -> None:
         """See ``Runtime``."""
-        for engine in self.fleet.engines.values():
+        for engine in self.pool.engines.values():
             if isinstance(engine, HostedEngine):
                 engine.close()
 
     def _start(self, name: str) -> RolloutEngine:
         """A rollout engine. ``runtime.threads`` keeps it in this process, for a debugger."""
-        spec, execution = engine_spec(self._config), self._config.execution
+        spec, execution = engine_spec(self._config, self._plan.pushed), self._config.execution
         if self._config.runtime.threads:
             return build_engine(spec)
         bucket_bytes = execution.weight_sync.bucket_mb << 20

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Runtime(Protocol):
     """The local runtime keeps the actor in this process; on Ray each rank and each engine is an actor of its own."""
 
-    fleet: EnginePool
+    pool: EnginePool
     """The rollout engines by name, where there are any beside the actor's own weights."""
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:

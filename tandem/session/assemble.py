@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from tandem.dataflow.partition import Order
 from tandem.dataflow.store import DataPlane
 from tandem.observe.run_log import RunLog
-from tandem.plan.critic import critic_model, untrained_steps
+from tandem.plan.critic import critic_model
 from tandem.roles.advantages import AdvantageReport
 from tandem.session.exports import export_precision
 from tandem.session.learning import Criticism, Estimates, Learning, Speed, why_idle_batch
@@ -36,7 +36,7 @@ class OfMode(Generic[R]):
     ``evaluating`` is the context of an evaluation, ``counting`` that of a step. A partition comes in ``sub_batches``
     parts in this ``order``, with ``columns`` beside those of generation and scoring, at most ``staleness`` versions
     old; it is filled ``beside`` the loop, or by it. ``stages`` are those that the actor's loop runs (None: all),
-    ``told`` is what the advantages say of a partition (None: what they said last).
+    ``advantage_report`` is what the advantages report of a partition (None: what they reported last).
     """
 
     rollout: R
@@ -53,7 +53,7 @@ class OfMode(Generic[R]):
     staleness: int = 0
     beside: bool = False
     stages: Sequence[BatchStage] | None = None
-    told: Callable[[int], AdvantageReport] | None = None
+    advantage_report: Callable[[int], AdvantageReport] | None = None
 
 
 def assemble(parts: Parts, kind: Callable[..., K], own: OfMode[Any], **handles: Any) -> K:
@@ -109,7 +109,7 @@ def _samples(parts: Parts, own: OfMode[Any]) -> Samples:
 def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], dict[str, float]]) -> Run:
     config, composite, progress = parts.config, parts.composite, parts.progress
     advantages, critic = composite.advantages, composite.critic
-    told = own.told if own.told is not None else lambda step: advantages.told()
+    report = (lambda step: advantages.report()) if own.advantage_report is None else own.advantage_report
     correction = None if parts.plan.old_logprobs == "rollout" else config.algorithm.correction
     speed = Speed(setting_of(config), progress, parts.output_dir)
     precision = export_precision(config.trainer, critic_model(config))
@@ -125,7 +125,7 @@ def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], di
             *own.parts,
             samples,
             Learning(composite.actor, progress),
-            Estimates(told, correction),
+            Estimates(report, correction),
             *(() if critic is None else (Criticism(critic, composite.tokenizer, precision),)),
         ),
         interval=config.evaluation.interval,
@@ -134,7 +134,7 @@ def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], di
         limits=speed.limits,
         counting=own.counting,
         why_idle=partial(why_idle_batch, masks_overlong=config.algorithm.overlong == "mask"),
-        untrained=untrained_steps(config),
+        untrained=parts.plan.batch.untrained_steps,
         awake=composite.actor.wake,
         closing=parts.closing,
     )

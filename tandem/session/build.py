@@ -6,9 +6,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from tandem.base.errors import ConfigError, DataError, Problem
+from tandem.base.errors import DataError
 from tandem.config.schema import Config
-from tandem.data.sampler import Sampler
 from tandem.models.numerics import prepare_process
 from tandem.plan.plan import Plan
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
@@ -23,7 +22,7 @@ from tandem.session.connect import connect_async, connect_resting, connect_share
 from tandem.session.moved_reference import require_reference
 from tandem.session.parts import Parts
 from tandem.session.progress import Progress
-from tandem.session.resume import check_inputs, find_checkpoint
+from tandem.session.resume import check_inputs, continue_from, find_checkpoint
 from tandem.session.session import Session
 from tandem.train.checkpoint import Checkpoint
 
@@ -43,7 +42,7 @@ def build_session(config: Config, plan: Plan) -> Session[Any]:
     check_tokens(config, tokenizer)
     tables = prompt_tables(config)
     source = prompt_source(config, tokenizer, tables)
-    evaluated = config.evaluation.interval > 0 or config.evaluation.at_start
+    evaluated = config.evaluation.during_run
     held_out = held_out_prompts(config, tokenizer, tables) if evaluated else []
     if evaluated and not held_out:
         raise DataError(
@@ -61,7 +60,7 @@ def build_session(config: Config, plan: Plan) -> Session[Any]:
         runtime = RUNTIMES[plan.runtime](config, plan)
         closing.callback(runtime.close)
         composite = runtime.composite(tokenizer, progress.last)
-        rewards.await_ready()  # loaded beside the model; what can't be made is told before anything is generated
+        rewards.await_ready()  # loaded beside the model; what can't be made is reported before anything is generated
         if resumed is not None:
             _restore(composite, resumed)
         parts = Parts(config, plan, runtime, composite, source, held_out, rewards, progress, closing, resumed)
@@ -82,19 +81,6 @@ CONNECTORS: dict[str, Callable[[Parts], Session[Any]]] = {
     "fully_async": connect_async,
 }
 """Mode -> what connects the roles where engines have weights of their own."""
-
-
-def continue_from(progress: Progress, source: Sampler[Any], batch_size: int, saved: Checkpoint) -> None:
-    """Put the run and its data where ``saved`` has them."""
-    if saved.step > progress.last:
-        reason = f"the checkpoint is of step {saved.step}, the run ends at step {progress.last}"
-        raise ConfigError([Problem("trainer.resume", str(saved.path), reason, "Raise trainer.total_steps")])
-    facts = saved.read()
-    if facts["prompts"] != batch_size:
-        reason = f"the saved run has {facts['prompts']} prompts per step, so its data position is another step's"
-        raise ConfigError([Problem("data.train_batch_size", batch_size, reason, f"Write {facts['prompts']}")])
-    progress.step = saved.step
-    source.load_state_dict(facts["data"])
 
 
 def _restore(composite: ActorRolloutRef, saved: Checkpoint) -> None:

@@ -17,35 +17,35 @@ from tandem.session.assemble import OfMode, assemble
 from tandem.session.connect_workers import connect_workers
 from tandem.session.moved_reference import last_refresh, restore_reference
 from tandem.session.parts import Parts
-from tandem.session.rollout import RestingWorkers, SharedRollout, Turns, Workers
+from tandem.session.rollout import RestingWorkers, SharedRollout, TimeSharing, Workers
 from tandem.session.serving import ServingRoles
-from tandem.session.session import InTurns, PipelinedSession, ServedSession, Session
+from tandem.session.session import PipelinedSession, ServedSession, Session, TimeShared
 from tandem.session.weights import SharedWeights
 from tandem.stages.facts import ACTOR, ACTOR_FWD, CRITIC, REFERENCE
 from tandem.stages.stage import BatchStage
 
 
-def connect_shared(parts: Parts) -> Session[InTurns]:
+def connect_shared(parts: Parts) -> Session[TimeShared]:
     """Colocate with one engine on the actor's own weights, one partition at a time."""
     composite, plane, gate = parts.composite, parts.runtime.plane(parts.ledger(1)), parts.gate(0, [ENGINE])
     filler = Rollout(
         ENGINE, composite.engine, parts.source, parts.rewards, plane, gate, parts.filling(), composite.tokenizer
     )
     log = parts.open_log()
-    turns = Turns(composite.actor, composite.engine, log)
-    rollout = SharedRollout(filler, turns, parts.rewards)
+    sharing = TimeSharing(composite.actor, composite.engine, log)
+    rollout = SharedRollout(filler, sharing, parts.rewards)
     weights = SharedWeights(composite.actor, composite.engine, filler)
     return assemble(
-        parts, Session, OfMode(rollout, weights, plane, parts.waits(), log, (rollout,), evaluating=turns.evaluating)
+        parts, Session, OfMode(rollout, weights, plane, parts.waits(), log, (rollout,), evaluating=sharing.evaluating)
     )
 
 
-def connect_resting(parts: Parts) -> Session[InTurns]:
+def connect_resting(parts: Parts) -> Session[TimeShared]:
     """Colocate with engines that have weights of their own: they and the actor take turns."""
     composite = parts.composite
     beside: OfMode[Any] = connect_workers(parts)
-    turns = Turns(composite.actor, composite.engine, beside.log)
-    rollout = RestingWorkers(beside.rollout, turns, composite.engine, beside.plane, beside.waits)
+    sharing = TimeSharing(composite.actor, composite.engine, beside.log)
+    rollout = RestingWorkers(beside.rollout, sharing, composite.engine, beside.plane, beside.waits)
     resting = replace(
         beside, rollout=rollout, parts=(rollout, *beside.parts), evaluating=rollout.evaluating, beside=False
     )
@@ -54,9 +54,7 @@ def connect_resting(parts: Parts) -> Session[InTurns]:
 
 def connect_streaming(parts: Parts) -> Session[Workers]:
     """Hybrid: generation goes on while the actor trains."""
-    execution, composite = parts.config.execution, parts.composite
-    assert execution.mode == "hybrid"
-    beside, pipelining = connect_workers(parts), execution.train_pipelining
+    beside, composite, pipelining = connect_workers(parts), parts.composite, parts.plan.flow.pipelining
     if pipelining == "off":
         return assemble(parts, Session, beside)
     # Slices that are optimizer steps are fixed by ticket: else short samples would always come first.
@@ -88,7 +86,7 @@ def connect_async(parts: Parts) -> ServedSession:
         parts=(roles, *beside.parts),
         columns=roles.gives,
         stages=[stage for stage in composite.stages if not _served(stage)],
-        told=roles.told,
+        advantage_report=roles.advantage_report,
     )
     return assemble(parts, ServedSession, served, roles=roles)
 
@@ -117,14 +115,13 @@ def _serving(parts: Parts) -> Iterator[ServingRole]:
 
 def _begins(parts: Parts) -> dict[str, Callable[[int], None]]:
     """What a role does before the first groups of a partition: it waits for the weights that the partition is due."""
-    execution, critic = parts.config.execution, parts.composite.critic
-    assert execution.mode == "fully_async"
-    seconds, interval = execution.deadline_s, parts.config.actor_rollout_ref.ref.update_interval
+    critic, seconds = parts.composite.critic, parts.config.execution.deadline_s
+    interval = parts.config.actor_rollout_ref.ref.update_interval
     models, begins = {model.name: model for model in parts.composite.models}, dict[str, Callable[[int], None]]()
     if REFERENCE in models:
         begins[REFERENCE] = partial(_refresh, models[REFERENCE], interval, seconds)
     if ACTOR_FWD in models:
-        begins[ACTOR_FWD] = partial(_follow, models[ACTOR_FWD], execution.max_staleness, seconds)
+        begins[ACTOR_FWD] = partial(_follow, models[ACTOR_FWD], parts.plan.flow.staleness, seconds)
     if critic is not None:  # partition k is valued by the critic after step k - 1
         begins[CRITIC] = partial(critic.await_steps, seconds=seconds)
     return begins

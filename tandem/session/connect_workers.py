@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.dataflow.gate import Gate
 from tandem.dataflow.store import DataPlane
 from tandem.roles.rollout.utilization import StepClock
-from tandem.roles.rollout.worker import OnWeightUpdate, RolloutWorker, UpdatedStream
+from tandem.roles.rollout.worker import RolloutWorker, UpdatedStream
 from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.roles.serving import ForwardModel
 from tandem.rollout.protocol import RolloutEngine
@@ -22,33 +22,29 @@ from tandem.weights.sync import WeightSync
 
 def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMode[Workers]:
     """The rollout workers of the run, and how weights reach them; ``replicas`` get every version too."""
-    execution, fleet = parts.config.execution, parts.runtime.fleet
-    staleness = 0
-    on_update: OnWeightUpdate = "keep"  # nothing is generated in colocate while weights change
-    if execution.mode != "colocate":
-        staleness, on_update = execution.max_staleness, parts.config.actor_rollout_ref.rollout.on_weight_update
-    capacity = execution.data_plane.capacity_groups
-    keeper = GateKeeper(parts.gate(staleness, list(fleet.engines), capacity))
+    execution, pool, flow = parts.config.execution, parts.runtime.pool, parts.plan.flow
+    staleness, capacity = flow.staleness, execution.data_plane.capacity_groups
+    gate = parts.gate(staleness, list(pool.engines), capacity)
     plane = parts.runtime.plane(parts.ledger(staleness + 1, capacity))
     log, waits, clock = parts.open_log(), parts.waits(), StepClock()
-    make = partial(_worker, parts, plane, keeper, clock)
+    make = partial(_worker, parts, plane, gate, clock)
 
     def receive(stream: RolloutWorker) -> UpdatedStream:
-        return UpdatedStream(stream, keeper, on_update, execution.deadline_s)
+        return UpdatedStream(stream, gate, flow.on_weight_update, execution.deadline_s)
 
-    streams = [make(name, engine) for name, engine in fleet.engines.items()]
+    streams = [make(name, engine) for name, engine in pool.engines.items()]
     role = RolloutWorkers(
         streams,
-        fleet,
-        keeper,
-        _weight_sync(parts, keeper, [receive(stream) for stream in streams], replicas),
+        pool,
+        gate,
+        _weight_sync(parts, gate, [receive(stream) for stream in streams], replicas),
         restart=lambda name: make(name, parts.runtime.restart(name)),
         receiver=receive,
         max_restarts=execution.max_engine_restarts,
     )
     groups = [stage for stage in parts.plan.stages if stage.phase == "group"]
     workers = Workers(
-        role, parts.rewards, plane, keeper, clock, parts.progress, waits, log, lanes=staleness + 1, stages=groups
+        role, parts.rewards, plane, gate, clock, parts.progress, waits, log, lanes=staleness + 1, stages=groups
     )
     waits.watch(workers)
     weights = PushedWeights(workers, log)
@@ -61,14 +57,14 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMo
         (workers, weights),
         evaluating=workers.evaluating,
         counting=clock.running,
-        sub_batches=parts.plan.batch.sub_batches,
+        sub_batches=flow.sub_batches,
         staleness=staleness,
         beside=True,
     )
 
 
 def _worker(
-    parts: Parts, plane: DataPlane, keeper: GateKeeper, clock: StepClock, name: str, engine: RolloutEngine
+    parts: Parts, plane: DataPlane, gate: Gate, clock: StepClock, name: str, engine: RolloutEngine
 ) -> RolloutWorker:
     return RolloutWorker(
         name,
@@ -76,7 +72,7 @@ def _worker(
         parts.source,
         parts.rewards,
         plane,
-        keeper,
+        gate,
         parts.filling(),
         parts.composite.tokenizer,
         partial=parts.config.actor_rollout_ref.rollout.partial,
@@ -85,14 +81,14 @@ def _worker(
 
 
 def _weight_sync(
-    parts: Parts, keeper: GateKeeper, receivers: Sequence[UpdatedStream], replicas: Sequence[ForwardModel]
+    parts: Parts, gate: Gate, receivers: Sequence[UpdatedStream], replicas: Sequence[ForwardModel]
 ) -> WeightSync:
     """From the actor to the rollout engines, whose versions the gate must know, and to ``replicas``."""
     settings, following = parts.config.execution.weight_sync, {replica.name: replica for replica in replicas}
 
     def acknowledged(name: str, version: int) -> None:
         if name not in following:
-            keeper.acknowledge(name, version)
+            gate.acknowledge(name, version)
 
     return WeightSync(
         parts.runtime.snapshots(parts.composite),

@@ -1,4 +1,4 @@
-"""Steps that train nothing: told at the first, and the end of the run where they go on."""
+"""Steps that train nothing: a warning at the first, and the end of the run where they go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What actor, critic and advantages tell of a step, save and leave."""
+"""What actor, critic and advantages report of a step, save and leave."""
 
 from __future__ import annotations
 
@@ -66,21 +66,21 @@ class Criticism(StepPart):
 
 
 class Estimates(StepPart):
-    """What the advantages stage has to say of a partition (``told``), and how far its samples were off-policy.
+    """What the advantages stage reports of a partition (``report``), and how far its samples were off-policy.
 
     ``correction`` is None where old log-probs are those of the rollout: nothing differs.
     """
 
-    def __init__(self, told: Callable[[int], AdvantageReport], correction: RolloutCorrectionConfig | None) -> None:
-        self._told, self._correction = told, correction
+    def __init__(self, report: Callable[[int], AdvantageReport], correction: RolloutCorrectionConfig | None) -> None:
+        self._report, self._correction = report, correction
 
     def metrics(self, batch: DataProto, step: int) -> dict[str, float]:
         mismatch = {} if self._correction is None else mismatch_report(batch, self._correction)
-        return self._told(step).metrics | mismatch
+        return self._report(step).metrics | mismatch
 
     def facts(self, step: int) -> dict[str, Any]:
         """The state of the KL's controller after the partition before ``step``."""
-        return {"kl": self._told(step - 1).state}
+        return {"kl": self._report(step - 1).state}
 
 
 class Speed(StepPart):

@@ -18,11 +18,10 @@ from tandem.roles.actor import Actor
 from tandem.roles.preferences import Against, PreferenceEvaluator, Scorer, with_reference_point
 from tandem.runtime.build.composite import build_actor, load_trainable, model_tokenizer
 from tandem.runtime.build.sources import held_out_preferences, preference_source, prompt_tables
-from tandem.session.build import continue_from
 from tandem.session.exports import Exporter
 from tandem.session.learning import Learning, why_idle_batch
 from tandem.session.progress import Progress, StepPart
-from tandem.session.resume import check_inputs, find_checkpoint, run_info
+from tandem.session.resume import check_inputs, continue_from, find_checkpoint, run_info
 from tandem.session.run import Run
 from tandem.session.stage_table import StageTable
 from tandem.stages.stage import BatchStage, Roles
@@ -72,7 +71,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     tables = prompt_tables(config)
     source = preference_source(config, tokenizer, tables)
-    evaluated = config.evaluation.interval > 0 or config.evaluation.at_start
+    evaluated = config.evaluation.during_run
     held_out = held_out_preferences(config, tokenizer, tables) if evaluated else []
     if evaluated and not held_out:
         raise DataError(

@@ -18,7 +18,7 @@ class Progress:
 
     ``began`` is the first that this run does, or what was done when it was resumed. ``seconds``, ``executed`` (stages)
     and ``trained`` (batch, metrics of the update) are of the step before. ``over``: the run ends before ``last``.
-    ``samples`` tells at the end of a run where all of them went. ``facts`` are what a run that goes on from here must
+    ``samples`` reports at the end of a run where all of them went. ``facts`` are what a run that goes on from here must
     know, as of the end of the last step; ``recorded``: that step is in the log; ``started``: when it began. ``idle``
     counts the steps that trained nothing.
     """
@@ -48,7 +48,7 @@ class StepPart:
         """The update of ``step`` is done, and nobody has the new weights yet."""
 
     def metrics(self, batch: Any, step: int) -> dict[str, float]:
-        """What the finished step tells of the batch that was trained on."""
+        """What the finished step reports of the batch that was trained on."""
         del batch, step
         return {}
 
@@ -76,5 +76,5 @@ class StepPart:
         """The run is at its end, and leaves things in ``folder``."""
 
     def summary(self) -> dict[str, str]:
-        """What the end of the run tells, also of one that failed."""
+        """What is printed at the end of the run, also of one that failed."""
         return {}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
-from tandem.base.errors import ConfigError
+from tandem.base.errors import ConfigError, Problem
 from tandem.base.interrupts import note_saved
 from tandem.base.manifest import MANIFEST, verify
 from tandem.base.run_folder import CHECKPOINTS
 from tandem.config.schema import AUTO, LATEST, TrainerConfig
+from tandem.data.sampler import Sampler
 from tandem.observe.trackers import RunInfo
 from tandem.plan.checks.run_folder import nothing_to_resume, paths_read
+from tandem.session.progress import Progress
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
 
@@ -35,8 +38,21 @@ def find_checkpoint(trainer: TrainerConfig) -> Checkpoint | None:
     return found
 
 
+def continue_from(progress: Progress, source: Sampler[Any], batch_size: int, saved: Checkpoint) -> None:
+    """Put the run and its data where ``saved`` has them."""
+    if saved.step > progress.last:
+        reason = f"the checkpoint is of step {saved.step}, the run ends at step {progress.last}"
+        raise ConfigError([Problem("trainer.resume", str(saved.path), reason, "Raise trainer.total_steps")])
+    facts = saved.read()
+    if facts["prompts"] != batch_size:
+        reason = f"the saved run has {facts['prompts']} prompts per step, so its data position is another step's"
+        raise ConfigError([Problem("data.train_batch_size", batch_size, reason, f"Write {facts['prompts']}")])
+    progress.step = saved.step
+    source.load_state_dict(facts["data"])
+
+
 def run_info(trainer: TrainerConfig, config: BaseModel, steps: int, resumed: Checkpoint | None) -> RunInfo:
-    """What the log is told of a run of ``steps`` that goes on from ``resumed``."""
+    """What the log is given of a run of ``steps`` that goes on from ``resumed``."""
     folder, document = Path(trainer.output_dir).resolve(), config.model_dump(mode="json", by_alias=True)
     if resumed is None:
         return RunInfo(folder, steps, None, document)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from tandem.columns.proto import DataProto
-from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.dataflow.gate import Gate
 from tandem.dataflow.store import DataPlane
 from tandem.observe.run_log import RunLog
 from tandem.reward.outcome import share_scored
@@ -26,18 +26,18 @@ from tandem.stages.stage import PlannedStage, Stage
 from tandem.stages.table import generate, score
 
 _TICK_S = 0.5  # between looks at the workers while waiting for them
-_JOIN_S = 2.0  # for a worker that is told to end
+_JOIN_S = 2.0  # for a worker that was asked to end
 
 
 class Tally(Protocol):
-    """What the rollout tells of itself: groups dropped by reason, and the scorer's own metrics."""
+    """What the rollout reports of itself: groups dropped by reason, and the scorer's own metrics."""
 
     counts: Counter[str]
     report: dict[str, float]
 
 
 class Reported(StepPart):
-    """What was dropped, what the scorer told, and what it could not score."""
+    """What was dropped, what the scorer reported, and what it could not score."""
 
     def __init__(self, tally: Tally, rewards: RewardManager) -> None:
         self._tally, self._rewards = tally, rewards
@@ -54,7 +54,7 @@ class Reported(StepPart):
         return {"rewards": str(failures)} if failures.failed else {}
 
 
-class Turns:
+class TimeSharing:
     """Actor and rollout engine on the same devices: one works, the other's memory is given up."""
 
     def __init__(self, actor: Actor, engine: RolloutEngine, log: RunLog) -> None:
@@ -88,13 +88,13 @@ class Turns:
 class SharedRollout(Reported):
     """One engine that generates with the actor's own parameters, in turns with it and in its loop."""
 
-    def __init__(self, rollout: Rollout, turns: Turns, rewards: RewardManager) -> None:
+    def __init__(self, rollout: Rollout, sharing: TimeSharing, rewards: RewardManager) -> None:
         super().__init__(rollout, rewards)
-        self.filler, self._turns = rollout, turns
+        self.filler, self._sharing = rollout, sharing
 
     def generating(self) -> AbstractContextManager[None]:
         """The engine's turn on the devices."""
-        return self._turns.generating()
+        return self._sharing.generating()
 
     def fill(self, partition: int) -> None:
         """Return once every ticket of ``partition`` is filled, generated and scored, and it is sealed.
@@ -110,7 +110,7 @@ class SharedRollout(Reported):
 class Workers(Reported):
     """Rollout workers, each with an engine of its own, that go on beside the actor's loop.
 
-    ``keeper`` is the gate behind its lock; ``clock`` measures what they do within the steps of the run; ``lanes``:
+    ``clock`` measures what they do within the steps of the run; ``lanes``:
     partitions that may be under way at once; ``stages``: what they do.
     """
 
@@ -119,7 +119,7 @@ class Workers(Reported):
         workers: RolloutWorkers,
         rewards: RewardManager,
         plane: DataPlane,
-        keeper: GateKeeper,
+        gate: Gate,
         clock: StepClock,
         progress: Progress,
         waits: Waits,
@@ -129,7 +129,7 @@ class Workers(Reported):
         stages: Sequence[PlannedStage],
     ) -> None:
         super().__init__(workers, rewards)
-        self.workers, self.keeper, self.clock = workers, keeper, clock
+        self.workers, self.gate, self.clock = workers, gate, clock
         self._plane, self._progress, self._waits, self._log = plane, progress, waits, log
         self._lanes, self._stages = lanes, stages
         self._done: dict[str, float] = {}
@@ -165,7 +165,7 @@ class Workers(Reported):
 
     def awaiting(self, what: str) -> AbstractContextManager[Callable[[], str]]:
         """Around a wait of the actor's loop for the engines themselves."""
-        return self._waits.telling(f"(rollout_id={self._progress.step}) {what}", self.workers.blockers)
+        return self._waits.stall_warning(f"(rollout_id={self._progress.step}) {what}", self.workers.blockers)
 
     def check(self) -> None:
         """See ``Watched``; engines that have died are replaced."""
@@ -174,11 +174,11 @@ class Workers(Reported):
     def causes(self, partition: int) -> str:
         """See ``Watched``."""
         workers = self.workers
-        return cause_of_stall(self._plane, self.keeper, workers.members, partition, workers.starting)
+        return cause_of_stall(self._plane, self.gate, workers.members, partition, workers.starting)
 
     def end_step(self, step: int) -> None:
         self._plane.seal(step, timeout=0.0)
-        self.workers.tell(step)
+        self.workers.report_step(step)
         self._done = self._work_for(step)
 
     def times(self, step: int) -> dict[str, float]:
@@ -199,8 +199,10 @@ class Workers(Reported):
 class RestingWorkers(StepPart):
     """Rollout workers in colocate: they rest while the actor has its turn on the devices."""
 
-    def __init__(self, workers: Workers, turns: Turns, engines: RolloutEngine, plane: DataPlane, waits: Waits) -> None:
-        self._workers, self._turns, self._engines = workers, turns, engines
+    def __init__(
+        self, workers: Workers, sharing: TimeSharing, engines: RolloutEngine, plane: DataPlane, waits: Waits
+    ) -> None:
+        self._workers, self._sharing, self._engines = workers, sharing, engines
         self._plane, self._waits = plane, waits
 
     @property
@@ -219,7 +221,7 @@ class RestingWorkers(StepPart):
     @contextmanager
     def generating(self) -> Iterator[None]:
         """The engines' turn on the devices."""
-        with self._turns.generating():
+        with self._sharing.generating():
             self._workers.workers.work()
             yield
             with self._workers.awaiting("resting its engines"):
@@ -228,7 +230,7 @@ class RestingWorkers(StepPart):
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """The engines' turn, but the workers rest: they would begin the next partition."""
-        with self._workers.evaluating(), self._turns.evaluating():
+        with self._workers.evaluating(), self._sharing.evaluating():
             yield
 
     def fill(self, partition: int) -> None:

@@ -50,7 +50,7 @@ class Run:
     ``parts`` are asked in their order. ``look`` gives the metrics of the held-out rows (none where there are no such
     rows), before the first step with ``at_start``, after every ``interval`` steps (0: never) and after the last;
     ``enough`` says whether they end the run. ``limits`` adds what follows from the times of a step. ``counting`` is the
-    context of a step while the loop works on it. ``why_idle`` tells of a step, from its metrics and batch, why it
+    context of a step while the loop works on it. ``why_idle`` says of a step, from its metrics and batch, why it
     trained nothing; the first ``untrained`` steps may. ``awake`` lets the model be saved, whoever's turn it is.
     ``closing`` ends what was started for the run.
     """
@@ -158,13 +158,13 @@ class Run:
                     self._leave_checkpoint()
                 raise
             finally:
-                told = self.summary()
-                self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step, **told)
+                summary = self.summary()
+                self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step, **summary)
                 self.closing.close()
 
     def summary(self) -> dict[str, str]:
-        """What the end of the run tells beside its length."""
-        return {label: told for part in self.parts for label, told in part.summary().items()}
+        """What is printed at the end of the run beside its length."""
+        return {label: summary for part in self.parts for label, summary in part.summary().items()}
 
     def _finish(self) -> None:
         """Write what was trained."""
@@ -186,7 +186,7 @@ class Run:
             if not (self.output_dir / CHECKPOINTS / f"step_{done:08d}").exists():
                 self.awake()
                 self.save(done)
-        except Exception as error:  # the interrupt is what is told; an older checkpoint is as it was
+        except Exception as error:  # the interrupt is what is reported; an older checkpoint is as it was
             logger.warning("no checkpoint could be written at the interrupt: %s", error)
 
     def _record(self, step: int) -> None:

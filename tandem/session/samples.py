@@ -12,7 +12,7 @@ from tandem.columns.proto import DataProto
 from tandem.data.prompts import PromptSource
 from tandem.dataflow.partition import Order
 from tandem.dataflow.store import DataPlane
-from tandem.dataflow.tickets import Lease
+from tandem.dataflow.tickets import Lease, Request
 from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
 from tandem.roles.batch_metrics import batch_metrics, check_lag
@@ -85,12 +85,12 @@ class Samples(StepPart):
         self.plane.acknowledge(lease)
 
     def next_groups(self, partition: int, index: int, count: int, order: Order) -> Lease:
-        """Wait for so many groups. The time of it is told where they are filled beside the loop."""
+        """Wait for so many groups. The time of it is reported where they are filled beside the loop."""
+
+        request = Request(train.name, self.columns, count, partition, order, consumer=ACTOR)
 
         def take() -> Lease:
-            lease = self.plane.take(
-                train.name, self.columns, count, timeout=_TICK_S, partition=partition, order=order, consumer=ACTOR
-            )
+            lease = self.plane.take(request, timeout=_TICK_S)
             assert lease is not None  # a partition is taken once
             return lease
 

@@ -13,7 +13,7 @@ from tandem.base.errors import DeadlineError
 from tandem.columns.proto import DataProto
 from tandem.config.schema import Config
 from tandem.dataflow.store import DataPlane
-from tandem.dataflow.tickets import Lease
+from tandem.dataflow.tickets import Lease, Request
 from tandem.observe.run_log import RunLog
 from tandem.roles.advantages import AdvantageReport, AdvantageStage
 from tandem.roles.loss import without_samples
@@ -25,7 +25,7 @@ from tandem.stages.facts import REFERENCE
 from tandem.stages.stage import Stage
 
 _TICK_S = 0.25
-_JOIN_S = 2.0  # for a loop that is told to end; it is a daemon, and may wait for weights that never come
+_JOIN_S = 2.0  # for a loop that was asked to end; it is a daemon, and may wait for weights that never come
 
 Serve = Callable[[ServingRole, "ServingRoles"], None]
 
@@ -33,8 +33,8 @@ Serve = Callable[[ServingRole, "ServingRoles"], None]
 class ServingRoles(StepPart):
     """``roles`` read columns of a partition from the plane and give further ones; ``models`` have weights of their own.
 
-    ``clock`` gives the seconds that count as work. What a role has to tell is kept by partition, since it may be ahead
-    of the one that is trained.
+    ``clock`` gives the seconds that count as work. What a role has to report is kept by partition, since it may be
+    ahead of the one that is trained.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ServingRoles(StepPart):
         self._log, self._clock = log, clock
         self._stopping = threading.Event()
         self._error: BaseException | None = None
-        self._told: dict[int, AdvantageReport] = {}
+        self._reports: dict[int, AdvantageReport] = {}
         self._seconds: defaultdict[tuple[int, str], float] = defaultdict(float)  # a stage is one thread's
 
     @property
@@ -91,11 +91,10 @@ class ServingRoles(StepPart):
     def lend(self, role: ServingRole, partition: int) -> Iterator[tuple[Lease, DataProto]]:
         """Groups of ``partition`` as they get the columns that ``role`` reads; ends with the partition or the run."""
         names = list(dict.fromkeys([*role.columns, "reward_valid", "response_mask"]))
+        request = Request(role.name, names, role.groups, partition, consumer=role.name)
         while not self._stopping.is_set():
             try:
-                lease = self._plane.take(
-                    role.name, names, role.groups, timeout=_TICK_S, partition=partition, consumer=role.name
-                )
+                lease = self._plane.take(request, timeout=_TICK_S)
             except DeadlineError:
                 continue  # the actor's loop watches how long this takes, and says who is to blame
             if lease is None:
@@ -115,15 +114,15 @@ class ServingRoles(StepPart):
         """Put the columns that ``role`` gives into the plane, and acknowledge the groups."""
         columns = batch.select(*role.gives, "group_ids", "sample_index")
         if "advantages" in role.gives:
-            self._told[lease.tickets[0].partition] = self._advantages.told()
+            self._reports[lease.tickets[0].partition] = self._advantages.report()
         self._plane.put(lease.tickets, columns, timeout=self._config.execution.deadline_s)
         self._plane.acknowledge(lease)
 
     # --- what the actor's loop sees ----------------------------------------------------------------------------------
 
-    def told(self, partition: int) -> AdvantageReport:
+    def advantage_report(self, partition: int) -> AdvantageReport:
         """What the advantages have to say of ``partition``."""
-        return self._told.get(partition) or self._advantages.told()
+        return self._reports.get(partition) or self._advantages.report()
 
     def check(self) -> None:
         """See ``Watched``."""
@@ -140,7 +139,7 @@ class ServingRoles(StepPart):
         return "; ".join(waiting)
 
     def end_step(self, step: int) -> None:
-        self._told.pop(step - 1, None)
+        self._reports.pop(step - 1, None)
 
     def times(self, step: int) -> dict[str, float]:
         """The stages of the roles, for the partition of the step."""

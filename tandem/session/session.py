@@ -22,7 +22,7 @@ from tandem.session.stage_table import StageTable
 from tandem.session.weights import PushedWeights, SharedWeights
 from tandem.train.objective import Objective
 
-InTurns = SharedRollout | RestingWorkers
+TimeShared = SharedRollout | RestingWorkers
 """Generation that takes turns with the actor."""
 
 R = TypeVar("R")
@@ -32,9 +32,9 @@ R = TypeVar("R")
 class Session(Generic[R]):
     """The parts of a run with rewards.
 
-    ``run``: its steps, what is told and saved of them. ``rollout``: who generates and scores. ``samples``: partitions,
-    checked. ``stages``: what is done to them before the train call. ``weights``: how new ones get to the engines. The
-    rest is what these are made of.
+    ``run``: its steps, what is reported and saved of them. ``rollout``: who generates and scores. ``samples``:
+    partitions, checked. ``stages``: what is done to them before the train call. ``weights``: how new ones get to
+    the engines. The rest is what these are made of.
     """
 
     config: Config

@@ -198,8 +198,8 @@ def build_sft_session(config: SftConfig) -> SftSession:
 def _nothing_left(goal: float | None, reached: float | None, first: int, last: int) -> str | None:
     """Why a resumed run has nothing to do; None where it has."""
     if goal is not None and reached is not None and reached >= goal:
-        told = f"the accuracy of {goal:g} that was asked for was reached at step {first} ({reached:g})"
-        return f"{told}; raise evaluation.stop_at_accuracy, or leave it out, to go on"
+        reached_goal = f"the accuracy of {goal:g} that was asked for was reached at step {first} ({reached:g})"
+        return f"{reached_goal}; raise evaluation.stop_at_accuracy, or leave it out, to go on"
     if first >= last:
         return f"all {last} steps are done; raise trainer.total_steps or trainer.total_epochs to go on"
     return None

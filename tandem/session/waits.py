@@ -41,7 +41,8 @@ class Ranks:
 class Waits:
     """Around the waits of ``loop``, as messages call it, for those whom it must ``watch``.
 
-    One longer than ``warning_s`` is told while it lasts, with its cause; one for samples ends after ``deadline_s``.
+    One longer than ``warning_s`` is warned of while it lasts, with its cause; one for samples ends after
+    ``deadline_s``.
     """
 
     def __init__(self, loop: str, *, warning_s: float, deadline_s: float) -> None:
@@ -52,20 +53,22 @@ class Waits:
         """Look after them too while waiting for samples."""
         self._watched += others
 
-    def telling(self, doing: str, cause: Callable[[], str]) -> AbstractContextManager[Callable[[], str]]:
-        """Around a wait in which the loop is ``doing`` that. Gives what tells it at once."""
-        return telling(self._warning_s, f"{self._loop}{doing}", cause)
+    def stall_warning(self, doing: str, cause: Callable[[], str]) -> AbstractContextManager[Callable[[], str]]:
+        """Around a wait in which the loop is ``doing`` that. Gives the message."""
+        return stall_warning(self._warning_s, f"{self._loop}{doing}", cause)
 
     def until(self, attempt: Callable[[], T], partition: int, index: int = 0) -> T:
         """Repeat ``attempt`` while it raises ``DeadlineError`` after a moment, and look after everyone meanwhile."""
         started = time.monotonic()
-        with self.telling(f"(rollout_id={partition}) batch_index={index}", lambda: self.causes(partition)) as told:
+        with self.stall_warning(
+            f"(rollout_id={partition}) batch_index={index}", lambda: self.causes(partition)
+        ) as message:
             while True:
                 self.check()
                 with suppress(DeadlineError):
                     return attempt()
                 if time.monotonic() - started >= self.deadline_s:
-                    raise DeadlineError(told())
+                    raise DeadlineError(message())
 
     def check(self) -> None:
         """Raise what ended somebody, if anything did."""
@@ -78,23 +81,23 @@ class Waits:
 
 
 @contextmanager
-def telling(every_s: float, place: str, cause: Callable[[], str]) -> Iterator[Callable[[], str]]:
+def stall_warning(every_s: float, place: str, cause: Callable[[], str]) -> Iterator[Callable[[], str]]:
     """Around a wait: after each ``every_s`` seconds of it a warning says where the loop stands and why.
 
     Gives what says so at once. ``cause`` is called in a thread of its own.
     """
     started, over = time.monotonic(), threading.Event()
 
-    def told() -> str:
+    def message() -> str:
         return f"{place} stalled for {time.monotonic() - started:.0f} seconds: {cause()}"
 
-    def tell() -> None:
+    def warn() -> None:
         while not over.wait(every_s):
-            logger.warning(told())
+            logger.warning(message())
 
-    thread = threading.Thread(target=tell, name="stall-warning", daemon=True)
+    thread = threading.Thread(target=warn, name="stall-warning", daemon=True)
     thread.start()
     try:
-        yield told
+        yield message
     finally:
         over.set()

@@ -44,7 +44,7 @@ class Advice:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as ``now`` the recommendation is."""
+        """The speed of the recommendation over that of ``now``."""
         return self.now.seconds / self.best.seconds
 
 
@@ -71,10 +71,10 @@ def advise(config: Config, measured: Measured) -> Advice:
         notes.append("on one device actor and rollout can only take turns: give execution.resource at least two")
     running_on = choice(replace(best.setting, drains=False))
     if running_on.seconds < best.seconds * WORTH:
-        told = (
+        cost = (
             "the longest sample of every step holds up its push; with actor_rollout_ref.rollout.on_weight_update=keep"
         )
-        notes.append(f"{told} a step of {running_on.seconds:.3g} s is predicted")
+        notes.append(f"{cost} a step of {running_on.seconds:.3g} s is predicted")
     return Advice(measured, choice(current), best, found, tuple(notes))
 
 

@@ -1,4 +1,4 @@
-"""What a run tells of itself: the parts of its mean step, how it was run, and how near it came to its limit.
+"""What a run reports of itself: the parts of its mean step, how it was run, and how near it came to its limit.
 
 No torch: reads ``metrics.jsonl`` and ``config.yaml`` in the run's folder.
 """
@@ -13,7 +13,7 @@ from tandem.base.errors import ConfigError, DataError
 from tandem.config.load import load_config
 from tandem.config.schema import Config
 from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, Row, read_rows
-from tandem.plan.batch import sub_batches
+from tandem.plan.flow import plan_flow
 from tandem.plan.placement import placements
 from tandem.speed.step_bound import Limit, Parts, Setting, best_step
 from tandem.stages.table import generate, old_logprobs, push, timed_as, train, values
@@ -103,7 +103,7 @@ def timed_steps(run: Path) -> list[Row]:
 def step_summary(run: Path, setting: Setting) -> dict[str, str]:
     """What the steps of a run came to, for people, by label; nothing where no step has ended.
 
-    A run too short to leave out its first and last steps is told as it is.
+    A run too short to leave out its first and last steps is reported as it is.
     """
     rows = timed_steps(run)
     if not rows:
@@ -151,7 +151,7 @@ def setting_of(config: Config) -> Setting:
         actor=devices["actor"],
         reference=devices.get("reference", 0),
         actor_fwd=devices.get("actor_fwd", 0),
-        sub_batches=sub_batches(config),
+        sub_batches=plan_flow(config).sub_batches,
         staleness=execution.max_staleness,
         overlap=execution.weight_sync.overlap,
         pipelined=execution.mode == "hybrid" and execution.train_pipelining != "off",
@@ -175,7 +175,7 @@ def _config(run: Path) -> Config:
 
 
 def _steady(rows: Sequence[Row], setting: Setting) -> Sequence[Row]:
-    """Without the steps that fill the pipeline, and those at the end in which there is less and less to generate."""
+    """The steps without those that fill the pipeline, and those at the end with less and less to generate."""
     return rows[WARM_UP : len(rows) - setting.staleness]
 
 

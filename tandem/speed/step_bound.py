@@ -99,7 +99,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         needed = {"rollout": self.rollout, "sub_batches": self.sub_batches}
-        if self.mode != "colocate":
+        if self.streams:
             needed["actor"] = self.actor
         if self.mode == "fully_async":
             needed["actor_fwd"] = self.actor_fwd
@@ -108,8 +108,13 @@ class Setting:
             raise ContractError(f"{self}: {', '.join(missing) or 'counts'} must be positive")
 
     @property
+    def streams(self) -> bool:
+        """Whether rollout and actor have devices of their own, so that generation goes on beside training."""
+        return self.mode != "colocate"
+
+    @property
     def devices(self) -> int:
-        """Devices in all."""
+        """The number of devices of all roles together."""
         return self.rollout + self.actor + self.reference + self.actor_fwd
 
 
@@ -123,7 +128,7 @@ class Term:
 
     @property
     def seconds(self) -> float:
-        """Seconds per step."""
+        """The seconds that this term adds to a step."""
         return sum(self.addends.values()) / self.steps
 
     def __str__(self) -> str:
@@ -134,7 +139,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Limit:
-    """The best possible step."""
+    """The best possible step, and what it can't be shorter than."""
 
     terms: tuple[Term, ...]
 
@@ -145,12 +150,12 @@ class Limit:
 
     @property
     def seconds(self) -> float:
-        """Seconds per step."""
+        """The seconds of the best possible step."""
         return self.binding.seconds
 
     @property
     def bound(self) -> Bound:
-        """What binds."""
+        """The kind of the term that binds."""
         return self.binding.bound
 
 
@@ -178,7 +183,7 @@ def _throughput(parts: Parts, setting: Setting) -> float:
 
 
 def _push(parts: Parts, setting: Setting) -> dict[str, float]:
-    """From the trained weights to their acknowledgement."""
+    """The seconds from the trained weights to their acknowledgement."""
     if setting.overlap:
         return {"snapshot": parts.snapshot, "broadcast": parts.broadcast, "swap": parts.swap}
     return {"push": parts.push}
@@ -220,7 +225,7 @@ def _synchronous(parts: Parts, setting: Setting) -> Limit:
 
 
 def _hybrid(parts: Parts, setting: Setting) -> Limit:
-    """Hybrid, s >= 1."""
+    """The limit of hybrid execution with a staleness of at least 1."""
     n, m, push = setting.actor, setting.sub_batches, _push(parts, setting)
     train, streamed = {"train": parts.train / n}, {"forward / m": parts.forward / n / m}
     actor = {"forward": parts.forward / n, "advantages": parts.advantages, **train}
@@ -240,7 +245,7 @@ def _hybrid(parts: Parts, setting: Setting) -> Limit:
 
 
 def _generation(parts: Parts, setting: Setting) -> dict[str, float]:
-    """From a partition's admission, at the acknowledgement of version k - s, to its last group.
+    """The seconds from a partition's admission, at the acknowledgement of version k - s, to its last group.
 
     The pushes up to version k come before step k: each makes running samples stand, or comes after them. Of overlapped
     pushes the last may still be under way.

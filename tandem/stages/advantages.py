@@ -7,7 +7,7 @@ from tandem.stages.stage import Roles, Run, Stage
 
 
 class Advantages(Stage):
-    """Done once over the partition: an estimator's statistics may see all of it."""
+    """The advantages, once over the partition: an estimator's statistics may see all of it."""
 
     name, phase, part = "advantages", "partition", "advantages"
 

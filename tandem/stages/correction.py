@@ -7,7 +7,7 @@ from tandem.stages.stage import Roles, Run, Stage
 
 
 class Correction(Stage):
-    """Done once over the partition: its weights may be normalised over all samples."""
+    """The rollout correction, once over the partition: its weights may be normalised over all samples."""
 
     name, phase, part = "correction", "partition", "advantages"
 

@@ -9,7 +9,7 @@ ROLLOUT_COLUMNS = ("responses", "response_mask", "rollout_logprobs", "token_vers
 
 
 class Generate(Stage):
-    """Done by the rollout workers."""
+    """Generation, which the rollout workers do."""
 
     name, phase, part = "rollout", "group", "rollout"
 

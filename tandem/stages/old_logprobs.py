@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class OldLogprobs(Stage):
-    """A forward of the actor, or by the role actor_fwd; or no forward, and the engine's log-probs stand for them."""
+    """The proximal log-probs, by a forward of the actor or of the role actor_fwd; or the engine's stand for them."""
 
     name, part = "old", "old"
 

@@ -7,7 +7,7 @@ from tandem.stages.stage import Stage
 
 
 class Push(Stage):
-    """The loop does it: ``weights.push``."""
+    """The push of new weights, which the loop does: ``weights.push``."""
 
     name, phase, part, changes_weights = "publish", "partition", "push", True
 

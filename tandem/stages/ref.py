@@ -7,7 +7,7 @@ from tandem.stages.stage import Roles, Run, Stage
 
 
 class Ref(Stage):
-    """A forward under the tag ``ref`` of the actor, or by the role reference."""
+    """The reference's log-probs, by a forward under the actor's tag ``ref`` or by the role reference."""
 
     name = "ref"
 

@@ -7,7 +7,7 @@ from tandem.stages.stage import Roles, Run, Stage
 
 
 class ReferencePoint(Stage):
-    """Forwards of actor and reference on prompts with the answers to others; a mean over the whole batch."""
+    """KTO's reference point: forwards on prompts with the answers to others, and a mean over the whole batch."""
 
     name, phase = "reference_point", "partition"
 

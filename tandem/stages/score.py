@@ -19,7 +19,7 @@ SAMPLE_COLUMNS = {
 
 
 class Score(Stage):
-    """Done beside generation, so that its time is a part of the rollout's."""
+    """The rewards, computed beside generation, so that their time is a part of the rollout's."""
 
     name, phase, part = "reward", "group", "rollout"
 

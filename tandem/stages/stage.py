@@ -89,7 +89,7 @@ class Stage(ABC):
         """Columns that it adds; a column is given once and never changed."""
 
     def role(self, step: Step) -> str:
-        """Who does it: by default the actor's loop, or in fully_async a loop of its own beside it."""
+        """The role that does it: by default the actor's loop, or in fully_async a loop of its own beside it."""
         return self.name if step.apart else ACTOR
 
     def tag(self, step: Step) -> str | None:

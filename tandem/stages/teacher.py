@@ -7,7 +7,7 @@ from tandem.stages.stage import Roles, Run, Stage
 
 
 class Teach(Stage):
-    """A forward under a teacher's tag, or by a model of its own."""
+    """The teacher's log-probs, by a forward under a tag of its own or by a model of its own."""
 
     name = TEACHER
 

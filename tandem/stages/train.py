@@ -7,7 +7,7 @@ from tandem.stages.stage import Stage
 
 
 class Train(Stage):
-    """The loop does it: ``actor.step`` on the complete partition."""
+    """The train call, which the loop makes: ``actor.step`` on the complete partition."""
 
     name, phase, part, changes_weights = "train", "partition", "train", True
 

@@ -7,7 +7,7 @@ from tandem.stages.stage import Roles, Run, Stage
 
 
 class TrainCritic(Stage):
-    """Done by the actor's loop in every mode (docs/decisions/critic-in-the-actors-loop.md)."""
+    """The critic's training, in the actor's loop in every mode (docs/decisions/critic-in-the-actors-loop.md)."""
 
     name, phase, part, changes_weights = "train_critic", "partition", "train", True
 

@@ -7,7 +7,7 @@ from tandem.stages.stage import Roles, Run, Stage
 
 
 class Values(Stage):
-    """A forward of the critic."""
+    """The critic's value of each token, by a forward."""
 
     name, part = "values", "values"
 

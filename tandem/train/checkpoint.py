@@ -173,14 +173,14 @@ def _on_all(action: Callable[[], T], place: Path) -> list[T]:
 
 
 def _agreed(result: T | None, error: Exception | None) -> list[T]:
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (result, None if error is None else f"{error}", isinstance(error, WriteError)))
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, (result, None if error is None else f"{error}", isinstance(error, WriteError)))
     if error is not None:
         raise error
-    for _, text, is_write in told:
+    for _, text, is_write in answers:
         if text is not None:
             raise (WriteError if is_write else TandemError)(text)
-    return [found for found, _, _ in told]
+    return [found for found, _, _ in answers]
 
 
 def _rank_and_world() -> tuple[int, int]:

@@ -26,7 +26,7 @@ def shard_rows(
     id stay together on a rank, and what is counted and balanced is groups.
     """
     if ranks < 1:
-        raise ContractError(f"rows can't be dealt to {ranks} ranks: give at least one")
+        raise ContractError(f"rows can't be sharded over {ranks} ranks: give at least one")
     tokens = torch.as_tensor(lengths, dtype=torch.int64)
     sizes = torch.ones_like(tokens) if groups is None else torch.unique_consecutive(groups, return_counts=True)[1]
     ends = sizes.cumsum(0)

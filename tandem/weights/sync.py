@@ -55,7 +55,7 @@ class Preparing(Protocol):
         """Return once ``load`` may come; this takes what it takes, within a limit of the receiver's own."""
 
     def doing(self) -> str:
-        """What keeps it, in words that go on after ``which``; nothing to tell: an empty string."""
+        """What keeps it, in words that go on after ``which``; an empty string where there is nothing to say."""
 
 
 @dataclass(frozen=True)
@@ -292,14 +292,14 @@ class WeightSync:
             raise DeadlineError(f"waited {seconds:g} s for {awaited}; blocked by {late}")
 
     def _names(self, transfers: list[tuple[str, Transfer[Any]]]) -> str:
-        """The receivers that are awaited, each with what it is doing, if it tells."""
-        told = []
+        """The receivers that are awaited, each with what it is doing, if it says so."""
+        awaited = []
         for name, transfer in transfers:
             if transfer.under_way:
                 receiver: object = self._receivers.get(name)
                 doing = receiver.doing() if isinstance(receiver, Preparing) else ""
-                told.append(f"{name}, which {doing}" if doing else name)
-        return ", ".join(told)
+                awaited.append(f"{name}, which {doing}" if doing else name)
+        return ", ".join(awaited)
 
     def _settle(self) -> None:
         """Note how long the push took that has arrived."""

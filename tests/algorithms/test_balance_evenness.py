@@ -85,6 +85,20 @@ def test_micro_batches_are_as_few_and_as_even_as_they_were(
     assert sum(spread(one, found) for one, found in dealt) == unevenness
 
 
+@pytest.mark.parametrize(
+    ("lengths", "budget", "dealt"),
+    [
+        ([2, 2, 8, 6, 3, 3], 12, [[0, 1, 2], [3, 4, 5]]),
+        ([8, 6, 8, 5, 11, 9, 5, 4], 19, [[3, 5, 7], [0, 1, 6], [2, 4]]),
+    ],
+)
+def test_even_sums_may_need_fewer_micro_batches_than_the_fullest_bin_that_still_holds_a_sequence(
+    lengths: list[int], budget: int, dealt: list[list[int]]
+) -> None:
+    """The latter way takes one more: 8 and 3, then 6, 3 and 2, and a last one for the other 2."""
+    assert micro_batches(lengths, budget) == dealt
+
+
 def test_a_bin_holds_its_items_in_ascending_order() -> None:
     for one in inputs(20, 15, 900):
         groups = [i // 3 for i in range(15)]

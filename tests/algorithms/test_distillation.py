@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -222,3 +223,10 @@ def test_what_cant_be_computed_is_refused() -> None:
 def test_all_may_be_pipelined() -> None:
     assert {DISTILLATIONS[name].scope for name in TERMS} == {Scope.TOKEN}
     assert all(DISTILLATIONS[name].scope < Scope.GROUP for name in DISTILLATIONS)
+
+
+@pytest.mark.parametrize("objective", [forward_kl_topk, jsd_topk])
+def test_the_mass_outside_the_top_k_that_is_told_is_the_teachers(objective: Callable[..., DistillationTerms]) -> None:
+    teacher, student = torch.tensor([[[0.6, 0.3]]]).log(), torch.tensor([[[0.3, 0.1]]]).log()
+    terms = objective(student, teacher, torch.tensor([[True]]), top_k=2)
+    assert terms.metrics["distill/tail"].mean == pytest.approx(0.1, rel=1e-5)

@@ -292,3 +292,56 @@ def test_senseless_parameters_are_refused(name: str, parameters: dict[str, float
 def test_a_batch_without_a_trained_token_is_finite() -> None:
     empty = replace(BY_HAND, response_mask=torch.zeros_like(BY_HAND.response_mask))
     assert orpo(empty.logprobs, empty.response_mask, empty.preferred, empty.group_ids).terms.isfinite().all()
+
+
+# -- what is told --
+
+TOLD = {
+    "logprobs": torch.tensor([[-1.0, -2.0], [-3.0, -4.0], [-0.5, 9.0], [-2.0, -1.0]]).double(),
+    "ref_logprobs": torch.tensor([[-2.0, -2.0], [-3.0, -3.0], [-1.0, 9.0], [-1.0, -1.0]]).double(),
+    "response_mask": torch.tensor([[1, 1], [1, 1], [1, 0], [1, 1]]).bool(),
+    "preferred": torch.tensor([True, False, False, True]),
+}
+"""Two pairs: log-ratios 1 and -1, then -1 (chosen) and 0.5; log-probs -3 and -7, then -3 (chosen) and -0.5."""
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "chosen", "rejected", "accuracy"),
+    [
+        ("dpo", {"beta": 0.5}, 0.0, 0.5 * -0.25, 0.5),
+        ("ipo", {"beta": 0.5}, 0.0, 0.5 * -0.25, 0.5),
+        ("orpo", {"beta": 0.5}, 0.5 * -1.5, 0.5 * -2.0, 0.5),
+        ("simpo", {"beta": 2.0}, 2 * -1.5, 2 * -2.0, 0.5),
+    ],
+)
+def test_what_a_comparison_tells(
+    name: str, parameters: dict[str, float], chosen: float, rejected: float, accuracy: float
+) -> None:
+    entry = PREFERENCE_LOSSES[name]
+    given = {**TOLD, "group_ids": torch.tensor([4, 4, 2, 2])}
+    told = entry.target(**{column: given[column] for column in entry.signature.columns}, **parameters).metrics
+    found = {key.removeprefix("preference/"): metric.mean for key, metric in told.items()}
+    assert found["chosen_reward"] == pytest.approx(chosen)
+    assert found["rejected_reward"] == pytest.approx(rejected)
+    assert found["margin"] == pytest.approx(chosen - rejected)
+    assert found["accuracy"] == accuracy
+    assert (found["chosen_logprob"], found["rejected_logprob"]) == (-3.0, -3.75)
+
+
+def test_what_judging_answers_alone_tells() -> None:
+    told = kto(**TOLD, reference_point=torch.full((4,), 0.75).double(), beta=0.5, undesirable_weight=2.0)
+    found = {key.removeprefix("preference/"): metric.mean for key, metric in told.metrics.items()}
+    assert found == pytest.approx(
+        {
+            "accuracy": 0.75,  # of the good answers one is above 0.75, both bad ones are below
+            "chosen_reward": 0.0,
+            "rejected_reward": 0.5 * -0.25,
+            "chosen_logprob": -3.0,
+            "rejected_logprob": -3.75,
+            "reference_point": 0.75,
+        }
+    )
+    gains = [0.5 * gain for gain in (0.25, 1.75, 0.25, -1.75)]
+    weights = [1.0, 2.0, 2.0, 1.0]
+    expected = [w / (1 + math.exp(gain)) for w, gain in zip(weights, gains, strict=True)]
+    assert told.terms.tolist() == pytest.approx(expected)

@@ -107,6 +107,48 @@ def test_dppo_has_a_bound_of_its_own_on_each_side(
     assert result.metrics["clipfrac"].mean == (0.0 if moves else 1.0)
 
 
+@pytest.mark.parametrize(
+    ("advantage", "before", "to", "bound"), [(1.0, 0.5, 1.0, 0.5), (-1.0, 1.0, 0.5, 0.5), (1.0, 0.25, 0.5, 0.25)]
+)
+def test_dppo_lets_a_probability_move_up_to_its_bound(advantage: float, before: float, to: float, bound: float) -> None:
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    for width, moves in ((bound, True), (bound - 1e-6, False)):
+        result = dppo_tv(row(math.log(to)), row(math.log(before)), row(advantage), mask, clip_ratio=width)
+        assert result.metrics["clipfrac"].mean == (0.0 if moves else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "before", "to", "distance"),
+    [
+        (-1.0, 1.0, 0.5, math.log(2)),  # the other outcome was impossible and adds nothing
+        (1.0, 0.5, 1.0, 0.5 * math.log(0.5) + 0.5 * math.log(0.5 / 1e-8)),  # it is now: finite all the same
+        (1.0, 0.5, 0.75, 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)),
+        (-1.0, 0.5, 0.25, 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)),
+    ],
+)
+def test_dppo_lets_a_token_move_up_to_its_divergence(
+    advantage: float, before: float, to: float, distance: float
+) -> None:
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    for bound, moves in ((distance + 1e-6, True), (distance - 1e-6, False)):
+        result = dppo_kl(row(math.log(to)), row(math.log(before)), row(advantage), mask, clip_ratio=bound)
+        assert result.metrics["clipfrac"].mean == (0.0 if moves else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "to", "high", "bounded"),
+    [(0.1, 0.5, 0.6, 1.0), (0.1, 0.5, 0.2, 0.0), (0.4, 0.5, 0.6, 0.0), (0.4, 0.5, 0.05, 0.0), (0.125, 0.25, 0.6, 0.0)],
+)
+def test_dppo_tells_of_the_tokens_inside_whose_weight_is_bounded(
+    before: float, to: float, high: float, bounded: float
+) -> None:
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    result = dppo_tv(
+        row(math.log(to)), row(math.log(before)), row(1), mask, clip_ratio_high=high, clip_ratio_c=math.exp(math.log(2))
+    )
+    assert result.metrics["clipfrac_lower"].mean == bounded
+
+
 def test_a_quantile_keeps_what_drifted_least_in_either_direction() -> None:
     """Log-ratios -3, -1, 0.5, 2: the half that drifted least is the middle one, not the half of smallest ratio."""
     old, mask = row(-3.0, -1.0, 0.5, 2.0), torch.ones(1, 4, dtype=torch.bool)

@@ -40,7 +40,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def entry(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """A stand-in for what does the work: records how it is called and answers 0."""
     calls: list[tuple[Any, ...]] = []
-    for home, names in {"entry": ("run_train", "run_sft"), "afterwards": ("run_eval", "run_export")}.items():
+    for home, names in {"entry": ("run_train", "run_sft"), "eval": ("run_eval",), "export": ("run_export",)}.items():
         module: Any = ModuleType(f"tandem.control.{home}")
         for name in names:
             setattr(module, name, lambda *arguments, name=name: calls.append((name, *arguments)) or 0)

@@ -24,8 +24,8 @@ from tandem.roles.train_group import TrainGroup
 from tandem.session.assemble import OfMode, assemble
 from tandem.session.parts import Parts
 from tandem.session.progress import Progress
-from tandem.session.rollout import SharedRollout, Turns
-from tandem.session.session import InTurns, Session
+from tandem.session.rollout import SharedRollout, TimeSharing
+from tandem.session.session import Session, TimeShared
 from tandem.session.weights import SharedWeights
 from tandem.stages.stage import BatchStage
 from tests.roles.fake_roles import FakeTokenizer, Rig, rig
@@ -78,10 +78,10 @@ class Loop:
             config, self.plan, nowhere, composite, filler._source, [], filler._rewards, Progress(0, 3), ExitStack()
         )
         log = parts.open_log()
-        rollout = SharedRollout(filler, Turns(actor, composite.engine, log), filler._rewards)
+        rollout = SharedRollout(filler, TimeSharing(actor, composite.engine, log), filler._rewards)
         weights = SharedWeights(actor, composite.engine, filler)
         own = OfMode(rollout, weights, self.made.plane, parts.waits(), log, [rollout], evaluating=nullcontext)
-        self.session: Session[InTurns] = assemble(parts, Session, own)
+        self.session: Session[TimeShared] = assemble(parts, Session, own)
 
     def run(self) -> None:
         with self.session.run.log:

@@ -37,6 +37,19 @@ def closed(one: Gate, engine: str = "a") -> Closed:
     return answer
 
 
+def test_the_last_word_of_an_engine_that_died_changes_nothing() -> None:
+    """The transfer of weights is in a thread of its own: it may end just after the loop of the engine did."""
+    one = gate(2, 1)
+    one.leave("a")
+    one.acknowledge("a", 1)
+    one.pause("a", "it finishes what it has")
+    assert one.published == 0
+    one.join("a")
+    assert "has loaded no weights" in str(one.closed("a"))
+    with pytest.raises(ContractError, match="'b' is unknown"):
+        one.acknowledge("b", 1)
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 def test_b42_staleness_s_admits_s_plus_one_partitions_and_not_one_more(staleness: int) -> None:
     one = gate(2, staleness)

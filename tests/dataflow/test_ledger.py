@@ -11,7 +11,7 @@ import pytest
 from tandem.base.errors import ContractError, StarvationError
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.progress import Outcome
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 
 FIRST = ("responses", "rollout_logprobs")
 
@@ -35,7 +35,7 @@ def take(
     order: Literal["arrival", "canonical"] = "arrival",
     now: float = 0.0,
 ) -> Lease | None:
-    return book.take(task, columns, count, now=now, seconds=10.0, partition=partition, order=order, consumer="me")
+    return book.take(Request(task, columns, count, partition, order, consumer="me"), now=now, seconds=10.0)
 
 
 def places(lease: Lease | None) -> list[int]:
@@ -51,18 +51,6 @@ def test_b01_slices_are_whole_groups_however_large() -> None:
         slices = [places(take(book, count)) for _ in range(8 // count)]
         assert [len(part) for part in slices] == [count] * (8 // count)
         assert sorted(place for part in slices for place in part) == list(range(8))
-
-
-def test_b09_interleaved_samples_make_no_group_of_neighbours() -> None:
-    """Two prompts whose samples arrive P1 P2 P1 P2: a group is ready when all of *its own* samples are."""
-    book = ledger(2, 4)
-    for sample in range(3):
-        for place in range(2):
-            book.put(Ticket(0, place), FIRST, 0.0, sample)
-    assert take(book, 1) is None  # six samples are there, but no group
-    book.put(Ticket(0, 1), FIRST, 0.0, 3)
-    assert places(take(book, 1)) == [1]
-    assert take(book, 1) is None
 
 
 def test_b53_surplus_groups_stay_queued() -> None:
@@ -104,27 +92,6 @@ def test_b45_running_ahead_never_takes_the_room_of_earlier_partitions() -> None:
     assert ahead == [Outcome.STORED] * 2 + [Outcome.FULL] * 2
     fill(book, range(4))
     assert book.seal(0, 0.0)
-
-
-def test_b60_a_group_ends_when_its_last_sample_has_settled() -> None:
-    book = ledger(1, 2)
-    first = Ticket(0, 0)
-    assert book.drop(first, "engine error", 0.0, sample=0) is Outcome.PENDING
-    assert book.open_tickets(0, 0.0) == [first]  # not refilled while a sibling writes
-    assert book.put(first, FIRST, 0.05, sample=1) is Outcome.DROPPED
-    assert book.open_tickets(0, 0.1) == [Ticket(0, 0, 1)]
-    assert book.accounts().dropped == {"engine error": 2}
-    assert book.put(first, FIRST, 0.2, sample=1) is Outcome.STALE  # the end came once
-    book.accounts().check()
-
-
-def test_b60_a_late_failure_waits_for_the_score_of_its_sibling() -> None:
-    book = ledger(1, 2, settled_by=("rewards",))
-    ticket = Ticket(0, 0)
-    book.put(ticket, FIRST, 0.0)
-    assert book.drop(ticket, "reward timed out", 0.0, sample=1) is Outcome.PENDING
-    assert take(book, 1) is None  # a group that will end is not lent any more
-    assert book.put(ticket, ["rewards"], 0.1, sample=0) is Outcome.DROPPED
 
 
 def test_consumption_is_counted_per_task_and_column() -> None:
@@ -211,20 +178,11 @@ def test_draws_in_vain_end_with_the_cause(put_first: bool) -> None:
     book.accounts().check()
 
 
-def test_an_engine_that_dies_costs_no_draw() -> None:
-    book = ledger(1, 2, max_draws=1)
-    book.put(Ticket(0, 0), FIRST, 0.0, sample=1)
-    assert book.drop(Ticket(0, 0), "engine died", 0.0, retry=True) is Outcome.DROPPED
-    fill(book, [0])
-    assert book.accounts().dropped == {"engine died": 1}
-
-
-def test_a_whole_group_replaces_a_half_written_one() -> None:
+def test_the_first_of_two_equal_groups_stays_and_the_other_is_counted() -> None:
     book = ledger(1, 3)
-    book.put(Ticket(0, 0), FIRST, 0.0, sample=1)
     fill(book, [0])
     assert book.put(Ticket(0, 0), FIRST, 0.0) is Outcome.DUPLICATE
-    assert book.accounts().dropped == {"superseded": 1, "duplicate": 3}
+    assert book.accounts().dropped == {"duplicate": 3}
     assert book.seal(0, 0.0)
     book.accounts().check()
 
@@ -263,7 +221,6 @@ def test_a_stall_of_generated_groups_is_not_blamed_on_their_engine() -> None:
     for place in range(2):
         book.assign(Ticket(0, place), "rollout-1", 5.0)
     book.put(Ticket(0, 0), ["responses"], 40.0)
-    book.put(Ticket(0, 1), ["responses"], 41.0, sample=0)
     words = book.status(0, 65.0).blocker()
     assert "2 of 2 groups unfilled, 1 of them generated: " in words
     assert "ticket 0 (attempt 0) on engine 'rollout-1', generated, waits for rewards for 25.0 s" in words
@@ -288,7 +245,6 @@ def test_accounts_tell_where_every_sample_went() -> None:
     [
         (lambda book: book.put(Ticket(0, 0), ["ref_logprobs"], 0.0), "before 'responses'"),
         (lambda book: book.put(Ticket(0, 9), FIRST, 0.0), "tickets 0 to 3"),
-        (lambda book: book.put(Ticket(0, 0), FIRST, 0.0, sample=2), "samples 0 to 1"),
         (lambda book: book.put(Ticket(0, 0, 1), FIRST, 0.0), "attempt 0 is due"),
         (lambda book: book.retire(0), "isn't sealed"),
         (lambda book: take(book, 0), "at least 1 group"),

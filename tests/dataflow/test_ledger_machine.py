@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from tandem.base.errors import ContractError
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.progress import Outcome
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 
 FIRST = ("responses", "rollout_logprobs")
 
@@ -37,7 +37,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.drawn = 0  # samples that were produced, counted by hand
         self.trained = 0
-        self.alive: dict[tuple[int, int], set[int]] = {}  # place -> samples written or failed
+        self.alive: set[tuple[int, int]] = set()  # places whose group is there
         self.attempts: Counter[tuple[int, int]] = Counter()
         self.consumed: dict[str, set[Ticket]] = {task: set() for task in TASKS}
         self.first = 0
@@ -46,55 +46,33 @@ class LedgerMachine(RuleBasedStateMachine):
         number, place = self.first + ahead % 2, place % self.book.tickets
         return Ticket(number, place, self.attempts[number, place])
 
-    def note(self, ticket: Ticket, samples: set[int], outcome: Outcome) -> None:
-        """Count what a put or a failure of ``samples`` made."""
-        key = ticket[:2]
-        before = self.alive.setdefault(key, set())
-        if outcome is not Outcome.FULL:
-            self.drawn += len(samples)
-            before |= samples
-        if outcome is Outcome.DROPPED:
-            del self.alive[key]
-            self.attempts[key] += 1
+    def put(self, ticket: Ticket) -> None:
+        """Put a group, and count its samples by hand."""
+        if self.book.put(ticket, FIRST, self.now) is not Outcome.FULL:
+            self.drawn += self.book.samples
+            self.alive.add(ticket[:2])
 
     @rule(ahead=st.integers(0, 1), place=st.integers(0, 3))
     def put_group(self, ahead: int, place: int) -> None:
-        ticket = self.ticket(ahead, place)
-        self.note(ticket, set(range(self.book.samples)), self.book.put(ticket, FIRST, self.now))
+        self.put(self.ticket(ahead, place))
 
     @rule(ahead=st.integers(0, 1))
     def put_all_open(self, ahead: int) -> None:
         for ticket in self.book.open_tickets(self.first + ahead, self.now):
-            self.note(ticket, set(range(self.book.samples)), self.book.put(ticket, FIRST, self.now))
+            self.put(ticket)
 
-    @rule(ahead=st.integers(0, 1), place=st.integers(0, 3), sample=st.integers(0, 2))
-    def put_sample(self, ahead: int, place: int, sample: int) -> None:
-        ticket, sample = self.ticket(ahead, place), sample % self.book.samples
-        self.note(ticket, {sample}, self.book.put(ticket, FIRST, self.now, sample))
-
-    @rule(ahead=st.integers(0, 1), place=st.integers(0, 3), sample=st.integers(0, 2))
-    def fail_sample(self, ahead: int, place: int, sample: int) -> None:
-        ticket, sample = self.ticket(ahead, place), sample % self.book.samples
-        known = sample in self.alive.get(ticket[:2], set())
-        outcome = self.book.drop(ticket, "failed", self.now, sample)
-        self.note(ticket, set() if known else {sample}, outcome)
-
-    @rule(ahead=st.integers(0, 1), place=st.integers(0, 3), retry=st.booleans())
-    def drop_group(self, ahead: int, place: int, retry: bool) -> None:
+    @rule(ahead=st.integers(0, 1), place=st.integers(0, 3))
+    def drop_group(self, ahead: int, place: int) -> None:
         ticket = self.ticket(ahead, place)
-        there = self.alive.pop(ticket[:2], set())
-        assert self.book.drop(ticket, "filtered", self.now, retry=retry) is Outcome.DROPPED
-        if retry:
-            for seen in self.consumed.values():
-                seen.discard(ticket)
-        else:
-            self.drawn += self.book.samples - len(there)
-            self.attempts[ticket[:2]] += 1
+        self.drawn += 0 if ticket[:2] in self.alive else self.book.samples
+        self.alive.discard(ticket[:2])
+        assert self.book.drop(ticket, "filtered", self.now) is Outcome.DROPPED
+        self.attempts[ticket[:2]] += 1
 
     @rule(target=leases, task=st.sampled_from(sorted(TASKS)), count=st.integers(1, 3), canonical=st.booleans())
     def take(self, task: str, count: int, canonical: bool) -> Lease | None:
         order: Literal["arrival", "canonical"] = "canonical" if canonical else "arrival"
-        lease = self.book.take(task, TASKS[task], count, now=self.now, seconds=LEASE_SECONDS, order=order)
+        lease = self.book.take(Request(task, TASKS[task], count, order=order), now=self.now, seconds=LEASE_SECONDS)
         if lease is not None:
             assert len({ticket.partition for ticket in lease.tickets}) == 1
             assert not self.consumed[task] & set(lease.tickets)
@@ -104,7 +82,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def answer(self, lease: Lease | None) -> None:
         """A stage adds its column, perhaps twice, perhaps late: that never produces a sample."""
         for ticket in lease.tickets if lease else ():
-            if self.book.holds(ticket) and len(self.alive.get(ticket[:2], ())) == self.book.samples:
+            if self.book.holds(ticket):
                 self.book.put(ticket, ["ref_logprobs"], self.now)
 
     @rule(lease=consumes(leases))
@@ -147,18 +125,17 @@ class LedgerMachine(RuleBasedStateMachine):
         self.book.retire(self.first)
         self.trained += self.book.tickets * self.book.samples
         for place in range(self.book.tickets):
-            del self.alive[self.first, place]
+            self.alive.remove((self.first, place))
         self.first += 1
 
     @rule()
     def crash_and_restore(self) -> None:
-        """Only JSON survives: leases are lost, half-written groups are drawn again, all else stays."""
+        """Only JSON survives: leases are lost, all else stays."""
         state = json.loads(json.dumps(self.book.state_dict()))
         old = self.book
         self.book = Ledger(old.tickets, old.samples, capacity=old.capacity, max_draws=old.max_draws)
         self.book.load_state_dict(state, self.now)
-        for key in [key for key in self.alive if not self.book.holds(Ticket(*key, self.attempts[key]))]:
-            del self.alive[key]
+        assert all(self.book.holds(Ticket(*key, self.attempts[key])) for key in self.alive)
 
     @invariant()
     def samples_are_conserved(self) -> None:
@@ -166,7 +143,7 @@ class LedgerMachine(RuleBasedStateMachine):
         accounts.check()
         assert accounts.produced == self.drawn
         assert accounts.trained == self.trained
-        assert accounts.queued == sum(map(len, self.alive.values()))
+        assert accounts.queued == len(self.alive) * self.book.samples
 
     @invariant()
     def capacity_is_kept(self) -> None:
@@ -183,9 +160,8 @@ class LedgerMachine(RuleBasedStateMachine):
             for place in range(self.book.tickets):
                 self.book.put(Ticket(number, place, self.attempts[number, place]), ["ref_logprobs"], self.now)
             for task, columns in TASKS.items():
-                while lease := self.book.take(
-                    task, columns, 2, now=self.now, seconds=1.0, partition=number, order="canonical"
-                ):
+                request = Request(task, columns, 2, number, "canonical")
+                while lease := self.book.take(request, now=self.now, seconds=1.0):
                     assert not self.consumed[task] & set(lease.tickets)
                     self.book.acknowledge(lease, self.now)
                 assert self.book.exhausted(task, number)

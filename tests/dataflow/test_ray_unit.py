@@ -26,7 +26,7 @@ class SlowController:
         self.counted, self.answer = asyncio.Event(), asyncio.Event()
         self.write = self
 
-    async def remote(self, tickets: list[Ticket], columns: list[str], sample: int | None) -> Written:
+    async def remote(self, tickets: list[Ticket], columns: list[str]) -> Written:
         self.counted.set()
         await self.answer.wait()
         return Written((Outcome.STORED,) * len(tickets), (True,) * len(tickets), 1)
@@ -35,12 +35,12 @@ class SlowController:
 def test_what_the_ledger_has_lent_is_got_though_its_write_is_still_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_unit, "end_with_node", os.getpid)  # there is no node to end with
     ticket = Ticket(3, 20, 0)
-    slabs = as_columns([ticket], DataProto({"rewards": torch.tensor([0.5, 1.0])}), 2, None)
+    columns = as_columns([ticket], DataProto({"rewards": torch.tensor([0.5, 1.0])}), 2)
 
     async def meet() -> Any:
         controller = SlowController()
-        unit = StorageUnit(controller, 2, "responses")
-        put = asyncio.create_task(unit.put([ticket], pack(slabs), None, 5.0))
+        unit = StorageUnit(controller, 2)
+        put = asyncio.create_task(unit.put([ticket], pack(columns), 5.0))
         await controller.counted.wait()
         got = asyncio.create_task(unit.get([ticket], ["rewards"]))
         await asyncio.sleep(0)

@@ -56,12 +56,11 @@ def test_a_dropped_partition_frees_its_memory() -> None:
         plane.get(lease.tickets, ["rewards"])
 
 
-@pytest.mark.parametrize("sample", [None, 0])
-def test_a_dropped_group_frees_its_memory(sample: int | None) -> None:
+def test_a_dropped_group_frees_its_memory() -> None:
     plane = store(1)
     fill(plane, 1)
     watched = weakref.ref(plane.get([Ticket(0, 0)], ["rewards"]).dense("rewards"))
-    assert plane.drop(Ticket(0, 0), "filtered", sample=sample) is Outcome.DROPPED
+    assert plane.drop(Ticket(0, 0), "filtered") is Outcome.DROPPED
     gc.collect()
     assert watched() is None
     assert plane.put([Ticket(0, 0, 1)], group(Ticket(0, 0, 1)), timeout=0) == [Outcome.STORED]

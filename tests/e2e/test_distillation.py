@@ -11,8 +11,8 @@ import pytest
 
 from tandem.base.errors import ConfigError, DataError
 from tandem.config.load import load_words
-from tandem.control.afterwards import run_eval
 from tandem.control.entry import run_train
+from tandem.control.eval import run_eval
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer, load_tokenizer
 from tandem.plan.plan import compile_plan

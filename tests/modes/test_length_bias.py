@@ -10,11 +10,10 @@ import torch
 
 from tandem.columns.proto import DataProto
 from tandem.dataflow.gate import Gate
-from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.partition import Order
 from tandem.dataflow.store import LocalStore
-from tandem.dataflow.tickets import Ticket
+from tandem.dataflow.tickets import Request, Ticket
 from tandem.models.fingerprint import fingerprint
 from tandem.roles.batch_metrics import sample_lags
 from tandem.roles.reward import RewardManager
@@ -83,7 +82,7 @@ def length_of(seed: int) -> int:
 
 @pytest.mark.parametrize("order", ["arrival", "canonical"])
 def test_the_mean_length_trained_is_the_mean_length_generated(order: Order) -> None:
-    keeper = GateKeeper(Gate(TICKETS, STALENESS, last=STEPS))
+    gate = Gate(TICKETS, STALENESS, last=STEPS)
     settled, capacity = ("responses", "rewards"), TICKETS * (STALENESS + 1)
     ledger = Ledger(TICKETS, SAMPLES, capacity=capacity, max_draws=1, settled_by=settled)
     plane, source = LocalStore(ledger, lease_seconds=60.0), prompts(11)
@@ -92,9 +91,9 @@ def test_the_mean_length_trained_is_the_mean_length_generated(order: Order) -> N
     engines = {f"rollout-{i}": DecodingEngine(at_once) for i, at_once in enumerate((6, 8, 16))}
     streams = []
     for name, engine in engines.items():
-        keeper.join(name)
-        keeper.acknowledge(name, 0)
-        streams.append(RolloutWorker(name, engine, source, rewards, plane, keeper, filling, FakeTokenizer()))
+        gate.join(name)
+        gate.acknowledge(name, 0)
+        streams.append(RolloutWorker(name, engine, source, rewards, plane, gate, filling, FakeTokenizer()))
     for stream in streams:
         stream.start()
 
@@ -102,9 +101,7 @@ def test_the_mean_length_trained_is_the_mean_length_generated(order: Order) -> N
     by_slice: list[list[int]] = [[] for _ in range(SLICES)]
     for k in range(STEPS):
         for i in range(SLICES):
-            lease = plane.take(
-                "train", COLUMNS, TICKETS // SLICES, timeout=30.0, partition=k, order=order, consumer="actor"
-            )
+            lease = plane.take(Request("train", COLUMNS, TICKETS // SLICES, k, order, consumer="actor"), timeout=30.0)
             assert lease is not None
             batch = plane.get(lease.tickets, COLUMNS)
             assert int(sample_lags(batch, k).max()) <= STALENESS
@@ -115,7 +112,7 @@ def test_the_mean_length_trained_is_the_mean_length_generated(order: Order) -> N
         plane.drop(k)
         for name, engine in engines.items():
             engine.load(None, k + 1)
-            keeper.acknowledge(name, k + 1)
+            gate.acknowledge(name, k + 1)
     for stream in streams:
         stream.stop()
         stream.join(30.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.ledger import Ledger
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 
 PARTITIONS, SAMPLES, COLUMNS = 5, 2, ("responses", "rewards")
 ON_UPDATE = ("wait", "keep", "resume", "discard")
@@ -61,16 +61,13 @@ class World:
         self.gate.acknowledge(name, self.versions[name])
 
     def die(self) -> None:
-        """Its tickets, also those that are being scored, are given again under the same attempt."""
+        """Its tickets are given again under the same attempt, but for those whose groups are only being scored."""
         name = self.chance.choice(sorted(self.versions))
         del self.versions[name]
-        half = [flight for flight in self.scoring if flight.engine == name]
-        for flight in half:
-            self.ledger.drop(flight.ticket, "its engine died", 0.0, retry=True)
-        lost = [*half, *(flight for flight in self.flights if flight.engine == name)]
-        assert self.gate.leave(name) == sorted(flight.ticket for flight in lost)
+        generated = [flight.ticket for flight in self.scoring if flight.engine == name]
+        lost = sorted(flight.ticket for flight in self.flights if flight.engine == name)
+        assert self.gate.leave(name, generated) == lost
         self.flights = [flight for flight in self.flights if flight.engine != name]
-        self.scoring = [flight for flight in self.scoring if flight.engine != name]
         if not self.versions:
             self.join()
 
@@ -135,7 +132,7 @@ class World:
         """Take a sub-batch, or finish the one in hand; a consumer that dies gives it back."""
         if self.lease is None:
             count = self.tickets // self.sub_batches
-            self.lease = self.ledger.take("train", COLUMNS, count, now=0.0, seconds=9.0, partition=self.step)
+            self.lease = self.ledger.take(Request("train", COLUMNS, count, self.step), now=0.0, seconds=9.0)
             return
         lease, self.lease = self.lease, None
         if self.chance.random() < death_rate:

@@ -18,8 +18,8 @@ from tandem.config.tree import keys_of, paths_of
 from tandem.control.entry import run_train
 from tandem.plan.entries import look_up
 from tandem.plan.plan import Plan, compile_plan
+from tandem.plan.reads.train import READS, Setting
 from tandem.plan.sft import SftPlan, check_own_trainer
-from tandem.plan.train_reads import READS, Setting
 from tandem.runtime.build.composite import build_actor_rollout_ref
 from tests.e2e.conftest import task
 from tests.e2e.seven import write_rows
@@ -46,6 +46,16 @@ BY_THE_PLAN = {
     "actor_rollout_ref.actor.ppo_mini_batch_size": "it becomes plan.batch.mini_batch_prompts",
     "actor_rollout_ref.actor.global_batch_size": "it becomes plan.batch.mini_batch_prompts",
     "algorithm.old_logprobs": "it becomes plan.old_logprobs",
+    "execution.max_staleness": "it becomes plan.flow.staleness",
+    "execution.num_iters_per_train_update": "it becomes plan.flow.sub_batches",
+    "execution.train_pipelining": "it becomes plan.flow.pipelining",
+    "execution.balance_data": "it becomes plan.flow.balance",
+    "execution.weight_sync.lora": "it becomes plan.pushed",
+    f"{ROLLOUT}.on_weight_update": "it becomes plan.flow.on_weight_update",
+    "critic.enable": "it becomes plan.critic",
+    "critic.ppo_epochs": "it becomes plan.critic.epochs",
+    "critic.ppo_max_token_len_per_gpu": "it becomes plan.critic.max_tokens",
+    "critic.warmup_steps": "it becomes plan.batch.untrained_steps",
     "execution.resource": "it becomes plan.placements",
     "plugins": "they are imported",
     "critic.model.adapter_path": "it is refused",
@@ -58,7 +68,6 @@ SWITCHES = {f"{CORRECTION}.{name}" for name in ("weights", "reject", "veto")} | 
 ELSEWHERE = {
     "actor_rollout_ref.ref.fsdp_config",
     "execution.data_plane.num_data_storage_units",
-    "execution.balance_data",
     *(
         f"{ROLLOUT}.{name}"
         for name in ("enable_chunked_prefill", "gpu_memory_utilization", "tensor_model_parallel_size")

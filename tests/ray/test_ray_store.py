@@ -33,7 +33,7 @@ class Renewed(RayStore):
         controller, units = self._controller.handle, [unit.handle for unit in self._units]
         self._tickets, self._samples = tickets, samples
         ray.get(controller.__ray_call__.remote(lambda actor: actor.__init__(fresh, lease_seconds)))
-        ray.get([unit.__ray_call__.remote(lambda a: a.__init__(controller, samples, "responses")) for unit in units])
+        ray.get([unit.__ray_call__.remote(lambda a: a.__init__(controller, samples)) for unit in units])
 
 
 @pytest.fixture(scope="module", name="store")

@@ -15,6 +15,7 @@ from tandem.data.sampler import Sampler
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.store import LocalStore
+from tandem.dataflow.tickets import Request
 from tandem.models.fingerprint import fingerprint
 from tandem.reward.outcome import Scores, Verdict
 from tandem.reward.process.job import Handle
@@ -171,7 +172,7 @@ class Rig:
         self.rollout.fill(partition)
         names = ["prompts", "responses", "rewards", "reward_valid", "token_versions", "truncated", "uid"]
         names += ["reward_baselines"] if self.greedy else []
-        lease = self.plane.take("train", names, self.tickets, timeout=0.0, partition=partition, order="canonical")
+        lease = self.plane.take(Request("train", names, self.tickets, partition, "canonical"), timeout=0.0)
         assert lease is not None
         batch = self.plane.get(lease.tickets, names)
         self.plane.acknowledge(lease)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tandem.base.errors import EngineDiedError
 from tandem.columns.proto import DataProto
 from tandem.dataflow.gate import Gate
-from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.store import LocalStore
+from tandem.dataflow.tickets import Request
 from tandem.models.fingerprint import fingerprint
 from tandem.reward.outcome import Verdict, failed
 from tandem.roles.reward import RewardManager
@@ -35,7 +35,7 @@ WEIGHTS = [("w", torch.zeros(1))]
 SAMPLING = Sampling(n=N, max_tokens=LENGTH)
 
 
-class MortalEngine(FakeEngine):
+class DyingEngine(FakeEngine):
     """A ``FakeEngine`` that works as if in a process: it dies after ``lives`` groups, in the middle of the next."""
 
     def __init__(self, name: str, lives: float = float("inf")) -> None:
@@ -97,17 +97,17 @@ class MortalEngine(FakeEngine):
 class Company:
     """Rollout workers over engines that ``make`` makes, with what they work with. ``made``: engines by name."""
 
-    make: Callable[[str, int], MortalEngine]
+    make: Callable[[str, int], DyingEngine]
     names: list[str]
     max_restarts: int = 1
     overlap: bool = False
-    made: dict[str, list[MortalEngine]] = field(default_factory=dict)
+    made: dict[str, list[DyingEngine]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         gate = Gate(TICKETS, STALENESS, last=STEPS, even=True)
         for name in self.names:
             gate.join(name)
-        self.keeper = GateKeeper(gate)
+        self.gate = gate
         capacity = TICKETS * (STALENESS + 1)
         ledger = Ledger(TICKETS, N, capacity=capacity, max_draws=3, settled_by=("responses", "rewards"))
         self.plane = LocalStore(ledger, lease_seconds=60.0)
@@ -120,14 +120,14 @@ class Company:
             lambda: Snapshot(WEIGHTS, lambda: fingerprint(WEIGHTS)),
             {stream.name: self.receiver(stream) for stream in streams},
             require_actor=lambda purpose: None,
-            acknowledged=self.keeper.acknowledge,
+            acknowledged=self.gate.acknowledge,
             overlap=self.overlap,
             deadline_s=20.0,
         )
         self.rollout_workers = RolloutWorkers(
             streams,
             EnginePool(engines),
-            self.keeper,
+            self.gate,
             publisher,
             restart=self.stream,
             receiver=self.receiver,
@@ -139,17 +139,17 @@ class Company:
         engine = self.make(name, len(before))
         before.append(engine)
         filling = Filling(SAMPLING, 0, False, "train", 20.0, "rewards")
-        return RolloutWorker(name, engine, self.source, self.rewards, self.plane, self.keeper, filling, FakeTokenizer())
+        return RolloutWorker(name, engine, self.source, self.rewards, self.plane, self.gate, filling, FakeTokenizer())
 
     def receiver(self, stream: RolloutWorker) -> UpdatedStream:
-        return UpdatedStream(stream, self.keeper, "keep", 20.0)
+        return UpdatedStream(stream, self.gate, "keep", 20.0)
 
     def batch(self, partition: int) -> DataProto:
         """The sealed partition, once it is there."""
         names = ["responses", "rewards", "token_versions", "uid"]
         self.await_filled(partition)
         self.plane.seal(partition, timeout=0.0)
-        lease = self.plane.take("train", names, TICKETS, timeout=0.0, partition=partition, order="canonical")
+        lease = self.plane.take(Request("train", names, TICKETS, partition, "canonical"), timeout=0.0)
         assert lease is not None
         return self.plane.get(lease.tickets, names)
 
@@ -174,7 +174,7 @@ class Company:
                 batch = self.batch(k)
                 assert int(batch.ragged("token_versions").values.min()) >= k - STALENESS
                 batches.append(batch)
-                self.rollout_workers.tell(k)
+                self.rollout_workers.report_step(k)
                 self.plane.drop(k)
                 self.rollout_workers.publish(k + 1)
         finally:
@@ -194,11 +194,11 @@ def told(batches: list[DataProto]) -> list[tuple[list[str], list[list[int]]]]:
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[list[str], list[list[int]]]]:
     """What one engine that doesn't die makes."""
-    return told(Company(lambda name, life: MortalEngine(name), ["only"]).train())
+    return told(Company(lambda name, life: DyingEngine(name), ["only"]).train())
 
 
 def test_dropped_groups_are_told_of_their_own_partition() -> None:
-    company = Company(lambda name, life: MortalEngine(name), ["a", "b"])
+    company = Company(lambda name, life: DyingEngine(name), ["a", "b"])
     company.rewards._on_error = "refill"
     judge = company.scoring.judge
     company.scoring.judge = lambda group, i: (
@@ -211,7 +211,7 @@ def test_dropped_groups_are_told_of_their_own_partition() -> None:
         company.await_filled(1)  # ahead of the partition that is told
         for k in range(2):
             company.batch(k)
-            company.rollout_workers.tell(k)
+            company.rollout_workers.report_step(k)
             counts.append(dict(company.rollout_workers.counts))
     finally:
         company.rollout_workers.stop(10.0)
@@ -219,7 +219,7 @@ def test_dropped_groups_are_told_of_their_own_partition() -> None:
 
 
 def test_samples_are_those_of_the_tickets_whoever_makes_them(expected: list[tuple[list[str], list[list[int]]]]) -> None:
-    company = Company(lambda name, life: MortalEngine(name), ["a", "b", "c"])
+    company = Company(lambda name, life: DyingEngine(name), ["a", "b", "c"])
     assert told(company.train()) == expected
     assert [uids[::N] for uids, _ in expected] == [
         [f"p{TICKETS * k + i}" for i in range(TICKETS)] for k in range(STEPS)
@@ -235,8 +235,8 @@ def test_b83_whoever_dies_and_whenever_the_samples_stay_the_same(
 ) -> None:
     """Each engine may die once; its groups are made by others, or by itself after it has come back."""
 
-    def make(name: str, life: int) -> MortalEngine:
-        return MortalEngine(name, deaths.get(name, float("inf")) if life == 0 else float("inf"))
+    def make(name: str, life: int) -> DyingEngine:
+        return DyingEngine(name, deaths.get(name, float("inf")) if life == 0 else float("inf"))
 
     company = Company(make, ["a", "b", "c"], overlap=overlap)
     assert told(company.train()) == expected
@@ -246,7 +246,7 @@ def test_b83_a_lone_engine_comes_back_with_the_version_of_the_day_before_it_work
     expected: list[tuple[list[str], list[list[int]]]],
 ) -> None:
     lives = 2 * TICKETS + 1  # the last of them is of partition 2, for which the gate has seen version 1
-    company = Company(lambda name, life: MortalEngine(name, lives if life == 0 else float("inf")), ["only"])
+    company = Company(lambda name, life: DyingEngine(name, lives if life == 0 else float("inf")), ["only"])
     assert told(company.train()) == expected
     first, second = company.made["only"]
     assert first.answered == lives and second.answered == STEPS * TICKETS - lives
@@ -255,7 +255,7 @@ def test_b83_a_lone_engine_comes_back_with_the_version_of_the_day_before_it_work
 
 def test_from_its_death_on_an_engine_is_not_at_work() -> None:
     now = [0.0]
-    company = Company(lambda name, life: MortalEngine(name, 1), ["only"], max_restarts=0)
+    company = Company(lambda name, life: DyingEngine(name, 1), ["only"], max_restarts=0)
     (stream,) = company.rollout_workers.streams
     stream.utilization = Utilization(lambda: now[0])
     company.rollout_workers.start()
@@ -269,14 +269,14 @@ def test_from_its_death_on_an_engine_is_not_at_work() -> None:
 
 @pytest.mark.parametrize(("restarts", "lives"), [(1, 2), (0, 1)])
 def test_b83_one_death_too_many_ends_the_run_with_it(restarts: int, lives: int) -> None:
-    company = Company(lambda name, life: MortalEngine(name, 3), ["only"], max_restarts=restarts)
+    company = Company(lambda name, life: DyingEngine(name, 3), ["only"], max_restarts=restarts)
     with pytest.raises(EngineDiedError, match="only was killed by SIGKILL"):
         company.train()
     assert len(company.made["only"]) == lives
 
 
 def test_b83_a_death_is_noticed_while_nobody_asks_the_engine_for_anything() -> None:
-    company = Company(lambda name, life: MortalEngine(name), ["a", "b"])
+    company = Company(lambda name, life: DyingEngine(name), ["a", "b"])
     company.rollout_workers.start()
     company.rollout_workers.publish(0)
     company.batch(0)
@@ -293,10 +293,10 @@ def test_b83_a_death_is_noticed_while_nobody_asks_the_engine_for_anything() -> N
 
 
 def test_an_engine_that_starts_again_gets_nothing_before_it_is_ready() -> None:
-    company = Company(lambda name, life: MortalEngine(name, 2 if life == 0 else float("inf")), ["a"])
+    company = Company(lambda name, life: DyingEngine(name, 2 if life == 0 else float("inf")), ["a"])
 
-    def slow(name: str, life: int) -> MortalEngine:
-        engine = MortalEngine(name)
+    def slow(name: str, life: int) -> DyingEngine:
+        engine = DyingEngine(name)
         engine.started = False
         return engine
 
@@ -311,9 +311,9 @@ def test_an_engine_that_starts_again_gets_nothing_before_it_is_ready() -> None:
     company.rollout_workers.check()
     second = company.made["a"][1]
     assert second.calls == [] and company.rollout_workers.streams == []
-    assert "has loaded no weights" in str(company.keeper.closed("a"))
+    assert "has loaded no weights" in str(company.gate.closed("a"))
     cause = cause_of_stall(
-        company.plane, company.keeper, company.rollout_workers.members, 0, company.rollout_workers.starting
+        company.plane, company.gate, company.rollout_workers.members, 0, company.rollout_workers.starting
     )
     assert "given back, for engine 'a' died," in cause and "a has died and is starting again" in cause
     assert "on engine" not in cause
@@ -326,10 +326,10 @@ def test_an_engine_that_starts_again_gets_nothing_before_it_is_ready() -> None:
 
 
 def test_a_fleet_deals_its_requests_and_asks_others_for_what_the_dead_owe() -> None:
-    engines = {name: MortalEngine(name, lives) for name, lives in (("a", float("inf")), ("b", 1))}
-    fleet = EnginePool(dict(engines))
+    engines = {name: DyingEngine(name, lives) for name, lives in (("a", float("inf")), ("b", 1))}
+    pool = EnginePool(dict(engines))
     asked = [GroupRequest(i, torch.tensor([i]), (2 * i, 2 * i + 1)) for i in range(8)]
-    found = {int(output.request.key): output for output in fleet.generate(iter(asked), SAMPLING)}
+    found = {int(output.request.key): output for output in pool.generate(iter(asked), SAMPLING)}
     assert sorted(found) == list(range(8))
     assert [int(found[i].samples[1].token_ids[0]) for i in range(8)] == [(2 * i + 1) % 10 for i in range(8)]
     assert engines["b"].answered == 1 and engines["a"].answered == 7

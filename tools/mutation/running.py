@@ -48,9 +48,13 @@ class Reach:
     lines: dict[str, list[int]]
 
     def runs(self, mutant: Mutant) -> bool:
-        """Whether the mutated statement is among the lines, or the import runs it."""
-        lines = self.lines.get(mutant.file, [])
-        return mutant.first == IMPORTED or any(mutant.first <= line <= mutant.last for line in lines)
+        """Whether the mutated statement is among the lines, or the import runs it.
+
+        A default can also be read from the signature, by a test that runs nothing of the package.
+        """
+        if mutant.first == IMPORTED or (mutant.line < mutant.first and not self.lines):
+            return True
+        return any(mutant.first <= line <= mutant.last for line in self.lines.get(mutant.file, []))
 
 
 def in_fork(work: Callable[[], object], seconds: float | None = None) -> tuple[int, int]:

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from tandem.base.errors import TandemError
 from tandem.dataflow.diagnosis import plane_status, what_fills, who_blocks
 from tandem.dataflow.ledger import Ledger
-from tandem.dataflow.partition import Order
 from tandem.dataflow.progress import Outcome, PlaneStatus
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 from tandem.remote.calls import end_with_node
 
 
@@ -57,16 +56,16 @@ class Controller:
         self._next_change = asyncio.Event()
 
     async def assign(self, ticket: Ticket, engine: str) -> None:
-        """See ``Ledger.assign``."""
+        """Note that ``engine`` has begun to fill the ticket: a stall will be blamed on it."""
         self._ledger.assign(ticket, engine, time.monotonic())
 
-    async def write(self, tickets: Sequence[Ticket], columns: Collection[str], sample: int | None) -> Written:
+    async def write(self, tickets: Sequence[Ticket], columns: Collection[str]) -> Written:
         """Put the tickets one after the other, until one finds no room or is refused. See ``Ledger.put``."""
         outcomes: list[Outcome] = []
         blocker, error = "", None
         for ticket in tickets:
             try:
-                outcome = self._ledger.put(ticket, columns, time.monotonic(), sample)
+                outcome = self._ledger.put(ticket, columns, time.monotonic())
             except TandemError as problem:
                 error = problem
                 break
@@ -76,16 +75,16 @@ class Controller:
             outcomes.append(outcome)
         return self._written(tickets, outcomes, blocker, error)
 
-    async def drop(self, ticket: Ticket, reason: str, sample: int | None, retry: bool) -> Written:
-        """See ``Ledger.drop``."""
+    async def drop(self, ticket: Ticket, reason: str) -> Written:
+        """Drop a group; an error travels in the answer."""
         try:
-            outcome = self._ledger.drop(ticket, reason, time.monotonic(), sample, retry)
+            outcome = self._ledger.drop(ticket, reason, time.monotonic())
         except TandemError as problem:
             return self._written([ticket], [], "", problem)
         return self._written([ticket], [outcome], "", None)
 
     async def retire(self, partition: int, reason: str) -> None:
-        """See ``Ledger.retire``."""
+        """Forget a partition whose groups are no longer needed, and wake whoever waits for it."""
         self._ledger.retire(partition, reason)
         self._changed()
 
@@ -94,49 +93,26 @@ class Controller:
         if self._change == seen:
             await self._wait(seconds)
 
-    async def take(
-        self,
-        task: str,
-        columns: Collection[str],
-        count: int,
-        partition: int | None,
-        order: Order,
-        consumer: str,
-        seconds: float,
-    ) -> Taken:
+    async def take(self, request: Request, seconds: float) -> Taken:
         """Lend groups as soon as there are some; see ``Ledger.take``."""
-        until = time.monotonic() + seconds
-        while partition is None or not self._ledger.exhausted(task, partition):
+        until, partition = time.monotonic() + seconds, request.partition
+        while partition is None or not self._ledger.exhausted(request.task, partition):
             now = time.monotonic()
-            lease = self._ledger.take(
-                task,
-                columns,
-                count,
-                now=now,
-                seconds=self._lease_seconds,
-                partition=partition,
-                order=order,
-                consumer=consumer,
-            )
+            lease = self._ledger.take(request, now=now, seconds=self._lease_seconds)
             if lease is not None:
                 return Taken(lease)
             if now >= until:
-                return Taken(None, blocker=who_blocks(self._ledger, partition, task, now))
+                return Taken(None, blocker=who_blocks(self._ledger, partition, request.task, now))
             await self._wait(until - now)
         return Taken(None, exhausted=True)
 
     async def acknowledge(self, lease: Lease) -> None:
-        """See ``Ledger.acknowledge``."""
+        """Count the groups of a lease as consumed by its task."""
         self._ledger.acknowledge(lease, time.monotonic())
         self._changed()
 
-    async def give_back(self, lease: Lease) -> None:
-        """See ``Ledger.give_back``."""
-        self._ledger.give_back(lease)
-        self._changed()
-
     async def seal(self, partition: int, seconds: float) -> str | None:
-        """None once the partition is sealed; what it waits for where that takes longer."""
+        """Seal the partition; the answer is None, or what it waits for where that takes longer."""
         until = time.monotonic() + seconds
         while not self._ledger.seal(partition, now := time.monotonic()):
             if now >= until:
@@ -145,11 +121,11 @@ class Controller:
         return None
 
     async def status(self) -> PlaneStatus:
-        """See ``DataPlane.status``."""
+        """The counts of every partition and task at this moment."""
         return plane_status(self._ledger, time.monotonic())
 
     async def pid(self) -> int:
-        """Of this process."""
+        """The process id of this actor, which also shows that it answers."""
         return os.getpid()
 
     def _written(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from tandem.base.deadline import Deadline
-from tandem.dataflow.group_storage import GroupStorage, join
+from tandem.dataflow.group_storage import Columns, GroupStorage, join
 from tandem.dataflow.progress import Outcome
 from tandem.dataflow.ray.controller import Written
 from tandem.dataflow.tickets import Ticket
@@ -23,27 +23,26 @@ class StorageUnit:
     A put is copied into the unit's memory before it counts: whoever made it may die afterwards.
     """
 
-    def __init__(self, controller: Any, samples: int, produced_by: str) -> None:
+    def __init__(self, controller: Any, samples: int) -> None:
         end_with_node()
         self._controller = controller
         self._samples = samples
-        self._shelf = GroupStorage(samples, produced_by)
+        self._storage = GroupStorage(samples)
         self._one_writer = asyncio.Lock()
 
-    async def put(self, tickets: Sequence[Ticket], packed: Packed, sample: int | None, seconds: float) -> list[Outcome]:
+    async def put(self, tickets: Sequence[Ticket], packed: Packed, seconds: float) -> list[Outcome]:
         """The unit's part of a ``DataPlane.put``; ``packed`` is a dict of columns."""
         deadline = Deadline(seconds)
-        slabs = unpack(packed.copied())
-        rows = self._samples if sample is None else 1
+        columns: Columns = unpack(packed.copied())
         outcomes: list[Outcome] = []
         while True:
             rest = tickets[len(outcomes) :]
             async with self._one_writer:
-                written: Written = await self._controller.write.remote(rest, list(slabs), sample)
+                written: Written = await self._controller.write.remote(rest, list(columns))
                 self._free(rest, written)
                 for i, outcome in enumerate(written.outcomes, len(outcomes)):
                     if outcome is Outcome.STORED:
-                        self._shelf.add(tickets[i], slabs, i * rows, sample)
+                        self._storage.add(tickets[i], columns, i * self._samples)
             outcomes += written.outcomes
             if written.error is not None:
                 raise written.error
@@ -52,10 +51,10 @@ class StorageUnit:
             deadline.check(f"room for {tickets[len(outcomes)]}", written.blocker)
             await self._controller.await_change.remote(written.change, deadline.left)
 
-    async def drop(self, ticket: Ticket, reason: str, sample: int | None, retry: bool) -> Outcome:
-        """See ``DataPlane.drop``."""
+    async def drop(self, ticket: Ticket, reason: str) -> Outcome:
+        """Have the controller drop a group, and free what nobody needs then."""
         async with self._one_writer:
-            written: Written = await self._controller.drop.remote(ticket, reason, sample, retry)
+            written: Written = await self._controller.drop.remote(ticket, reason)
             self._free([ticket], written)
         if written.error is not None:
             raise written.error
@@ -64,23 +63,23 @@ class StorageUnit:
     async def drop_partition(self, partition: int) -> None:
         """Let go of a partition that the ledger has retired."""
         async with self._one_writer:
-            self._shelf.free_partition(partition)
+            self._storage.free_partition(partition)
 
     async def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> Packed:
         """The columns of the groups in the order of ``tickets``, a packed dict.
 
-        It waits for a write under way: the ledger may have lent what that is about to shelve.
+        It waits for a write under way: the ledger may have lent what that is about to store.
         """
         async with self._one_writer:
-            pieces = self._shelf.pieces(tickets, columns)
+            pieces = self._storage.pieces(tickets, columns)
         return pack({name: join(cut) for name, cut in pieces.items()})
 
     async def pid(self) -> int:
-        """Of this process."""
+        """The process id of this actor, which also shows that it answers."""
         return os.getpid()
 
     def _free(self, tickets: Sequence[Ticket], written: Written) -> None:
         """Let go of groups that the ledger has dropped."""
         for ticket, held in zip(tickets, written.held, strict=False):
             if not held:
-                self._shelf.free(ticket)
+                self._storage.free(ticket)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,12 +13,11 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.dataflow.group_storage import Column, Columns, as_batch, as_columns, without_identity
 from tandem.dataflow.ledger import TRAINED, Ledger
-from tandem.dataflow.partition import Order
 from tandem.dataflow.progress import Outcome, PlaneStatus
 from tandem.dataflow.ray.controller import Controller, Taken
 from tandem.dataflow.ray.storage_unit import StorageUnit
 from tandem.dataflow.store import DataPlane
-from tandem.dataflow.tickets import Lease, Ticket
+from tandem.dataflow.tickets import Lease, Request, Ticket
 from tandem.remote.calls import REPLY_SECONDS, Remote, import_ray
 from tandem.remote.payload import pack, unpack
 
@@ -47,68 +47,47 @@ class RayStore(DataPlane):
         controller = ray.remote(Controller).options(**light).remote(ledger, lease_seconds)
         storage = ray.remote(StorageUnit).options(**light, scheduling_strategy="SPREAD")
         names = [f"storage unit {i} of the data plane" for i in range(units)]
-        handles = [storage.remote(controller, ledger.samples, ledger.produced_by) for _ in names]
+        handles = [storage.remote(controller, ledger.samples) for _ in names]
         remotes = [Remote(handle, name) for handle, name in zip(handles, names, strict=True)]
         store = cls(Remote(controller, "the controller of the data plane"), remotes, ledger.tickets, ledger.samples)
         store.pids()  # a store that can't start fails here
         return store
 
     def assign(self, ticket: Ticket, engine: str) -> None:
-        """See ``DataPlane``."""
+        """Tell the controller that ``engine`` has begun to fill the ticket."""
         self._controller.ask("assign", ticket, engine)
 
-    def put(
-        self, tickets: Sequence[Ticket], data: DataProto, *, timeout: float, sample: int | None = None
-    ) -> list[Outcome]:
-        """See ``DataPlane``."""
-        slabs = as_columns(tickets, data, self._samples, sample)
-        rows = self._samples if sample is None else 1
+    def put(self, tickets: Sequence[Ticket], data: DataProto, *, timeout: float) -> list[Outcome]:
+        """Send each group to its storage unit, all units at once; outcomes are in the order of ``tickets``."""
+        columns = as_columns(tickets, data, self._samples)
         replies = []
         for home, places in self._shares(tickets).items():
-            share = slabs if len(places) == len(tickets) else _choose(slabs, places, rows)
+            share = columns if len(places) == len(tickets) else _choose(columns, places, self._samples)
             mine = [tickets[i] for i in places]
             awaited = f"the put of {len(mine)} groups, {mine[0]} among them"
-            replies.append(
-                (places, self._units[home].submit("put", mine, pack(share), sample, timeout, awaited=awaited))
-            )
+            replies.append((places, self._units[home].submit("put", mine, pack(share), timeout, awaited=awaited)))
         outcomes: dict[int, Outcome] = {}
         for places, reply in replies:
             outcomes.update(zip(places, reply.within(timeout + REPLY_SECONDS), strict=True))
         return [outcomes[i] for i in range(len(tickets))]
 
-    def take(
-        self,
-        task: str,
-        columns: Collection[str],
-        count: int,
-        *,
-        timeout: float,
-        partition: int | None = None,
-        order: Order = "arrival",
-        consumer: str = "",
-    ) -> Lease | None:
-        """See ``DataPlane``."""
+    def take(self, request: Request, *, timeout: float) -> Lease | None:
+        """Ask the controller for a lease, in calls short enough for a lost one to be noticed."""
         deadline = Deadline(timeout)
-        wanted = without_identity(columns)
-        awaited = f"{count} groups with {sorted(wanted)} for task {task!r}"
+        request = replace(request, columns=without_identity(request.columns))
         while True:
             seconds = min(deadline.left, _LONGEST_CALL)
-            request = (task, wanted, count, partition, order, consumer, seconds)
-            taken: Taken = self._controller.ask("take", *request, waits=seconds, awaited=awaited)
+            taken: Taken = self._controller.ask("take", request, seconds, waits=seconds, awaited=str(request))
             if taken.lease is not None or taken.exhausted:
                 return taken.lease
-            deadline.check(awaited, taken.blocker)
+            deadline.check(str(request), taken.blocker)
 
     def acknowledge(self, lease: Lease) -> None:
-        """See ``DataPlane``."""
+        """Tell the controller that the task has consumed the lease's groups."""
         self._controller.ask("acknowledge", lease)
 
-    def give_back(self, lease: Lease) -> None:
-        """See ``DataPlane``."""
-        self._controller.ask("give_back", lease)
-
     def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> DataProto:
-        """See ``DataPlane``."""
+        """Fetch the columns from all storage units at once, in the order of ``tickets``. Read only."""
         names = without_identity(columns)
         awaited = f"columns {sorted(names)} of {len(tickets)} groups"
         replies = []
@@ -124,7 +103,7 @@ class RayStore(DataPlane):
         return joined[_rows_of(torch.tensor(arrived).argsort(), self._samples)]
 
     def seal(self, partition: int, *, timeout: float) -> None:
-        """See ``DataPlane``."""
+        """Wait, in short calls to the controller, until every ticket of the partition is filled."""
         deadline, awaited = Deadline(timeout), f"the seal of partition {partition}"
         while True:
             seconds = min(deadline.left, _LONGEST_CALL)
@@ -134,20 +113,18 @@ class RayStore(DataPlane):
             deadline.check(awaited, blocker)
 
     def status(self) -> PlaneStatus:
-        """See ``DataPlane``."""
+        """The controller's counts of every partition and task at this moment."""
         status: PlaneStatus = self._controller.ask("status")
         return status
 
-    def drop(
-        self, target: Ticket | int, reason: str = TRAINED, *, sample: int | None = None, retry: bool = False
-    ) -> Outcome:
-        """See ``DataPlane``."""
+    def drop(self, target: Ticket | int, reason: str = TRAINED) -> Outcome:
+        """Drop a partition in all units, or a group in its own; the controller keeps the books."""
         if isinstance(target, int):
             self._controller.ask("retire", target, reason)
             for reply in [unit.submit("drop_partition", target) for unit in self._units]:
                 reply.within(REPLY_SECONDS)
             return Outcome.DROPPED
-        outcome: Outcome = self._units[self._home(target)].ask("drop", target, reason, sample, retry)
+        outcome: Outcome = self._units[self._home(target)].ask("drop", target, reason)
         return outcome
 
     def pids(self) -> dict[str, int]:
@@ -173,19 +150,19 @@ class RayStore(DataPlane):
         return shares
 
 
-def _choose(slabs: Columns, groups: Sequence[int], rows: int) -> Columns:
+def _choose(columns: Columns, groups: Sequence[int], rows: int) -> Columns:
     """The rows of some groups of ``rows`` rows each; views where the groups are neighbours."""
     first, last = groups[0], groups[-1]
     if list(groups) == list(range(first, last + 1)):
-        return {name: slab[first * rows : (last + 1) * rows] for name, slab in slabs.items()}
+        return {name: column[first * rows : (last + 1) * rows] for name, column in columns.items()}
     chosen = _rows_of(torch.tensor(groups), rows)
-    return {name: _choose_rows(slab, chosen) for name, slab in slabs.items()}
+    return {name: _choose_rows(column, chosen) for name, column in columns.items()}
 
 
-def _choose_rows(slab: Column, rows: torch.Tensor) -> Column:
-    if isinstance(slab, list):
-        return [slab[i] for i in rows.tolist()]
-    return slab[rows] if isinstance(slab, Ragged) else slab[rows.to(slab.device)]
+def _choose_rows(column: Column, rows: torch.Tensor) -> Column:
+    if isinstance(column, list):
+        return [column[i] for i in rows.tolist()]
+    return column[rows] if isinstance(column, Ragged) else column[rows.to(column.device)]
 
 
 def _rows_of(groups: torch.Tensor, rows: int) -> torch.Tensor:

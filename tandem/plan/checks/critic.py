@@ -12,7 +12,7 @@ from tandem.plan.checks.adapters import check_adapters
 from tandem.plan.checks.folder import check_files_of
 from tandem.plan.checks.model import read_checked
 from tandem.plan.checks.trainer import check_schedule
-from tandem.plan.critic import critic_epochs, critic_model, critic_token_budget, other_tokens
+from tandem.plan.critic import CriticPlan, critic_model, other_tokens, plan_critic
 from tandem.plan.model import ModelFacts, model_folder, vocabulary_of
 
 MODEL = "critic.model"
@@ -29,7 +29,8 @@ def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None, own
 
     ``own_loop``: see ``check_schedule``.
     """
-    if not config.critic.enable:
+    planned = plan_critic(config)
+    if planned is None:
         return
     if config.critic.model is not None:
         yield from check_files_of(MODEL, config.critic.model) if facts is not None else ()
@@ -42,10 +43,10 @@ def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None, own
         remedy = f"Write critic.model: {{path: {start.path}, lora_rank: 16}}"
         yield Problem(f"{MODEL}.adapter_path", start.adapter_path, reason, remedy)
     yield from _check_warmup(config, batch)
-    yield from _check_budget(config)
+    yield from _check_budget(config, planned)
     yield from _check_exact(config)
     yield from _check_pipelining(config)
-    updates = None if batch.steps is None else batch.steps * batch.mini_batches * critic_epochs(config)
+    updates = None if batch.steps is None else batch.steps * batch.mini_batches * planned.epochs
     yield from check_schedule("critic.optim", config.critic.optim, updates, own_loop)
 
 
@@ -75,8 +76,8 @@ def _check_warmup(config: Config, batch: BatchPlan) -> Iterator[Problem]:
         yield Problem("critic.warmup_steps", warmup, reason, f"Write less than {steps}, or raise trainer.total_steps")
 
 
-def _check_budget(config: Config) -> Iterator[Problem]:
-    budget, longest = critic_token_budget(config), longest_sequence(config)
+def _check_budget(config: Config, planned: CriticPlan) -> Iterator[Problem]:
+    budget, longest = planned.max_tokens, longest_sequence(config)
     if config.critic.ppo_max_token_len_per_gpu is not None and budget < longest:
         reason = (
             f"one sequence can have {longest} tokens (data.max_prompt_length {config.data.max_prompt_length} + "

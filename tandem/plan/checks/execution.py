@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
-from tandem.plan.batch import longest_sequence, mini_batch_prompts, sub_batches
+from tandem.plan.batch import longest_sequence, mini_batch_prompts
 from tandem.plan.engine import engine_capabilities, engine_width
 from tandem.plan.entries import estimator_columns
+from tandem.plan.flow import plan_flow
 from tandem.plan.placement import ADVANTAGES, REFERENCE_NAMES, Placement, choose_runtime, deployed_roles
 from tandem.plan.preference import learns_preferences, samples_per_prompt
 from tandem.plan.teacher import uses_teacher
@@ -89,7 +90,7 @@ def _check_devices(config: Config, placed: tuple[Placement, ...]) -> Iterator[Pr
 
 def _check_batches(config: Config) -> Iterator[Problem]:
     actor, prompts, n = config.actor_rollout_ref.actor, config.data.train_batch_size, samples_per_prompt(config)
-    slices = sub_batches(config)
+    slices = plan_flow(config).sub_batches
     if prompts % slices:
         reason = f"{P} = {prompts} prompts can't be cut into so many equal sub-batches"
         yield Problem("execution.num_iters_per_train_update", slices, reason, f"Write a divisor of {prompts}")
@@ -150,7 +151,7 @@ def _check_pipelining(config: Config) -> Iterator[Problem]:
     if execution.mode != "hybrid" or execution.train_pipelining == "off":
         return
     key, value = "execution.train_pipelining", execution.train_pipelining
-    prompts, mini, slices = config.data.train_batch_size, mini_batch_prompts(config), sub_batches(config)
+    prompts, mini, slices = config.data.train_batch_size, mini_batch_prompts(config), plan_flow(config).sub_batches
     if value == "accumulate":
         if config.actor_rollout_ref.actor.ppo_epochs != 1:
             yield Problem(

@@ -87,7 +87,7 @@ def check_type(key: str, value: Any, parameter: Parameter) -> Iterator[Problem]:
 
 
 def _misfit(key: str, value: Any, parameter: Parameter, annotation: Any, first: ErrorDetails) -> Problem:
-    """The problem that the first error of a validation tells; inside a list it names the item."""
+    """The problem that the first error of a validation makes; inside a list it names the item."""
     words, default = type_text(annotation), "" if parameter.default is None else str(parameter.default)
     for index in (part for part in first["loc"] if isinstance(part, int)):
         key, value, default = f"{key}[{index}]", value[index], ""

@@ -111,7 +111,7 @@ def _check_only(config: Config) -> Iterator[Problem]:
     if config.critic.enable:
         reason = "its values estimate rewards, and only a teacher is learned from"
         yield Problem("critic.enable", True, reason, f"Write false, or {OBJECTIVE}.only: false")
-    if config.reward_manager.type == NO_REWARD and (evaluation.interval or evaluation.at_start):
+    if config.reward_manager.type == NO_REWARD and evaluation.during_run:
         key, value = ("interval", evaluation.interval) if evaluation.interval else ("at_start", True)
         reason = "held-out answers would be scored, and there is no scorer"
         yield Problem(f"evaluation.{key}", value, reason, "Write a reward_manager, which then trains nothing, or 0")

@@ -39,12 +39,12 @@ def notes_on_conversations(config: SftConfig) -> Iterator[str]:
 def _notes(template: str | None, ends: list[str]) -> Iterator[str]:
     after = None if template is None or not ends else _after_turn(template, ends[0])
     if after is not None and not any(end in after for end in ends):
-        told = (
+        ending = (
             f"the chat template ends a turn of the assistant with {after[:30]!r}"
             if after.strip()
             else ("the chat template ends a turn of the assistant with nothing")
         )
-        yield endless_turns(told, ", ".join(map(repr, ends)))
+        yield endless_turns(ending, ", ".join(map(repr, ends)))
 
 
 def _of_folder(path: str) -> tuple[str | None, list[str]]:

@@ -49,7 +49,7 @@ def check_schedule(key: str, optim: OptimConfig, updates: int | None, own_loop: 
 def check_evaluation(config: Config) -> Iterator[Problem]:
     """Whether there is something to evaluate on, and the report can be made of what is sampled."""
     evaluation, data = config.evaluation, config.data
-    wanted = evaluation.interval > 0 or evaluation.at_start
+    wanted = evaluation.during_run
     if wanted and not (data.val_files or data.reasoning_gym is not None or data.source is not None):
         key, value = (
             ("evaluation.interval", evaluation.interval) if evaluation.interval else ("evaluation.at_start", True)

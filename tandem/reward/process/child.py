@@ -58,17 +58,17 @@ class ScoringProcess:
 
     @property
     def pid(self) -> int:
-        """Of the child, which leads its process group."""
+        """The process id of the child, which leads its process group."""
         return self._child.pid
 
     @property
     def idle(self) -> bool:
-        """Ready and without work."""
+        """Whether the process is ready and has no work."""
         return self.ready and not self.jobs
 
     @property
     def activity(self) -> str:
-        """What it does now, in words."""
+        """What the process does now, in words."""
         if not self.ready:
             return "starts"
         return "scores " + ", ".join(job.name for job in self.unanswered[:1])
@@ -102,7 +102,7 @@ class ScoringProcess:
     def kill(self) -> str:
         """End the process and its children at once; how it ended: ``was killed by SIGSEGV``, ``exited with status 3``.
 
-        One that is ending by itself has a moment to do so, that its own way of ending can be told.
+        One that is ending by itself has a moment to do so, that its own way of ending can be seen.
         """
         if self.inbox.closed:
             with contextlib.suppress(subprocess.TimeoutExpired):

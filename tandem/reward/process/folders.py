@@ -36,8 +36,8 @@ def clear_left_over() -> None:
     """Remove this user's folders whose owners are gone: killed while a scorer could not be stopped otherwise."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # gone by now, another user's, or held
-            told = path.lstat()
-            if told.st_uid == os.getuid() and time.time() - told.st_mtime > _NEW_S:
+            status = path.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > _NEW_S:
                 _remove_unheld(path)
 
 

@@ -47,14 +47,14 @@ class InlineScoring:
         return handle.scores()
 
     def check(self) -> None:
-        """What goes wrong is in the verdicts."""
+        """Nothing can be wrong with a process here; what goes wrong is in the verdicts."""
 
     def activity(self) -> str:
-        """Scorings end with ``submit``."""
+        """Always "nothing": a scoring has ended when ``submit`` returns."""
         return "nothing"
 
     def close(self) -> None:
-        """Nothing to end."""
+        """There is no process to end."""
 
     async def _score(self, group: Group) -> list[Verdict]:
         call = self._scorer.call

@@ -75,7 +75,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name of the job in messages: its group's, and which sample where it is one."""
         return self.handle.label if self.count > 1 else f"{self.handle.label}[{self.start}]"
 
     def put(self, verdicts: Sequence[Verdict]) -> None:

@@ -93,7 +93,7 @@ class ScoringPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes alive, ready or starting."""
+        """The process ids of the children alive, ready or starting."""
         return [process.pid for process in self._processes]
 
     def await_ready(self) -> None:

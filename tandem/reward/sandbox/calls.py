@@ -205,7 +205,7 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 
 
 class Instruction(NamedTuple):
-    """Of classic BPF: ``code``, how many instructions to leave out if it holds or not, and its ``value``."""
+    """An instruction of classic BPF: ``code``, how many to leave out if it holds or not, and its ``value``."""
 
     code: int
     yes: int

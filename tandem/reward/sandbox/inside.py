@@ -82,7 +82,7 @@ def main(task: Task, doors: Doors, result: int) -> None:
     try:
         _close(doors)
     except (OSError, ValueError, AttributeError) as error:  # the last two where this isn't Linux
-        _tell(result, f"closed: {error}")
+        _answer(result, f"closed: {error}")
         _leave(1)
     module = types.ModuleType("__main__" if task.kind == "stdin" else "program")
     sys.modules[module.__name__], sys.argv = module, ["program.py"]
@@ -93,15 +93,15 @@ def main(task: Task, doors: Doors, result: int) -> None:
     if task.kind == "call":
         name = task.function
         function = names[name] if name in names else getattr(names["Solution"](), name)
-        _tell(result, _dumps(function(*task.arguments)))
+        _answer(result, _dumps(function(*task.arguments)))
     elif task.kind == "assert":
         _exec(_compile(task.tests, "tests.py", "exec", dont_inherit=True), names)
-        _tell(result, task.token)
+        _answer(result, task.token)
     sys.stdout.flush()
     _leave(0)
 
 
-def _tell(to: int, text: str) -> None:
+def _answer(to: int, text: str) -> None:
     message = text.encode()
     while message:
         message = message[_write(to, message) :]

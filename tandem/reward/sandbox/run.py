@@ -55,7 +55,7 @@ _ENVIRONMENT = {
 }
 _START_S = 10.0  # for the sandbox's own test, on a busy machine
 _LEAVE_S = 1.0  # for walls to notice that what was within them has ended
-_LATE = (None, -signal.SIGXCPU, 128 + signal.SIGXCPU)  # of the program itself, or as told by its walls
+_LATE = (None, -signal.SIGXCPU, 128 + signal.SIGXCPU)  # of the program itself, or as its walls report it
 _HELD = "held"
 CLOSED = "closed: "
 """Begins what the inside says where the doors can't be closed."""
@@ -94,7 +94,7 @@ else:
 
 
 class Ending(StrEnum):
-    """How a program ended."""
+    """The ways in which a program can end."""
 
     DONE = "done"  # by itself, with status 0
     FAILED = "failed"  # by an exception, a signal or another status
@@ -294,5 +294,5 @@ def _end(child: subprocess.Popen[bytes], deadline: float, walls: Walls) -> int |
 def _children(process: int) -> list[int]:
     try:
         return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    except OSError:  # it has ended, or the kernel doesn't tell
+    except OSError:  # it has ended, or the kernel doesn't say
         return []

@@ -74,7 +74,7 @@ class Walls:
 
     @property
     def stand(self) -> bool:
-        """Whether there are any."""
+        """Whether there is any wall at all."""
         return self.bubblewrap is not None or self.namespaces != 0
 
     def command(self, inner: list[str], paths: Paths, *, files: bool) -> list[str]:

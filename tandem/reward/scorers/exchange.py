@@ -62,7 +62,7 @@ class _PlainConnection(http.client.HTTPConnection):
         self._exchange = exchange
 
     def connect(self) -> None:
-        """Connect, watched."""
+        """Connect; from then on the exchange watches the socket and can end it."""
         super().connect()
         self._exchange.watch(self.sock)
 
@@ -73,14 +73,14 @@ class _EncryptedConnection(http.client.HTTPSConnection):
         self._exchange = exchange
 
     def connect(self) -> None:
-        """Connect and shake hands, then watched."""
+        """Connect and shake hands; from then on the exchange watches the socket and can end it."""
         super().connect()
         self._exchange.watch(self.sock)
 
 
 class _Plain(urllib.request.HTTPHandler):
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        """Of a ``Request``."""
+        """Open a connection that is watched by the exchange of the ``Request``."""
         assert isinstance(req, Request)
         made: Any = functools.partial(_PlainConnection, exchange=req.exchange)
         return self.do_open(made, req)
@@ -92,7 +92,7 @@ class _Encrypted(urllib.request.HTTPSHandler):
         super().__init__(context=self._checked)
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        """Of a ``Request``."""
+        """Open a connection that is watched by the exchange of the ``Request``."""
         assert isinstance(req, Request)
         made: Any = functools.partial(_EncryptedConnection, exchange=req.exchange)
         return self.do_open(made, req, context=self._checked)

@@ -213,7 +213,7 @@ def _content(reply: Mapping[str, Any]) -> str:
 
 
 def _seconds(header: str | None) -> float:
-    """Of a Retry-After that is a number; 0 for a date or none."""
+    """The seconds of a Retry-After that is a number; 0 for a date or none."""
     try:
         seconds = float(header or 0.0)
     except ValueError:

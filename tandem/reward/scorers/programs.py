@@ -34,7 +34,7 @@ class Test(NamedTuple):
 
 
 def check_code(parameters: Mapping[str, Any]) -> Iterator[Objection]:
-    """Packages that are there."""
+    """Object to packages that are not installed."""
     for name in parameters["packages"] or ():
         if not find_package(name):
             yield Objection("packages", f"there is no installed package {name!r}", f"Install {name}, or leave it out")
@@ -188,7 +188,7 @@ def _test(given: Any, expected: Any, function: str | None) -> Test:
 
 
 def _listed(value: Any) -> Any:
-    """With lists for the arrays and tuples that a column may hold, at any depth."""
+    """The value with lists for the arrays and tuples that a column may hold, at any depth."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):

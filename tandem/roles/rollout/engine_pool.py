@@ -35,7 +35,7 @@ class EnginePool:
         return min(engine.version for engine in self.engines.values())
 
     def generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
-        """See ``RolloutEngine.generate``; requests are dealt in turns, all at the start.
+        """See ``RolloutEngine.generate``; requests go to the engines in turn, all at the start.
 
         What an engine that dies owed is asked of the others; ``EngineDiedError`` once there is none.
         """
@@ -54,9 +54,9 @@ class EnginePool:
         """The answers of all; takes those that die out of ``alive``."""
         news: queue.SimpleQueue[GroupOutput | _Ended] = queue.SimpleQueue()
 
-        def answer(name: str, engine: RolloutEngine, dealt: list[GroupRequest]) -> None:
+        def answer(name: str, engine: RolloutEngine, share: list[GroupRequest]) -> None:
             try:
-                for output in engine.generate(dealt, sampling):
+                for output in engine.generate(share, sampling):
                     news.put(output)
             except BaseException as error:  # raised to whoever asked
                 news.put(_Ended(name, error))
@@ -65,8 +65,8 @@ class EnginePool:
 
         under_way = list(alive)
         for i, (name, engine) in enumerate(alive.items()):
-            dealt = requests[i :: len(under_way)]
-            threading.Thread(target=answer, args=(name, engine, dealt), name=f"answers-of-{name}", daemon=True).start()
+            share = requests[i :: len(under_way)]
+            threading.Thread(target=answer, args=(name, engine, share), name=f"answers-of-{name}", daemon=True).start()
         while under_way:
             found = news.get()
             if isinstance(found, GroupOutput):

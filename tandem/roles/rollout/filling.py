@@ -15,7 +15,6 @@ from tandem.columns.proto import DataProto
 from tandem.data.prompts import Prompt
 from tandem.data.sampler import Sampler
 from tandem.dataflow.gate import Closed, Gate
-from tandem.dataflow.gatekeeper import GateKeeper
 from tandem.dataflow.store import DataPlane
 from tandem.dataflow.tickets import Ticket
 from tandem.reward.outcome import Scores
@@ -68,7 +67,7 @@ class Rollout:
         source: Sampler[Prompt],
         rewards: RewardManager,
         plane: DataPlane,
-        gate: Gate | GateKeeper,
+        gate: Gate,
         filling: Filling,
         tokenizer: Any,
     ) -> None:

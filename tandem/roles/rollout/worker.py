@@ -12,10 +12,10 @@ from typing import Any, Literal
 import torch
 
 from tandem.base.errors import DeadlineError, EngineDiedError, TandemError
+from tandem.config.model import OnWeightUpdate
 from tandem.data.prompts import Prompt
 from tandem.data.sampler import Sampler
-from tandem.dataflow.gate import Closed
-from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.dataflow.gate import Closed, Gate
 from tandem.dataflow.store import DataPlane
 from tandem.dataflow.tickets import Ticket
 from tandem.reward.outcome import Scores
@@ -28,8 +28,6 @@ from tandem.rollout.sound import sound_outputs
 
 _TICK_S = 0.05  # between looks at scorings while the engine has nothing to do
 _LEAVE_S = 10.0  # for a loop whose engine has died to hand its tickets on
-
-OnWeightUpdate = Literal["wait", "abort", "keep"]
 
 
 class RolloutWorker(Rollout):
@@ -52,7 +50,7 @@ class RolloutWorker(Rollout):
         source: Sampler[Prompt],
         rewards: RewardManager,
         plane: DataPlane,
-        gate: GateKeeper,
+        gate: Gate,
         filling: Filling,
         tokenizer: Any,
         *,
@@ -63,7 +61,6 @@ class RolloutWorker(Rollout):
         self._partial = partial
         self.error: BaseException | None = None
         self.utilization = Utilization(clock)
-        self._keeper = gate
         self._pending: dict[Ticket, Pending] = {}
         self._by_key: dict[int | str, Ticket] = {}
         self._generating = 0
@@ -81,24 +78,24 @@ class RolloutWorker(Rollout):
     def stop(self) -> None:
         """Tell the loop to end; groups that are being made are given up."""
         self._stopping.set()
-        self._keeper.wake()
+        self._gate.wake()
 
     def join(self, seconds: float) -> None:
-        """Wait for the end of a loop that was told to end."""
+        """Wait for the end of a loop that was asked to end."""
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
     def rest(self, seconds: float) -> None:
         """Ask for no ticket until ``work``; returns once nothing is generated, so that the engine can sleep."""
         self._resting = True
-        self._keeper.wake()
-        if not self._keeper.wait(seconds, lambda: not self._calling or self.error is not None):
+        self._gate.wake()
+        if not self._gate.wait(seconds, lambda: not self._calling or self.error is not None):
             raise DeadlineError(f"waited {seconds:g} s for {self.name} to finish what it generates and rest")
 
     def work(self) -> None:
         """Ask for tickets again."""
         self._resting = False
-        self._keeper.wake()
+        self._gate.wake()
 
     def check(self) -> None:
         """Raise what ended the loop, if anything did; of a dead engine once its tickets are others'."""
@@ -111,7 +108,7 @@ class RolloutWorker(Rollout):
 
     def drain(self, seconds: float) -> bool:
         """Wait until no sample is being generated; admit nothing meanwhile. Whether that was reached."""
-        return self._keeper.wait(seconds, lambda: self._generating == 0 or self.error is not None)
+        return self._gate.wait(seconds, lambda: self._generating == 0 or self.error is not None)
 
     def leave(self) -> None:
         """Make sure that the gate gives nothing to a loop whose engine has died."""
@@ -119,7 +116,7 @@ class RolloutWorker(Rollout):
         if self._thread.is_alive() and self._left.wait(_LEAVE_S):
             return
         if not self._left.is_set():
-            self._keeper.leave(self.name)
+            self._gate.leave(self.name)
             self._left.set()
 
     def take_scores(self, partition: int) -> list[Scores]:
@@ -147,14 +144,14 @@ class RolloutWorker(Rollout):
         except BaseException as error:  # handed to the thread that trains
             self.error = error
         finally:
-            self._keeper.wake()
+            self._gate.wake()
 
     def _serve(self) -> None:
         """One call of the engine after the other, a rest in between."""
         while not self._stopping.is_set():
             if self._resting:
                 self._watch_engine()
-                self._keeper.wait(_TICK_S)
+                self._gate.wait(_TICK_S)
                 continue
             self._calling = True
             for output in sound_outputs(self.engine, self._stream(), self._filling.sampling):
@@ -165,13 +162,13 @@ class RolloutWorker(Rollout):
                     self._keep(output)
                 self._settle_done()
             self._calling = False
-            self._keeper.wake()
+            self._gate.wake()
 
     def _release_tickets(self) -> None:
         """The engine is dead: its tickets go to others but for those whose groups are there and being scored."""
         self.utilization.abandon()
         self._pending = {ticket: group for ticket, group in self._pending.items() if group.handle is not None}
-        self._keeper.leave(self.name, self._pending.keys())
+        self._gate.leave(self.name, self._pending.keys())
         self._left.set()
         while self._pending and not self._stopping.is_set():
             self._settle_done()
@@ -181,7 +178,7 @@ class RolloutWorker(Rollout):
         ticket = self._by_key.pop(output.request.key)
         self.utilization.end(ticket)
         if self._generating == 0:
-            self._keeper.wake()
+            self._gate.wake()
         self._store(ticket, self._pending, output)
 
     def _stream(self) -> Iterator[GroupRequest | None]:
@@ -216,7 +213,7 @@ class RolloutWorker(Rollout):
         if handles:
             handles[0].wait(_TICK_S)
         else:
-            self._keeper.wait(_TICK_S)
+            self._gate.wait(_TICK_S)
 
     def _settle_done(self) -> None:
         """Store the rewards of groups whose scoring has ended, or have their tickets drawn anew.
@@ -234,10 +231,10 @@ class UpdatedStream:
     """A stream as the receiver of new weights: what is being generated obeys ``on_update``.
 
     ``wait``: it is finished first, under the old weights, and nothing is begun. ``abort``: it ends where it is and goes
-    on as the stream says. ``keep``: it goes on, and its tokens tell their versions.
+    on as the stream says. ``keep``: it goes on, and its tokens carry their versions.
     """
 
-    def __init__(self, stream: RolloutWorker, gate: GateKeeper, on_update: OnWeightUpdate, drain_s: float) -> None:
+    def __init__(self, stream: RolloutWorker, gate: Gate, on_update: OnWeightUpdate, drain_s: float) -> None:
         self.name = stream.name
         self._stream, self._gate, self._on_update, self._drain_s = stream, gate, on_update, drain_s
         self._draining = False
@@ -304,7 +301,7 @@ def silence(rollout: RolloutWorker) -> str:
 
 def cause_of_stall(
     plane: DataPlane,
-    gate: GateKeeper,
+    gate: Gate,
     rollouts: Iterable[RolloutWorker],
     partition: int,
     starting: Collection[str] = (),

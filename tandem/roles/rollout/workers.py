@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from tandem.base.deadline import Deadline
 from tandem.base.errors import EngineDiedError, StarvationError
-from tandem.dataflow.gatekeeper import GateKeeper
+from tandem.dataflow.gate import Gate
 from tandem.reward.outcome import Scores
 from tandem.roles.rollout.engine_pool import EnginePool
 from tandem.roles.rollout.filling import first_failure, require_rewards
@@ -37,8 +37,8 @@ class RolloutWorkers:
     def __init__(
         self,
         streams: Iterable[RolloutWorker],
-        fleet: EnginePool,
-        keeper: GateKeeper,
+        pool: EnginePool,
+        gate: Gate,
         publisher: WeightSync,
         *,
         restart: Callable[[str], RolloutWorker],
@@ -49,7 +49,7 @@ class RolloutWorkers:
         self.counts: Counter[str] = Counter()
         self.report: dict[str, float] = {}
         self.publisher = publisher
-        self._fleet, self._keeper = fleet, keeper
+        self._pool, self._gate = pool, gate
         self._restart, self._receiver, self._max_restarts = restart, receiver, max_restarts
         self._everyone = list(self.streams)  # those of dead engines too: they may still have something to report
         self._starting: dict[str, RolloutWorker] = {}
@@ -136,8 +136,8 @@ class RolloutWorkers:
             except EngineDiedError as error:
                 self._handle_death(error)
 
-    def tell(self, partition: int) -> None:
-        """Bring ``counts`` and ``report`` up to date: groups of ``partition`` dropped, and what its scorings told."""
+    def report_step(self, partition: int) -> None:
+        """Bring ``counts`` and ``report`` up to date: groups of ``partition`` dropped, and reports of its scorings."""
         scores = [found for stream in self._everyone for found in stream.take_scores(partition)]
         self.report = Scores.joined(scores).report() if scores else {}
         self.counts = sum((stream.take_counts(partition) for stream in self._everyone), Counter[str]())
@@ -148,7 +148,7 @@ class RolloutWorkers:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """A ``StarvationError`` inside, wherever it was met, tells the first scoring that failed."""
+        """A ``StarvationError`` inside, wherever it was met, names the first scoring that failed."""
         try:
             yield
         except StarvationError as error:
@@ -196,7 +196,7 @@ class RolloutWorkers:
     def _replace(self, stream: RolloutWorker, error: EngineDiedError) -> None:
         stream.leave()
         self.streams.remove(stream)
-        self._fleet.engines.pop(stream.name, None)
+        self._pool.engines.pop(stream.name, None)
         self.publisher.leave(stream.name)
         self._start_again(stream.name, error)
 
@@ -205,7 +205,7 @@ class RolloutWorkers:
         if self._deaths[name] > self._max_restarts:
             raise error
         logger.warning("%s. Its tickets go to others; it is started again (%d)", error, self._deaths[name])
-        self._keeper.join(name)
+        self._gate.join(name)
         stream = self._starting[name] = self._restart(name)
         self._everyone.append(stream)
 
@@ -224,7 +224,7 @@ class RolloutWorkers:
             self._start_again(name, error)
             return
         del self._starting[name]
-        self._fleet.engines[name] = engine
+        self._pool.engines[name] = engine
         self.streams.append(stream)
         stream.start()
 

@@ -18,7 +18,6 @@ from tandem.models.loading import as_causal_lm, load_model
 from tandem.models.numerics import prepare_process
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
-from tandem.plan.critic import untrained_steps
 from tandem.plan.own_loop import check_own_loop, unread_in_own_loop
 from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.stages import columns_known
@@ -60,8 +59,8 @@ def build_actor_rollout_ref(section: Section | Config) -> ActorRolloutRef:
     if problems:
         raise ConfigError(problems)
     if unread := unread_in_own_loop(config):
-        told = ", ".join(f"{key} = {value!r}" for key, value in unread.items())
-        warnings.warn(f"a loop of your own does not read {told}: what they ask for is yours to do", stacklevel=2)
+        ignored = ", ".join(f"{key} = {value!r}" for key, value in unread.items())
+        warnings.warn(f"a loop of your own does not read {ignored}: what they ask for is yours to do", stacklevel=2)
     updates = plan.batch.optimizer_steps_in_all
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     return build_composite(config, plan, tokenizer, 1 if updates is None else updates)
@@ -115,7 +114,7 @@ def build_composite(
     model = load_trainable(section.model, tokenizer, trainer.seed)
     actor = build_actor(config, plan, model, total_updates)
     if engine is None:
-        spec = engine_spec(config, model.tokens)
+        spec = engine_spec(config, "nothing", model.tokens)
         engine = make_engine(replace(spec, version=0), model, shares_weights=True)
     return assemble_composite(config, plan, tokenizer, model, actor, engine, critic, scorer)
 
@@ -175,8 +174,8 @@ def build_actor(config: Config, plan: Plan, model: CausalLM, total_updates: int)
 
 def actor_of(config: Config, plan: Plan, ranks: TrainGroup[TrainRank]) -> Actor:
     """The actor over ``ranks``, wherever they are, with the tags of ``plan``."""
-    epochs, untrained = config.actor_rollout_ref.actor.ppo_epochs, untrained_steps(config)
-    batching = Batching(plan.batch.mini_batch_prompts, epochs, config.trainer.seed, untrained)
+    epochs, batch = config.actor_rollout_ref.actor.ppo_epochs, plan.batch
+    batching = Batching(batch.mini_batch_prompts, epochs, config.trainer.seed, batch.untrained_steps)
     return Actor(
         ranks,
         batching,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.model import ActorRolloutRef, CriticConfig
@@ -10,11 +10,10 @@ from tandem.config.schema import AlgorithmConfig, Config
 from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
 from tandem.models.value_model import ValueModel, load_value_model
-from tandem.plan.batch import mini_batch_prompts
-from tandem.plan.critic import critic_epochs, critic_model, critic_token_budget, other_tokens
+from tandem.plan.critic import critic_model, other_tokens
 from tandem.plan.model import model_folder
 from tandem.plan.own_loop import NOT_FOR_A_LOOP
-from tandem.plan.plan import compile_plan
+from tandem.plan.plan import Plan, compile_plan
 from tandem.roles.batching import Batching
 from tandem.roles.critic import Critic
 from tandem.roles.train_group import TrainGroup
@@ -50,7 +49,7 @@ def build_critic(section: CriticConfig | Config) -> Critic:
     prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     check_tokens(config, tokenizer)
-    return local_critic(config, tokenizer, 1 if plan.batch.steps is None else plan.batch.steps)
+    return local_critic(config, plan, tokenizer, 1 if plan.batch.steps is None else plan.batch.steps)
 
 
 def _config_of(section: CriticConfig) -> Config:
@@ -62,14 +61,14 @@ def _config_of(section: CriticConfig) -> Config:
     return Config(actor_rollout_ref=ActorRolloutRef(model=section.model), critic=section, algorithm=algorithm)
 
 
-def local_critic(config: Config, tokenizer: PreTrainedTokenizerBase, steps: int) -> Critic:
+def local_critic(config: Config, plan: Plan, tokenizer: PreTrainedTokenizerBase, steps: int) -> Critic:
     """The critic as one rank in this process; ``steps`` of the run say where a falling learning rate ends."""
     model = critic_value_model(config, tokenizer)
-    engine = value_engine(config, model, steps)
-    return critic_of(config, model, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s))
+    engine = value_engine(config, critic_training(plan, steps), model)
+    return critic_of(config, plan, model, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s))
 
 
-def critic_of(config: Config, model: ValueModel, ranks: TrainGroup[TrainRank]) -> Critic:
+def critic_of(config: Config, plan: Plan, model: ValueModel, ranks: TrainGroup[TrainRank]) -> Critic:
     """The critic over ``ranks``, wherever they are."""
     section, norm = config.critic, config.algorithm.loss_scale_factor
     objective = ValueObjective(
@@ -77,7 +76,8 @@ def critic_of(config: Config, model: ValueModel, ranks: TrainGroup[TrainRank]) -
         aggregation=section.loss_agg_mode,
         norm=float(config.data.max_response_length) if norm is None else norm,
     )
-    batching = Batching(mini_batch_prompts(config), critic_epochs(config), config.trainer.seed)
+    assert plan.critic is not None  # whoever asks has looked
+    batching = Batching(plan.batch.mini_batch_prompts, plan.critic.epochs, config.trainer.seed)
     return Critic(model, ranks, batching, objective)
 
 
@@ -88,15 +88,29 @@ def critic_value_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> Va
     return model
 
 
-def value_engine(config: Config, model: ValueModel, steps: int, mesh: DeviceMesh | None = None) -> ValueEngine:
+class CriticTraining(NamedTuple):
+    """What the engine of a critic takes from the plan: optimizer steps of the run, tokens of a micro-batch."""
+
+    total_updates: int
+    max_tokens: int
+
+
+def critic_training(plan: Plan, steps: int) -> CriticTraining:
+    """For a run of so many ``steps``."""
+    assert plan.critic is not None  # whoever asks has looked
+    return CriticTraining(max(1, steps * plan.batch.mini_batches * plan.critic.epochs), plan.critic.max_tokens)
+
+
+def value_engine(
+    config: Config, training: CriticTraining, model: ValueModel, mesh: DeviceMesh | None = None
+) -> ValueEngine:
     """The engine that trains the critic's ``model``; with a ``mesh``, as one of its ranks."""
     section = critic_model(config)
-    mini_batches = max(1, config.data.train_batch_size // mini_batch_prompts(config))
     return ValueEngine(
         model,
         optim=config.critic.optim,
-        total_updates=max(1, steps * mini_batches * critic_epochs(config)),
-        max_tokens_per_micro_batch=critic_token_budget(config),
+        total_updates=training.total_updates,
+        max_tokens_per_micro_batch=training.max_tokens,
         max_samples_per_micro_batch=config.actor_rollout_ref.actor.ppo_micro_batch_size,
         temperature=1.0,
         exact=config.trainer.exact,

@@ -18,7 +18,7 @@ from tandem.models.lora import merged_weights
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import load_tokenizer
 from tandem.models.weights import copy_weights
-from tandem.plan.adapters import pushed_part
+from tandem.plan.plan import Pushed
 from tandem.rollout.spec import EngineSpec
 from tandem.train.engine import FsdpEngine
 
@@ -39,17 +39,11 @@ def run_device(runtime: RuntimeConfig) -> torch.device:
     return torch.device(runtime.device)
 
 
-def pushed_adapter(config: Config) -> AdapterSpec | None:
-    """The adapters that a receiver of pushes computes beside its weights; None where whole weights are pushed."""
-    if pushed_part(config) == "merged":
-        return None
-    return AdapterSpec.of(config.actor_rollout_ref.model, config.trainer.seed)
+def engine_spec(config: Config, pushed: Pushed, tokens: TokenIds | None = None) -> EngineSpec:
+    """What the process of a rollout engine is given; it waits for its first weights.
 
-
-def engine_spec(config: Config, tokens: TokenIds | None = None) -> EngineSpec:
-    """What the process of a rollout engine is told; it waits for its first weights.
-
-    ``tokens`` are those of the model's tokenizer, which is loaded for them otherwise.
+    Where adapters alone are ``pushed`` to it, it computes them beside the base. ``tokens`` are those of the model's
+    tokenizer, which is loaded for them otherwise.
     """
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     return EngineSpec(
@@ -69,7 +63,7 @@ def engine_spec(config: Config, tokens: TokenIds | None = None) -> EngineSpec:
         tensor_model_parallel_size=rollout.tensor_model_parallel_size,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enable_chunked_prefill=rollout.enable_chunked_prefill,
-        adapter=pushed_adapter(config),
+        adapter=AdapterSpec.of(model, config.trainer.seed) if pushed == "adapter" else None,
         tokens=sampled_tokens(model) if tokens is None else tokens,
     )
 
@@ -79,8 +73,9 @@ def sampled_tokens(model: ModelConfig) -> TokenIds:
     return TokenIds.of(load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code))
 
 
-def replica(config: Config, *, moves: bool, path: str | None = None) -> CausalLM:
-    """The model as it is before training, for a role that scores with weights of its own; ``moves``: is sent others.
+def replica(config: Config, pushed: Pushed, *, moves: bool, path: str | None = None) -> CausalLM:
+    """The model as it is before training, for a role that scores with weights of its own; ``moves``: is sent
+    others, as ``pushed`` says.
 
     Fresh adapters change nothing, so it has some only where it is sent some, or where the run starts from others.
     ``path``: another model than the actor's, without adapters.
@@ -89,10 +84,10 @@ def replica(config: Config, *, moves: bool, path: str | None = None) -> CausalLM
     trusted, tokens = model.trust_remote_code, sampled_tokens(model)
     load = partial(load_causal_lm, dtype=model.dtype, trust_remote_code=trusted, tokens=tokens)
     spec = AdapterSpec.of(model, config.trainer.seed) if path is None else None
-    if spec is None or (spec.path is None and not (moves and pushed_part(config) == "adapter")):
+    if spec is None or (spec.path is None and not (moves and pushed == "adapter")):
         return load(model.path if path is None else path)
     adapted = load(model.path, adapter=spec)
-    if not moves or pushed_part(config) == "adapter":
+    if not moves or pushed == "adapter":
         return adapted
     merged = load(model.path)
     copy_weights(merged, merged_weights(adapted.model))

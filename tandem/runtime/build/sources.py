@@ -194,7 +194,7 @@ def _held_out_task(config: Config, task: dict[str, Any]) -> list[Table]:
     most = config.evaluation.max_prompts
     size = _HELD_OUT_TASKS if most is None else most
     seed = derive_seed("held out", *(str(item) for item in sorted(task.items()))) % 2**31
-    wanted = config.evaluation.interval or config.evaluation.at_start
+    wanted = config.evaluation.during_run
     return [TaskTable(**{**task, "size": size, "seed": seed})] if wanted else []
 
 

@@ -38,7 +38,7 @@ _START_S = 300.0
 
 @dataclass(frozen=True)
 class RankSetup:
-    """What every rank is told. ``plugins`` are imported first; ``threads`` None: PyTorch's own choice.
+    """What every rank is given. ``plugins`` are imported first; ``threads`` None: PyTorch's own choice.
 
     ``device`` is ``cpu``, ``cuda`` or ``auto``: the first CUDA device that the process sees, if any. ``seed`` is the
     same for all, because what is made at random, such as adapters, must be equal on all ranks. ``meeting_s``: longest

@@ -1,4 +1,4 @@
-"""From the config to roles on Ray: what their actors are told, and the runtime that starts them."""
+"""From the config to roles on Ray: what their actors are given, and the runtime that starts them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.loading import describe_causal_lm
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import check_vocabulary
-from tandem.plan.adapters import pushed_part
-from tandem.plan.critic import trained_steps
-from tandem.plan.plan import Plan
+from tandem.plan.plan import Plan, Pushed
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.critic import CRITIC, Critic
 from tandem.roles.rollout.engine_pool import EnginePool
@@ -33,7 +31,7 @@ from tandem.runtime.build.composite import (
     load_trainable,
     model_tokenizer,
 )
-from tandem.runtime.build.critic import critic_of, critic_value_model, value_engine
+from tandem.runtime.build.critic import CriticTraining, critic_of, critic_training, critic_value_model, value_engine
 from tandem.runtime.build.engine_specs import build_forward_engine, engine_spec, replica
 from tandem.runtime.build.teachers import check_tokenizers
 from tandem.runtime.ray.processes import RayRuntime, RemoteSnapshots
@@ -59,7 +57,7 @@ class RayRoles:
         try:
             started = self._cluster.engines(
                 ROLLOUT,
-                engine_spec(config),
+                engine_spec(config, plan.pushed),
                 start_s=config.actor_rollout_ref.rollout.start_s,
                 deadline_s=config.execution.deadline_s,
                 bucket_bytes=config.execution.weight_sync.bucket_mb << 20,
@@ -67,7 +65,7 @@ class RayRoles:
         except BaseException:
             self.close()
             raise
-        self.fleet = EnginePool({engine.name: engine for engine in started})
+        self.pool = EnginePool({engine.name: engine for engine in started})
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
         """See ``Runtime``."""
@@ -76,10 +74,10 @@ class RayRoles:
         model = describe_causal_lm(section.path, trust_remote_code=section.trust_remote_code, tokens=tokens)
         check_vocabulary(tokenizer, int(model.model.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
         check_tokenizers(config, self._plan, tokenizer)
-        updates = trained_steps(config, steps) * self._plan.batch.optimizer_steps
+        updates = self._plan.batch.optimizer_steps_of(steps)
         actor = actor_of(config, self._plan, self._group(ACTOR, partial(rank_engine, config, updates)))
-        critic = self._critic(tokenizer, steps) if config.critic.enable else None
-        return assemble_composite(config, self._plan, tokenizer, model, actor, self.fleet, critic, self.scorer)
+        critic = self._critic(tokenizer, steps) if self._plan.critic is not None else None
+        return assemble_composite(config, self._plan, tokenizer, model, actor, self.pool, critic, self.scorer)
 
     def restart(self, name: str) -> RolloutEngine:
         """See ``Runtime``."""
@@ -94,14 +92,16 @@ class RayRoles:
         """See ``Runtime``."""
         bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
         ranks = cast("TrainGroup[RayTrainRank]", composite.actor.ranks)  # ``composite`` made them
-        return RemoteSnapshots(ranks, bucket_bytes, part=pushed_part(self._config))
+        part = self._plan.pushed
+        assert part != "nothing"  # engines on Ray have weights of their own
+        return RemoteSnapshots(ranks, bucket_bytes, part=part)
 
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> GroupScorer:
         """See ``Runtime``."""
         several = len(self._plan.teachers) if role == TEACHER else 1
         bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
-        group = self._group(role, partial(forward_engine, self._config, moves, path), several)
-        beside = partial(group.call, RayTrainRank.base_fingerprint) if pushed_part(self._config) == "adapter" else None
+        group = self._group(role, partial(forward_engine, self._config, self._plan.pushed, moves, path), several)
+        beside = partial(group.call, RayTrainRank.base_fingerprint) if self._plan.pushed == "adapter" else None
         return GroupScorer(group, bucket_bytes, beside)
 
     def close(self) -> None:
@@ -114,14 +114,16 @@ class RayRoles:
         return TrainGroup(
             self._cluster.ranks(role, rank_setup(config, build), several=several),
             deadline_s=execution.deadline_s,
-            balance=execution.mode != "fully_async" and execution.balance_data,
+            balance=self._plan.flow.balance,
             whole_groups=config.trainer.exact,
         )
 
     def _critic(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> Critic:
         config = self._config
         model = critic_value_model(config, tokenizer).to("meta")  # its ranks have the weights
-        return critic_of(config, model, self._group(CRITIC, partial(critic_engine, config, steps)))
+        training = critic_training(self._plan, steps)
+        ranks = self._group(CRITIC, partial(critic_engine, config, training))
+        return critic_of(config, self._plan, model, ranks)
 
 
 class GroupScorer:
@@ -161,7 +163,7 @@ class GroupScorer:
 
 
 def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
-    """What the ranks of a role are told; ``build`` is one of the functions below."""
+    """What the ranks of a role are given; ``build`` is one of the functions below."""
     return RankSetup(
         build,
         config.runtime.device,
@@ -184,12 +186,14 @@ def rank_engine(config: Config, total_updates: int, mesh: DeviceMesh | None) -> 
     return build_train_engine(config, model, total_updates, mesh)
 
 
-def critic_engine(config: Config, steps: int, mesh: DeviceMesh | None) -> FsdpEngine:
-    """In a rank of the critic; ``steps`` of the run say where a falling learning rate ends."""
+def critic_engine(config: Config, training: CriticTraining, mesh: DeviceMesh | None) -> FsdpEngine:
+    """In a rank of the critic."""
     model = critic_value_model(config, model_tokenizer(config.actor_rollout_ref.model))
-    return value_engine(config, model, steps, mesh)
+    return value_engine(config, training, model, mesh)
 
 
-def forward_engine(config: Config, moves: bool, path: str | None, mesh: DeviceMesh | None) -> FsdpEngine:
+def forward_engine(
+    config: Config, pushed: Pushed, moves: bool, path: str | None, mesh: DeviceMesh | None
+) -> FsdpEngine:
     """In a rank of a role that only scores; see ``replica``."""
-    return build_forward_engine(config, replica(config, moves=moves, path=path), mesh)
+    return build_forward_engine(config, replica(config, pushed, moves=moves, path=path), mesh)

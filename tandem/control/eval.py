@@ -1,4 +1,4 @@
-"""What is done with a trained model: scored again, or written out."""
+"""``tandem eval``: a trained model is scored on held-out prompts or preferences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from tandem.plan.plan import PREFERENCE, Plan, compile_plan
 from tandem.roles.reward import build_reward_manager
 from tandem.runtime.build.composite import build_composite, model_tokenizer
 from tandem.runtime.build.sources import held_out_prompts, prompt_tables
-from tandem.session.exports import copy_model
 from tandem.session.parts import build_evaluator
 from tandem.session.preferences import held_out_evaluator
 from tandem.session.resume import check_inputs
@@ -87,11 +86,3 @@ def _trained(run: Path) -> tuple[str, ...]:
         f"{model}.lora_base_dtype=float32",
     )
     return f"{model}.path={final}", *plain, "execution.weight_sync.lora=null", *always
-
-
-def run_export(saved: Path, out: Path, adapter: bool | None = None) -> int:
-    """Copy the model of a checkpoint, or of a finished run, to a folder of its own; see ``copy_model``."""
-    quiet()
-    copy_model(saved, out, adapter)
-    print(out)
-    return 0

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tandem.config.schema import SftConfig
 from tandem.data.examples import ExampleColumns
-from tandem.plan.mix import example_columns, has_united_rows
-from tandem.plan.reads import Reads, adapter_reads, schedule_reads
+from tandem.plan.mix import example_columns
+from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ READS: tuple[Reads[SftSetting], ...] = (
         ("data.prompt_key", "data.response_key", "data.chat", "data.add_eos"),
         lambda s: s.pairs,
         _CONVERSATIONS,
-        told=True,
+        noted=True,
     ),
     Reads(
         ("data.add_eos",),
@@ -62,30 +62,20 @@ READS: tuple[Reads[SftSetting], ...] = (
         "only a chat template has a place for tools, and prompt and response are plain text",
         "Write data.chat: true or data.messages_key, or leave it out",
     ),
-    Reads(
-        ("data.keep_nulls",),
-        lambda s: has_united_rows(s.config.data),
-        "a null in JSON lines was written and stays",
-        told=True,
-    ),
+    file_reads(lambda s: s.config.data),
     Reads(
         ("data.val_files",),
         lambda s: s.config.evaluation.interval > 0,
         "nothing is evaluated: evaluation.interval is 0",
-        told=True,
+        noted=True,
     ),
     Reads(
         ("evaluation.max_new_tokens",),
         lambda s: s.config.evaluation.interval > 0 and s.config.data.messages_key is None,
         lambda s: _CONVERSATIONS if s.config.evaluation.interval else "nothing is evaluated: evaluation.interval is 0",
-        told=True,
+        noted=True,
     ),
-    Reads(
-        ("trainer.keep_checkpoints",),
-        lambda s: s.config.trainer.save_interval > 0,
-        "no checkpoint is written: trainer.save_interval is 0",
-        told=True,
-    ),
+    checkpoint_reads(lambda s: s.config.trainer),
     Reads(
         ("trainer.exact",),
         lambda s: False,
@@ -95,6 +85,6 @@ READS: tuple[Reads[SftSetting], ...] = (
         ("trainer.rollouts_per_step", "runtime.name", "runtime.threads"),
         lambda s: False,
         "fine-tuning runs in this process and samples nothing",
-        told=True,
+        noted=True,
     ),
 )

@@ -8,10 +8,9 @@ from functools import partial
 from tandem.config.schema import Config
 from tandem.plan.engine import engine_asks_for
 from tandem.plan.entries import Entries
-from tandem.plan.mix import has_united_rows
 from tandem.plan.placement import train_ranks
 from tandem.plan.preference import learns_preferences
-from tandem.plan.reads import Reads, adapter_reads, schedule_reads
+from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads
 from tandem.plan.teacher import learns_from_reward, uses_teacher
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -36,7 +35,7 @@ class Setting:
     @property
     def evaluates(self) -> bool:
         """Whether held-out rows are looked at during the run."""
-        return self.config.evaluation.interval > 0 or self.config.evaluation.at_start
+        return self.config.evaluation.during_run
 
     @property
     def streams(self) -> bool:
@@ -64,7 +63,7 @@ PREFERENCES: tuple[Reads[Setting], ...] = (
         ),
         lambda s: not s.prefers,
         lambda s: f"{s.config.algorithm.policy_loss.type}: {_GIVEN}",
-        told=True,
+        noted=True,
     ),
     Reads(
         (
@@ -171,19 +170,19 @@ ALGORITHM: tuple[Reads[Setting], ...] = (
         ("algorithm.adv_estimator",),
         lambda s: s.prefers or learns_from_reward(s.config),
         "only a teacher is learned from: no advantages are estimated",
-        told=True,
+        noted=True,
     ),
     Reads(
         ("algorithm.distillation", "actor_rollout_ref.teacher"),
         lambda s: uses_teacher(s.config),
         "algorithm.distillation.coef is 0: nothing is learned from a teacher, and none is loaded",
-        told=True,
+        noted=True,
     ),
     Reads(
         ("critic",),
         lambda s: s.config.critic.enable,
         "critic.enable is false",
-        told=True,
+        noted=True,
     ),
     *schedule_reads("critic.optim", lambda s: s.config.critic.optim.schedule),
     *adapter_reads("critic.model", lambda s: s.config.critic.model),
@@ -223,7 +222,7 @@ EXECUTION: tuple[Reads[Setting], ...] = (
             (f"{ROLLOUT}.{setting}",),
             partial(_engine_asks_for, setting),
             lambda s: f"the engine {s.config.actor_rollout_ref.rollout.name} has nothing of the kind",
-            told=True,
+            noted=True,
         )
         for setting in (
             "max_num_batched_tokens",
@@ -236,7 +235,7 @@ EXECUTION: tuple[Reads[Setting], ...] = (
         ("actor_rollout_ref.ref.fsdp_config",),
         lambda s: False,
         "the reference is sharded as the actor is",
-        told=True,
+        noted=True,
     ),
     Reads(
         ("execution.weight_sync.overlap",),
@@ -255,13 +254,13 @@ EXECUTION: tuple[Reads[Setting], ...] = (
         ),
         lambda s: s.streams,
         lambda s: _GIVEN if s.prefers else f"nothing streams in colocate: {_TAKES_TURNS}",
-        told=True,
+        noted=True,
     ),
     Reads(
         (f"{ROLLOUT}.start_s",),
         lambda s: s.streams and not s.config.runtime.threads,
         lambda s: "no engine is started in a process of its own",
-        told=True,
+        noted=True,
     ),
     Reads(
         ("execution.weight_sync.lora",),
@@ -269,25 +268,25 @@ EXECUTION: tuple[Reads[Setting], ...] = (
         lambda s: (
             "no new weights travel" if s.shares or s.prefers else "there are no adapters: all weights are trained"
         ),
-        told=True,
+        noted=True,
     ),
     Reads(
         ("execution.data_plane.num_data_storage_units",),
         lambda s: s.runtime == "ray" and not s.prefers,
         "the store is in this process: only on Ray are there storage actors",
-        told=True,
+        noted=True,
     ),
     Reads(
         ("execution.balance_data",),
         lambda s: train_ranks(s.config) > 1,
         "one train rank has all tokens: there is nothing to balance",
-        told=True,
+        noted=True,
     ),
     Reads(
         ("reward_manager.workers", "reward_manager.start_s"),
         lambda s: not s.config.runtime.threads,
         "runtime.threads keeps scoring in this process",
-        told=True,
+        noted=True,
     ),
 )
 
@@ -323,35 +322,30 @@ DATA: tuple[Reads[Setting], ...] = (
         ),
         "Write data.chat: true, or leave it out",
     ),
-    Reads(
-        ("data.keep_nulls",),
-        lambda s: has_united_rows(s.config.data),
-        "a null in JSON lines was written and stays",
-        told=True,
-    ),
+    file_reads(lambda s: s.config.data),
     Reads(
         ("data.drop_val_prompts",),
         lambda s: bool(s.config.data.val_files) or s.config.data.source is not None or s.evaluates,
         "nothing is held out",
-        told=True,
+        noted=True,
     ),
     Reads(
         ("data.val_files",),
         lambda s: s.evaluates or s.config.data.drop_val_prompts,
         "nothing is evaluated during the run; `tandem eval` reads it",
-        told=True,
+        noted=True,
     ),
     Reads(
         ("evaluation.n", "evaluation.k", "evaluation.temperature", "evaluation.top_p", "evaluation.max_prompts"),
         lambda s: s.evaluates,
         "nothing is evaluated during the run; `tandem eval` reads it",
-        told=True,
+        noted=True,
     ),
     Reads(
         ("evaluation.top_p",),
         lambda s: s.config.evaluation.temperature > 0,
         "evaluation.temperature 0 is greedy",
-        told=True,
+        noted=True,
     ),
     Reads(
         ("trainer.export_dtype",),
@@ -359,12 +353,7 @@ DATA: tuple[Reads[Setting], ...] = (
         "trainer.export is adapter, and an adapter stays in float32",
         "Leave it out, or write trainer.export: merged",
     ),
-    Reads(
-        ("trainer.keep_checkpoints",),
-        lambda s: s.config.trainer.save_interval > 0,
-        "no checkpoint is written: trainer.save_interval is 0",
-        told=True,
-    ),
+    checkpoint_reads(lambda s: s.config.trainer),
 )
 
 READS = (*PREFERENCES, *ALGORITHM, *EXECUTION, *DATA)

@@ -12,6 +12,8 @@ from pydantic_core import PydanticUndefined
 from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
 from tandem.config.node import Node, TypedNode
+from tandem.config.schema import DataConfig, SftDataConfig, TrainerConfig
+from tandem.plan.mix import has_united_rows
 
 S = TypeVar("S")
 """What a run is to be: its config, and what else decides who reads a key."""
@@ -22,14 +24,14 @@ class Reads(Generic[S]):
     """``keys``, and all below them, are read where ``where`` holds.
 
     Elsewhere a key that was written with another value than its default is refused with ``reason`` and ``remedy``, or
-    noted where ``told``: what one line of config switches on and off may stay.
+    noted where ``noted`` says so: what one line of config switches on and off may stay.
     """
 
     keys: tuple[str, ...]
     where: Callable[[S], bool]
     reason: str | Callable[[S], str]
     remedy: str = "Leave it out"
-    told: bool = False
+    noted: bool = False
 
     def names(self, key: str) -> bool:
         """Whether it is about ``key``."""
@@ -81,6 +83,18 @@ def adapter_reads(prefix: str, model_of: Callable[[S], ModelConfig | None]) -> t
     )
 
 
+def file_reads(data_of: Callable[[S], SftDataConfig | DataConfig]) -> Reads[S]:
+    """That of nulls in files of rows."""
+    reason = "a null in JSON lines was written and stays"
+    return Reads(("data.keep_nulls",), lambda s: has_united_rows(data_of(s)), reason, noted=True)
+
+
+def checkpoint_reads(trainer_of: Callable[[S], TrainerConfig]) -> Reads[S]:
+    """That of a run which may write checkpoints."""
+    reason = "no checkpoint is written: trainer.save_interval is 0"
+    return Reads(("trainer.keep_checkpoints",), lambda s: trainer_of(s).save_interval > 0, reason, noted=True)
+
+
 @dataclass(frozen=True)
 class Written:
     """A key that was written, and what it is where nothing is."""
@@ -126,7 +140,7 @@ def unread(
         failing = next((line for line in lines if line.names(key.key) and not line.where(setting)), None)
         if failing is None:
             continue
-        if failing.told:
+        if failing.noted:
             noted.setdefault(failing.why(setting), []).append(key.key)
         else:
             value = key.value if isinstance(key.value, str | int | float | None) else "..."

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tandem.plan.reads import Reads
-from tandem.plan.sft_reads import SftSetting
+from tandem.plan.reads.form import Reads
+from tandem.plan.reads.sft import SftSetting
 
 TRAINER_READS: tuple[Reads[SftSetting], ...] = (
     Reads(

@@ -1,0 +1,44 @@
+"""How samples and weights flow between the roles: what a mode and its keys come to, decided once. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tandem.config.model import OnWeightUpdate
+from tandem.config.schema import Config
+
+Pipelining = Literal["off", "accumulate", "step"]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What a run asks instead of its mode.
+
+    A partition arrives in ``sub_batches`` parts, at most ``staleness`` versions old. ``on_weight_update`` is what
+    becomes of a generation that new weights meet. ``pipelining``: whether parts are trained as they arrive.
+    ``balance``: ranks get rows by their tokens. ``apart``: every role has weights and a loop of its own.
+    """
+
+    sub_batches: int
+    staleness: int
+    on_weight_update: OnWeightUpdate
+    pipelining: Pipelining
+    balance: bool
+    apart: bool
+
+    @property
+    def old_actor(self) -> bool:
+        """Whether the actor moves before the last forward of a step, so that the weights of its start are kept."""
+        return self.pipelining == "step"
+
+
+def plan_flow(config: Config) -> Flow:
+    """The flow of the config's mode."""
+    execution, on_update = config.execution, config.actor_rollout_ref.rollout.on_weight_update
+    if execution.mode == "colocate":  # nothing is generated while weights change
+        return Flow(1, 0, "keep", "off", execution.balance_data, apart=False)
+    parts, staleness = execution.num_iters_per_train_update, execution.max_staleness
+    if execution.mode == "hybrid":
+        return Flow(parts, staleness, on_update, execution.train_pipelining, execution.balance_data, apart=False)
+    return Flow(parts, staleness, on_update, "off", balance=False, apart=True)
