@@ -22,6 +22,9 @@ import yaml
 
 Tree = dict[str, Any]
 STEPS = 3
+SCORER = "def anything(response: str) -> float:\n    return len(set(response)) % 7 / 7\n"
+"""Grades that differ, so that every step trains."""
+
 LLAMA = {"model_type": "llama", "bos_token_id": None, "tie_word_embeddings": False, "max_position_embeddings": 2048}
 
 
@@ -89,16 +92,17 @@ def write(folder: Path, model: Tree | None, words: Tree, path: str | None = None
         tokenizer = load_tokenizer(path)
         word = next(w for w in (" one", " two") if len(tokenizer(w, add_special_tokens=False)["input_ids"]) == 1)
         texts = [word * longest] * 64
+    (folder / "anything.py").write_text(SCORER)
     rows = [{"prompt": text, "answer": "x", "uid": str(i)} for i, text in enumerate(texts)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     fixed = {
         "actor_rollout_ref.model.path": path or str(folder / "model"),
         "actor_rollout_ref.rollout.ignore_eos": True,
-        "reward_manager.type": "exact",
+        "reward_manager.type": "anything",
+        "reward_manager.file": str(folder / "anything.py"),
         "data.train_files": [str(folder / "train.jsonl")],
         "data.uid_key": "uid",
         "trainer.total_steps": STEPS,
-        "trainer.max_idle_steps": STEPS + 1,
         "trainer.logger": [],
         "trainer.output_dir": str(folder / "run"),
         "runtime.threads": True,
