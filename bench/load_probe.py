@@ -75,9 +75,8 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    print(
-        f"{platform.machine()}, one thread, median of {ROUNDS}\n\n| model | forwards | proof (ms) |\n| --- | --- | --- |"
-    )
+    print(f"{platform.machine()}, one thread, median of {ROUNDS}\n")
+    print("| model | forwards | proof (ms) |\n| --- | --- | --- |")
     for family in ("llama", "mixtral", "gemma2", "jamba"):
         model = as_causal_lm(build(family))
         count, proved = forwards(model), statistics.median(proof(model) for _ in range(ROUNDS))
