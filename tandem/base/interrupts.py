@@ -10,10 +10,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -60,6 +60,42 @@ def restore() -> None:
     for number, handler in _state.before.items():
         signal.signal(number, handler)
     _state.before = {}
+
+
+@contextmanager
+def unwinding(message: Callable[[], str]) -> Iterator[None]:
+    """A context for a loop inside a program of the user's: both signals unwind it, and handlers are as before after it.
+
+    SIGINT stays the ``KeyboardInterrupt`` that the program may catch; SIGTERM becomes ``SystemExit`` with 143. One line
+    says where it ended (``message``); of an interrupt that nobody catches Python prints no traceback after it. A
+    program that handles the signals itself, or that runs this in another thread than the main one, keeps what it has.
+    """
+    usual = [signal.getsignal(number) for number in SIGNALS] == [signal.default_int_handler, signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread() or not usual:
+        yield
+        return
+    install()
+    try:
+        yield
+    except INTERRUPTS as error:
+        sys.stderr.write(f"{WORDS[signal.Signals(requested() or signal.SIGINT)]}: {message()}\n")
+        if isinstance(error, Terminated):
+            raise SystemExit(128 + signal.SIGTERM) from None
+        _print_nothing_of(error)
+        raise
+    finally:
+        restore()
+
+
+def _print_nothing_of(interrupt: BaseException) -> None:
+    """Print no traceback of what was told in a line already."""
+    usual = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if error is not interrupt:
+            usual(kind, error, traceback)
+
+    sys.excepthook = hook
 
 
 def requested() -> int | None:

@@ -72,7 +72,7 @@ class DistillationConfig(TypedNode):
 
 
 class AlgorithmConfig(Node):
-    """What is optimised."""
+    """What the policy learns from: advantages, loss and KL."""
 
     adv_estimator: str | AdvantageConfig = "grpo"
     """Advantage estimator: a name, or {type: NAME, ...parameters}."""
@@ -204,7 +204,7 @@ class DataConfig(Node):
 
 
 class EvaluationConfig(Node):
-    """Scores on held-out prompts."""
+    """Scores on held-out prompts during the run."""
 
     interval: NonNegativeInt = 0
     """Every so many steps; 0 is off."""
@@ -231,7 +231,7 @@ AUTO, LATEST = "auto", "latest"
 
 
 class TrainerConfig(Node):
-    """The run."""
+    """The run: its length, its folder, what it saves and logs."""
 
     total_steps: PositiveInt | None = None
     """Steps; with total_epochs, whichever ends first."""

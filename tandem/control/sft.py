@@ -11,6 +11,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.base.errors import ContractError
+from tandem.base.interrupts import unwinding
 from tandem.base.run_folder import FINAL_FOLDER, owned
 from tandem.base.seeding import derive_seed
 from tandem.config.schema import SftConfig
@@ -78,7 +79,7 @@ class BaseTrainer:
             info = RunInfo(folder, steps, None, self.config.model_dump(mode="json"))
             log = RunLog(info, trainer.logger, trace=trainer.trace)
             run = Run(trainer, log, Progress(0, steps), folder, PlainExport(self.model, self.tokenizer))
-            with run.running():
+            with unwinding(lambda: f"{run.progress.step} of {steps} steps are done, and none is kept"), run.running():
                 self.model.train()
                 fine_tune(run, partial(examples.take, data.train_batch_size), learn)
                 self.model.eval()

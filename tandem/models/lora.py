@@ -150,7 +150,10 @@ def is_adapter(name: str) -> bool:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """For a block, ``model`` computes what it did before it had adapters, bit by bit. For forwards without gradient."""
+    """Until the end of the block ``model`` computes as it did without adapters, bit by bit. Only for no-grad forwards.
+
+    Only for no-grad forwards.
+    """
     layers = adapted_layers(model).values()
     for layer in layers:
         layer.enable_adapters(False)

@@ -24,7 +24,7 @@ class ValueModel(CausalLM):
 
     @property
     def head(self) -> Head:
-        """The value head."""
+        """The projection of a hidden state to one number."""
         projection = _projection(self.model)
         return Head(projection.weight, projection.bias)
 

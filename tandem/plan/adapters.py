@@ -30,7 +30,7 @@ class AdapterFacts:
 
     @property
     def rank(self) -> int | None:
-        """Of most modules."""
+        """The rank of most adapted modules; None where the folder doesn't say."""
         found = (self.config or {}).get("r")
         return found if isinstance(found, int) else None
 

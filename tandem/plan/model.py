@@ -26,7 +26,7 @@ _OTHER_PARTS = re.compile("vision|visual|audio|encoder|tower|mtp|module")
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """From ``config.json`` and the headers of the weight files; None where they don't say."""
+    """What ``config.json`` and the headers of the weight files tell of a model; None where they don't say."""
 
     parameters: int | None
     context: Context | None
@@ -65,7 +65,7 @@ def model_folder(path: str) -> Path | None:
 
 
 def hub_cache() -> Path:
-    """Where downloaded models are kept, by the variables of the ``huggingface_hub`` package."""
+    """The folder where downloaded models are kept, by the variables of the ``huggingface_hub`` package."""
     if "HF_HUB_CACHE" in os.environ:
         return Path(os.environ["HF_HUB_CACHE"])
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
@@ -167,7 +167,7 @@ def vocabulary_of(folder: Path) -> dict[str, int] | None:
 
 
 def sampled_tokens(model: ModelConfig, facts: ModelFacts | None) -> int | None:
-    """How many ids can be sampled: as many as the tokenizer has, of those that the model embeds; None where no file
+    """The number of ids that can be sampled: those of the tokenizer that the model embeds; None where no file says.
     says."""
     folder = model_folder(model.tokenizer)
     own = None if folder is None else vocabulary_of(folder)

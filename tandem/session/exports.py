@@ -58,7 +58,7 @@ class Exporter:
             save_pretrained_atomic(self._model, self._tokenizer, folder, weights=weights, precision=precision)
 
     def write_parts(self, root: Path) -> dict[str, Path]:
-        """For a checkpoint: the name of each part and where under ``root`` it was written.
+        """The parts of a checkpoint by name, and where under ``root`` each was written.
 
         An adapter is small, so it is always there; the model with it merged is not where ``trainer.export`` is adapter.
         """
@@ -146,6 +146,6 @@ class PlainExport:
         save_pretrained_atomic(self._model, self._tokenizer, folder)
 
     def write_parts(self, root: Path) -> dict[str, Path]:
-        """None."""
+        """Nothing: the model is a part of the checkpoint already."""
         del root
         return {}

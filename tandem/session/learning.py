@@ -17,6 +17,7 @@ from tandem.roles.correction import mismatch_report
 from tandem.roles.critic import CRITIC, Critic
 from tandem.session.idle import why_idle
 from tandem.session.progress import Progress, StepPart
+from tandem.session.rescue import Rescue
 from tandem.speed.measured import RESUMED, step_limit, step_summary
 from tandem.speed.step_bound import Setting
 
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def why_idle_batch(metrics: Mapping[str, float], batch: DataProto, *, masks_overlong: bool) -> str:
-    """See ``why_idle``."""
+    """Why a step over ``batch`` moved nothing, in words; the groups are counted from its ids."""
     return why_idle(metrics, len(batch.dense("group_ids").unique()), masks_overlong=masks_overlong)
 
 
 class Learning(StepPart):
-    """The actor."""
+    """The actor's part of a run: what it has learned, and what a resume must know."""
 
     def __init__(self, actor: Actor, progress: Progress) -> None:
         self._actor, self._progress = actor, progress
@@ -59,10 +60,12 @@ class Criticism(StepPart):
         return {CRITIC: folder}
 
     def finish(self, folder: Path) -> None:
+        with Rescue(self._write, folder, self._critic.steps, CRITIC).around(folder / CRITIC_FOLDER):
+            self._write(folder / CRITIC_FOLDER)
+
+    def _write(self, folder: Path) -> None:
         weights = dict(self._critic.export())
-        save_pretrained_atomic(
-            self._critic.model, self._tokenizer, folder / CRITIC_FOLDER, weights=weights, precision=self._precision
-        )
+        save_pretrained_atomic(self._critic.model, self._tokenizer, folder, weights=weights, precision=self._precision)
 
 
 class Estimates(StepPart):
@@ -90,7 +93,7 @@ class Speed(StepPart):
         self._setting, self._progress, self._output_dir = setting, progress, output_dir
 
     def limits(self, times: Mapping[str, float]) -> dict[str, float]:
-        """Its seconds, and the fraction of it that the step reached."""
+        """The seconds of the best possible step, and the fraction of it that the step reached."""
         began = self._progress.began
         resumed = {RESUMED: float(began)} if 0 < began == self._progress.step - 1 else {}
         return step_limit(times, self._setting) | resumed

@@ -6,21 +6,14 @@ import errno
 import os
 import shlex
 import signal
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import tandem.control.entry
 import tandem.train.checkpoint
 from tandem.base import interrupts
-from tandem.cli.app import app
 from tandem.config.arguments import without_resume
-from tandem.models.fingerprint import fingerprint
-from tandem.models.loading import load_model
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.roles.actor import Actor
 from tandem.roles.evaluation import Evaluator
@@ -30,13 +23,10 @@ from tandem.session.rollout import SharedRollout
 from tandem.session.samples import Samples
 from tandem.session.weights import SharedWeights
 from tandem.train import saved
+from tests.e2e.interrupting import CODES, Instant, interrupted_at, run, trained
 from tests.e2e.seven import write_rows
 
-CODES = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
 LAST = 3
-
-Instant = tuple[Any, str, int, int]
-"""Owner and name of a function, at which of its calls the signal comes, steps that are saved afterwards."""
 
 INSTANTS: dict[str, Instant] = {
     "start-up": (tandem.control.entry, "build_session", 1, 0),
@@ -76,30 +66,6 @@ def whole(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
 def no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that takes long is told while it ends; here none does, however busy the machine is."""
     monkeypatch.setattr(interrupts, "_PATIENCE_S", 600.0)
-
-
-def run(*words: str) -> Any:
-    return CliRunner().invoke(app, list(words))
-
-
-def trained(output: Path) -> str:
-    return fingerprint(load_model(output / "final").named_parameters())
-
-
-def interrupted_at(instant: Instant, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal comes as the function begins; it is heard before the function goes on, unless it is held back."""
-    owner, name, count, _ = instant
-    inner: Callable[..., Any] = getattr(owner, name)
-    left = [count]
-
-    @wraps(inner)
-    def outer(*arguments: Any, **options: Any) -> Any:
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), number)
-        return inner(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, outer)
 
 
 @pytest.mark.parametrize("name", INSTANTS)
@@ -144,24 +110,6 @@ def test_without_intervals_an_interrupt_saves_too(
     interrupted_at(INSTANTS["generation"], signal.SIGTERM, monkeypatch)
     result = run("train", *words, f"trainer.output_dir={tmp_path}", "trainer.save_interval=0")
     assert result.exit_code == 143 and "1 steps are saved" in result.stderr
-
-
-@pytest.mark.parametrize("instant", [(tandem.train.checkpoint, "write_tensors", 1, 0), (Exporter, "write", 1, 0)])
-def test_an_sft_run_too(task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instant: Instant) -> None:
-    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"{d}>", "response": str(d) * 4} for d in range(8)])
-    words = [
-        f"model.path={task.parent / 'model'}", f"data.train_files=[{rows}]", "data.train_batch_size=4",
-        "data.max_length=16", "trainer.logger=[]", "trainer.total_steps=3", f"trainer.output_dir={tmp_path / 'run'}",
-    ]  # fmt: skip
-    every = "trainer.save_interval=2" if instant[1] == "write_tensors" else "trainer.save_interval=0"
-    with monkeypatch.context() as patched:
-        interrupted_at(instant, signal.SIGINT, patched)
-        result = run("sft", *words, every)
-    assert result.exit_code == 130, result.output
-    again = shlex.split(result.stderr.splitlines()[-1].partition("with: ")[2])
-    assert again[-1] == "--resume"
-    assert run(*again[1:]).exit_code == 0
-    assert [row["step"] for row in read_rows(tmp_path / "run" / METRICS_FILE)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def check_correction(config: Config, entries: Entries) -> Iterator[Problem]:
-    """All of them."""
+    """Every problem of the rollout correction."""
     yield from _check_settings(config)
     yield from _check_distribution(config, entries)
     yield from _check_effect(config, entries)
@@ -34,7 +34,7 @@ def correction_notes(config: Config, entries: Entries) -> Iterator[str]:
         )
     if execution.mode != "colocate" and execution.max_staleness > 1:
         yield (
-            f"samples may be {execution.max_staleness} versions old, and neither a {CORRECTION} nor a loss that knows "
+            f"samples may be {execution.max_staleness} versions old, and neither {CORRECTION} nor a loss that knows "
             "the policy that sampled looks at the difference; policy_loss: {type: decoupled_ppo} does"
         )
 

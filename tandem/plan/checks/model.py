@@ -55,7 +55,7 @@ def _refused(key: str, model: ModelConfig, facts: ModelFacts) -> Iterator[Proble
 
 
 def _adapter_as_model(key: str, path: str, folder: Path) -> Problem:
-    """For a folder of PEFT where a model belongs."""
+    """The problem of a PEFT folder where a model belongs."""
     base = read_adapter(folder).base or "BASE_MODEL"
     remedy = f"Write {key}.path: {base} and {key}.adapter_path: {path}"
     return Problem(f"{key}.path", path, "the folder holds a LoRA adapter, not the model that it belongs to", remedy)

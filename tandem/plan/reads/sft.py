@@ -12,13 +12,13 @@ from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_
 
 @dataclass(frozen=True)
 class SftSetting:
-    """A config of fine-tuning."""
+    """A config of fine-tuning, with what the table of reads asks about it."""
 
     config: SftConfig
 
     @property
     def columns(self) -> tuple[ExampleColumns, ...]:
-        """Those of each data set."""
+        """The columns that make an example, of each data set."""
         data = self.config.data
         return tuple(example_columns(data, part) for part in data.mix) or (example_columns(data),)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem.config.schema import Config
-from tandem.plan.engine import engine_asks_for
+from tandem.plan.engine import engine_asks_for, engine_capabilities
 from tandem.plan.entries import Entries
 from tandem.plan.placement import train_ranks
 from tandem.plan.preference import learns_preferences
@@ -254,6 +254,16 @@ EXECUTION: tuple[Reads[Setting], ...] = (
         ),
         lambda s: s.streams,
         lambda s: _GIVEN if s.prefers else f"nothing streams in colocate: {_TAKES_TURNS}",
+        noted=True,
+    ),
+    Reads(
+        ("execution.weight_sync.probe",),
+        lambda s: s.streams and engine_capabilities(s.config).proof == "fingerprint",
+        lambda s: (
+            f"the engine {s.config.actor_rollout_ref.rollout.name} is asked at every push"
+            if s.streams
+            else "no new weights travel"
+        ),
         noted=True,
     ),
     Reads(
