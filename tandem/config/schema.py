@@ -249,6 +249,9 @@ class TrainerConfig(Node):
     """Write a checkpoint of the steps that are done where Ctrl-C or SIGTERM ends the run."""
     export: Literal["merged", "adapter"] = "merged"
     """What a LoRA run leaves: the model with its adapters merged, or a PEFT adapter folder."""
+    export_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """In which dtype the model is left, in checkpoints and at the end; ``auto``: that of the folder that it began with.
+    What a resume reads keeps full precision."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept."""
     max_idle_steps: PositiveInt = 10

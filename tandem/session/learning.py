@@ -10,6 +10,7 @@ from tandem.base.run_folder import CRITIC_FOLDER
 from tandem.columns.proto import DataProto
 from tandem.config.correction import RolloutCorrectionConfig
 from tandem.models.loading import save_pretrained_atomic
+from tandem.models.precision import Precision
 from tandem.roles.actor import Actor
 from tandem.roles.advantages import AdvantageReport
 from tandem.roles.correction import mismatch_report
@@ -47,8 +48,8 @@ class Learning(StepPart):
 class Criticism(StepPart):
     """The critic, which is saved and left beside the actor."""
 
-    def __init__(self, critic: Critic, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._critic, self._tokenizer = critic, tokenizer
+    def __init__(self, critic: Critic, tokenizer: PreTrainedTokenizerBase, precision: Precision) -> None:
+        self._critic, self._tokenizer, self._precision = critic, tokenizer, precision
 
     def metrics(self, batch: DataProto, step: int) -> dict[str, float]:
         return self._critic.metrics
@@ -64,7 +65,7 @@ class Criticism(StepPart):
 
     def _write(self, folder: Path) -> None:
         weights = dict(self._critic.export())
-        save_pretrained_atomic(self._critic.model, self._tokenizer, folder, weights=weights)
+        save_pretrained_atomic(self._critic.model, self._tokenizer, folder, weights=weights, precision=self._precision)
 
 
 class Estimates(StepPart):

@@ -14,6 +14,7 @@ from tandem.config.schema import Config, DataConfig, SftConfig, SourceConfig
 from tandem.data.base_source import BaseDataSource
 from tandem.data.examples import ExampleColumns
 from tandem.data.files import open_tables
+from tandem.data.modalities import beyond_text
 from tandem.data.rows import Row, RowError
 from tandem.data.tasks import TaskTable
 from tandem.data.template import REMEDY, Template, TemplateError
@@ -155,6 +156,10 @@ def check_files(key: str, files: Sequence[str], columns: Columns, on_bad_row: st
             yield Problem(at, name, _without_name(bad[0], name), "Mend the file, or write on_bad_row: drop")
         elif rows:
             yield from _check_columns(rows, columns)
+        for column, held in islice((found for row in rows for found in beyond_text(row.values)), 1):
+            reason = f"its rows have {held}, and models are trained on text alone"
+            remedy = "Leave such rows out" if "messages" in held else f"Take rows of text, without a column {column}"
+            yield Problem(at, name, reason, remedy)
 
 
 def _check_columns(rows: Sequence[Row], columns: Columns) -> Iterator[Problem]:

@@ -35,6 +35,12 @@ READS: tuple[Reads[SftSetting], ...] = (
     *schedule_reads("optim", lambda s: s.config.optim.schedule),
     *adapter_reads("model", lambda s: s.config.model),
     Reads(
+        ("trainer.export_dtype",),
+        lambda s: s.config.trainer.export == "merged",
+        "trainer.export is adapter, and an adapter stays in float32",
+        "Leave it out, or write trainer.export: merged",
+    ),
+    Reads(
         ("model.dtype", "model.tokenizer_path", "model.trust_remote_code"),
         lambda s: s.config.model.new is None,
         _NEW,
