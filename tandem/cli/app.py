@@ -22,6 +22,7 @@ from tandem import __version__
 from tandem.base import interrupts
 from tandem.base.errors import DataError, TandemError
 from tandem.base.folders import means_no_room
+from tandem.base.hidden import hide_word
 from tandem.cli.doctor import examine
 from tandem.config.arguments import without_resume
 
@@ -101,9 +102,10 @@ def _interrupted(number: int, command: str, words: Sequence[str]) -> str:
     text, saved = interrupts.WORDS[signal.Signals(number)], interrupts.saved()
     if not command:
         return text
+    shown = [hide_word(word) for word in words]
     if not saved:
-        return f"{text} before a step was saved; begin again with: {shlex.join(['tandem', command, *words])}"
-    again = shlex.join(["tandem", command, *without_resume(words), "--resume"])
+        return f"{text} before a step was saved; begin again with: {shlex.join(['tandem', command, *shown])}"
+    again = shlex.join(["tandem", command, *without_resume(shown), "--resume"])
     return f"{text}; {saved}; go on with: {again}"
 
 
@@ -195,7 +197,7 @@ def train(words: Words = None) -> None:
 
 @app.command(context_settings=RAW)
 def sft(words: Words = None) -> None:
-    """Fine-tune on examples."""
+    """Fine-tune a model on examples."""
     with reported("sft", words or []):
         from tandem.cli.planning import runnable_sft
         from tandem.cli.show import show_notes

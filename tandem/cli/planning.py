@@ -28,7 +28,8 @@ class NoPlan:
 
     def to_json(self) -> str:
         """The problems as JSON, for machines."""
-        return json.dumps({"kind": None, **asdict(self)}, default=repr, ensure_ascii=False, indent=2)
+        shown = NoPlan(tuple(problem.hidden() for problem in self.problems))
+        return json.dumps({"kind": None, **asdict(shown)}, default=repr, ensure_ascii=False, indent=2)
 
 
 def plan_words(words: Sequence[str]) -> Plan | SftPlan | NoPlan:

@@ -34,6 +34,10 @@ class WeightSyncConfig(Node):
     """Longest wait for an engine to acknowledge a version, once it has finished what comes first, in seconds."""
     health_s: Seconds = 60.0
     """Longest wait for an engine that has started to answer before a push, in seconds."""
+    probe: PositiveInt = 10
+    """Every how many versions an engine's log-probs after a few prompts are compared with the trainer's, before it is
+    taken to have the weights: at the first push, and at each version that this divides. An engine whose fingerprint
+    can't show what it generates with is asked at every push."""
     lora: Literal["merged", "adapter"] | None = None
     """What a push of a LoRA run carries: all weights with the adapters merged, or the adapters alone, which the engine
     then computes as the trainer does. Default: adapter, where the engine takes them."""
@@ -96,7 +100,7 @@ Execution = Annotated[
 
 
 class RuntimeConfig(Node):
-    """What runs the roles."""
+    """Where and on what the roles run."""
 
     name: Literal["auto", "local", "ray"] = "auto"
     """``local`` needs no Ray; ``auto`` takes it where one train rank and one rollout engine suffice."""

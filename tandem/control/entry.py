@@ -12,6 +12,8 @@ from pydantic import BaseModel
 from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import ContractError
+from tandem.base.folders import write_error
+from tandem.base.hidden import hide, hide_in
 from tandem.base.run_folder import owned
 from tandem.config.schema import Config, SftConfig
 from tandem.control.colocate import train_colocate
@@ -92,13 +94,25 @@ def _print_rows(source: Stream[Any], batch_size: int, steps: int) -> None:
 
 def _keep_config(config: BaseModel, output_dir: Path) -> None:
     """The whole config as it ran, defaults included, beside what it made."""
-    output_dir.mkdir(parents=True, exist_ok=True)
-    document = config.model_dump(mode="json", by_alias=True)
-    (output_dir / CONFIG_FILE).write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), "utf-8")
+    document, file = config.model_dump(mode="json", by_alias=True), output_dir / CONFIG_FILE
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        file.write_text(yaml.safe_dump(hide_in(document), sort_keys=False, allow_unicode=True), "utf-8")
+    except OSError as error:
+        raise write_error(error, file) from error
 
 
 def quiet() -> None:
     """Library progress bars would tear the progress line."""
     transformers_logging.disable_progress_bar()
     logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)  # it prints what is raised as well
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_WithoutSecrets("%(levelname)s %(name)s: %(message)s"))
+
+
+class _WithoutSecrets(logging.Formatter):
+    """A format without secrets for all that is logged, other libraries' lines too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return hide(super().format(record))

@@ -36,6 +36,20 @@ class Accounts:
         dropped = f"{sum(self.dropped.values())}" + (f" ({reasons})" if reasons else "")
         return f"produced {self.produced}, trained {self.trained}, dropped {dropped}, left in the queue {self.queued}"
 
+    def __add__(self, other: Accounts) -> Accounts:
+        """The accounts of two parts of a run together."""
+        dropped = dict(self.dropped)
+        for reason, count in other.dropped.items():
+            dropped[reason] = dropped.get(reason, 0) + count
+        return Accounts(
+            self.produced + other.produced, self.trained + other.trained, self.queued + other.queued, dropped
+        )
+
+    def ended(self) -> Accounts:
+        """The accounts once another part goes on from this one: its queue is generated again, and so dropped."""
+        lost = {} if self.queued == 0 else {"generated again after a resume": self.queued}
+        return Accounts(self.produced, self.trained, 0, self.dropped) + Accounts(0, 0, 0, lost)
+
     def check(self) -> None:
         """Raise ``ContractError`` unless produced = trained + queued + dropped."""
         if self.produced != self.trained + self.queued + sum(self.dropped.values()):

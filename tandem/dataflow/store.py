@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tandem.base.deadline import Deadline
 from tandem.columns.proto import DataProto
@@ -19,6 +19,14 @@ from tandem.dataflow.group_storage import Columns, GroupStorage, as_batch, as_co
 from tandem.dataflow.ledger import TRAINED, Ledger
 from tandem.dataflow.progress import Outcome, PlaneStatus
 from tandem.dataflow.tickets import Lease, Request, Ticket
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """A data plane whose parts are other processes."""
+
+    def silent(self, seconds: float) -> list[str]:
+        """The parts that give no sign of life within so many seconds, in words."""
 
 
 class DataPlane(Protocol):

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tandem.base.hidden import hide_in
 from tandem.base.run_folder import TRACE_FILE, begin
 from tandem.observe.metrics import RolloutLog, RolloutRecord
 from tandem.observe.report import write_report
@@ -65,7 +66,7 @@ class RunLog:
 
     def summarize(self, **facts: object) -> None:
         """Facts for the head of the report, such as the model's folder; later ones replace earlier ones."""
-        self._summary.update(facts)
+        self._summary.update(hide_in(facts))
 
     def close(self) -> Path | None:
         """End trackers and files, write the report; its path, or None if it could not be written."""

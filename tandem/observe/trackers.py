@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tandem.base.errors import TandemError
+from tandem.base.hidden import hide, hide_in
 from tandem.base.registry import Registry
 from tandem.observe.metrics import MetricLog
 from tandem.observe.progress import ProgressLine
@@ -24,7 +25,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class RunInfo:
     """What a tracker may know of the run. ``resumed_step`` is the last step already done, None in a new run;
-    ``goes_on``: what is in ``output_dir`` is of this run.
+    ``goes_on``: what is in ``output_dir`` is of this run. ``config`` has no secrets.
     """
 
     output_dir: Path
@@ -32,6 +33,9 @@ class RunInfo:
     resumed_step: int | None = None
     config: Mapping[str, object] = field(default_factory=dict)
     goes_on: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", hide_in(self.config))
 
 
 class Tracker(Protocol):
@@ -127,7 +131,7 @@ class _Guarded:
 
     def _warn(self, error: BaseException) -> None:
         """Tell once that it fails and once that it is given up; the steps between stay quiet."""
-        reason = f"{type(error).__name__}: {error}"
+        reason = hide(f"{type(error).__name__}: {error}")
         if self._failures == MAX_FAILURES:
             logger.warning("logger %r failed %d times in a row and is given up: %s", self.name, MAX_FAILURES, reason)
         elif self._failures == 1:

@@ -19,7 +19,7 @@ UNKNOWN = EngineCapabilities(
 
 
 def engine_capabilities(config: Config) -> EngineCapabilities:
-    """What the engine declares."""
+    """What the engine of the config declares that it can do."""
     declared = capabilities_of(config.actor_rollout_ref.rollout.name)
     return UNKNOWN if declared is None else declared
 
@@ -30,8 +30,14 @@ def shares_weights(config: Config, runtime: str) -> bool:
     return one_process and "shared" in engine_capabilities(config).weights
 
 
+def probe_interval(config: Config) -> int:
+    """Every how many versions an engine's log-probs are compared with the trainer's."""
+    proved = engine_capabilities(config).proof == "fingerprint"
+    return config.execution.weight_sync.probe if proved else 1
+
+
 def engine_width(config: Config) -> int:
-    """Devices of one engine."""
+    """The number of devices of one engine."""
     width = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     return width if engine_capabilities(config).tensor_parallel else 1
 

@@ -8,6 +8,8 @@ from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.plan.entries import advantage_name
 from tandem.plan.plan import PREFERENCE, Plan
+from tandem.plan.reads.form import unread
+from tandem.plan.reads.own_trainer import LOOP_READS
 
 NOT_FOR_A_LOOP = ("data", "trainer", "reward_manager", "evaluation")
 """Sections that a user's own loop may leave out: problems there are not its problems."""
@@ -50,14 +52,6 @@ def _check_reward_columns(config: Config, plan: Plan) -> Iterator[Problem]:
         yield Problem(key, advantage_name(config), reason, "Write one such as grpo, or use `tandem train`")
 
 
-def unread_in_own_loop(config: Config) -> dict[str, object]:
-    """Settings that ask for something which a loop of one's own does by itself or not at all, by key."""
-    trainer, evaluation = config.trainer, config.evaluation
-    asked: dict[str, object] = {
-        "trainer.save_interval": trainer.save_interval,
-        "trainer.logger": [name for name in trainer.logger if name != "console"],
-        "trainer.trace": trainer.trace,
-        "evaluation.interval": evaluation.interval,
-        "evaluation.at_start": evaluation.at_start,
-    }
-    return {key: value for key, value in asked.items() if value}
+def unread_in_own_loop(config: Config) -> list[str]:
+    """What a loop of one's own does by itself or not at all, of the keys that were written: one sentence a reason."""
+    return unread(config, LOOP_READS, config, wrong=())[1]

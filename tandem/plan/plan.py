@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Literal
 
 from tandem.base.errors import ConfigError, Problem
@@ -16,27 +16,36 @@ from tandem.config.schema import Config
 from tandem.models.families import notes_on_families
 from tandem.plan.adapters import pushed_part
 from tandem.plan.batch import BatchPlan, plan_batch
-from tandem.plan.checks.adapters import check_adapters, check_exported, check_pushed
+from tandem.plan.checks.adapters import check_adapters, check_exported, check_pushed, notes_on_targets
 from tandem.plan.checks.algorithm import check_algorithm
 from tandem.plan.checks.correction import correction_notes
-from tandem.plan.checks.critic import check_critic, read_critic
-from tandem.plan.checks.data import check_data, count_rows, notes_on_files
+from tandem.plan.checks.critic import check_critic, check_critic_schedule, read_critic
+from tandem.plan.checks.data import check_data, notes_on_files
 from tandem.plan.checks.engine import check_engine, engine_notes
 from tandem.plan.checks.execution import check_execution
 from tandem.plan.checks.folder import check_ends, check_files_of, check_template, notes_on_ends
 from tandem.plan.checks.model import check_context, check_exact, exact_notes, read_checked
 from tandem.plan.checks.preference import check_preferences
+from tandem.plan.checks.resumed import check_resumed, resume_notes
 from tandem.plan.checks.reward import check_reward
+from tandem.plan.checks.run_folder import Saved, find_resumed
 from tandem.plan.checks.stages import check_stages
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
 from tandem.plan.checks.template import notes_on_template
-from tandem.plan.checks.trainer import check_evaluation, check_length, check_schedule, check_trainer
+from tandem.plan.checks.trainer import (
+    check_evaluation,
+    check_hidden,
+    check_length,
+    check_schedule,
+    check_trainer,
+    notes_on_rows,
+)
 from tandem.plan.critic import CriticPlan, plan_critic
 from tandem.plan.engine import shares_weights
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
 from tandem.plan.flow import Flow, plan_flow
 from tandem.plan.later import what_comes_later
-from tandem.plan.memory import MemoryPlan, plan_memory
+from tandem.plan.memory import MemoryPlan, notes_on_memory, plan_memory
 from tandem.plan.model import ModelFacts
 from tandem.plan.placement import (
     Placement,
@@ -50,6 +59,7 @@ from tandem.plan.preference import learns_preferences
 from tandem.plan.reads.form import unread
 from tandem.plan.reads.train import READS, Setting
 from tandem.plan.reward import ScoringPlan, plan_scoring, reward_notes
+from tandem.plan.rows import trained_rows
 from tandem.plan.stages import (
     old_logprobs_from,
     plan_base_tags,
@@ -79,8 +89,9 @@ class Plan:
     are no copies but the base model, its adapters switched off. ``pushed`` is what new weights for the rollout engine
     are: nothing where it generates with the actor's own. ``flow`` is what the mode comes to. ``later`` names what can
     be planned and not be run yet. ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's
-    sizes are unknown. ``batch.steps`` counts the rows of the files before any is dropped. ``scoring`` is None where no
-    reward is made. ``stages`` are those of ``table`` that run, by what ``step`` says of the config.
+    sizes are unknown. ``batch.steps`` counts the rows of the files without what is held out, before any other is
+    dropped. ``scoring`` is None where no reward is made. ``stages`` are those of ``table`` that run, by what ``step``
+    says of the config.
     """
 
     mode: str
@@ -107,7 +118,7 @@ class Plan:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The deployed roles."""
+        """The names of the deployed roles."""
         return tuple(placement.role for placement in self.placements)
 
     @property
@@ -152,6 +163,8 @@ class Plan:
 
 def _plain(value: object) -> object:
     """What JSON can say of a value that it lacks."""
+    if isinstance(value, Problem):
+        value = value.hidden()
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else repr(value)
 
 
@@ -166,8 +179,9 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
     placed = placements(config)
     facts, model_problems = read_checked(MODEL, config.actor_rollout_ref.model)
     critic_facts, critic_problems = read_critic(config, facts)
-    rows = count_rows(config.data.train_files) if config.data.train_files else None
-    batch = plan_batch(config, train_ranks(config), rows)
+    rows = trained_rows(config)
+    batch = plan_batch(config, train_ranks(config), rows.kept)
+    saved, resume_problems = find_resumed(config.trainer)
     step = step_facts(config, entries)
     stages = plan_step(step, entries.stages)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
@@ -182,10 +196,13 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         *check_pushed(config, shares),
         *check_critic(config, batch, critic_facts, own_loop),
         *check_length(config, batch, rows),
+        *resume_problems,
+        *([] if saved is None or own_loop else check_resumed(config, saved, batch.steps)),
         *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all, own_loop),
     ]
-    setting = Setting(config, entries, runtime, shares)
-    ignored, noted = unread(config, READS, setting, wrong={problem.key for problem in found})
+    memory = plan_memory(config, facts, placed, copies=copies, shares=shares, critic=critic_facts)
+    ignored, noted = unread(config, READS, Setting(config, entries, runtime, shares), wrong={p.key for p in found})
+    before = (*_resume_notes(config, saved, batch), *notes_on_rows(rows, batch))
     return Plan(
         mode=config.execution.mode,
         runtime=runtime,
@@ -204,11 +221,26 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         table=(*BUILT_IN, *entries.stages),
         batch=batch,
         critic=plan_critic(config),
-        memory=plan_memory(config, facts, placed, copies=copies, shares=shares, critic=critic_facts),
+        memory=memory,
         later=what_comes_later(config, runtime),
-        notes=(*_notes(config, entries, facts, runtime), *noted),
+        notes=(*before, *_notes(config, entries, facts, runtime), *noted, *notes_on_memory(config, runtime, memory)),
         problems=tuple({(problem.key, problem.reason): problem for problem in [*found, *ignored]}.values()),
     )
+
+
+def check_counted(config: Config, plan: Plan, steps: int) -> None:
+    """Raise ``ConfigError`` for what can't be in a run of as many ``steps`` as the data that were read give it.
+
+    A plan counts rows before a tokenizer reads them; those that are too long or bad may be dropped.
+    """
+    batch = replace(plan.batch, steps=steps, optimizer_steps_in_all=plan.batch.optimizer_steps_of(steps))
+    optim = config.actor_rollout_ref.actor.optim
+    problems = [
+        *check_schedule(f"{ACTOR}.optim", optim, batch.optimizer_steps_in_all),
+        *(() if plan.critic is None else check_critic_schedule(config, batch, plan.critic.epochs)),
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _contradictions(
@@ -233,6 +265,12 @@ def _contradictions(
     yield from check_exact(config)
     yield from check_evaluation(config)
     yield from check_trainer(config.trainer, config)
+    yield from check_hidden(config)
+
+
+def _resume_notes(config: Config, saved: Saved | None, batch: BatchPlan) -> Iterator[str]:
+    if saved is not None:
+        yield from resume_notes(config, saved, batch.optimizer_steps_in_all)
 
 
 def _notes(config: Config, entries: Entries, facts: ModelFacts | None, runtime: str) -> Iterator[str]:
@@ -262,6 +300,7 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None, runtime: 
         yield from notes_on_ends(config)
     yield from reward_notes(config)
     yield from notes_on_template(config)
+    yield from notes_on_targets(config.actor_rollout_ref.model, facts)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"
     else:

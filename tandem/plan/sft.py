@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import SftConfig
 from tandem.models.families import notes_on_families
 from tandem.models.positions import Context
-from tandem.plan.checks.adapters import check_adapters, check_exported
-from tandem.plan.checks.data import check_sft_data, count_rows
+from tandem.plan.checks.adapters import check_adapters, check_exported, notes_on_targets
+from tandem.plan.checks.data import check_sft_data
 from tandem.plan.checks.folder import check_files_of, check_sft_template
 from tandem.plan.checks.model import read_checked
+from tandem.plan.checks.resumed import check_resumed, resume_notes
+from tandem.plan.checks.run_folder import find_resumed
 from tandem.plan.checks.template import notes_on_conversations
-from tandem.plan.checks.trainer import check_schedule, check_trainer
+from tandem.plan.checks.trainer import check_hidden, check_schedule, check_trainer
 from tandem.plan.mix import MixShare, mix_names
 from tandem.plan.model import ModelFacts
 from tandem.plan.reads.form import unread
 from tandem.plan.reads.own_trainer import TRAINER_READS
 from tandem.plan.reads.sft import READS, SftSetting
+from tandem.plan.rows import count_rows
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class SftPlan:
 
     def to_json(self) -> str:
         """The whole plan for machines; values that JSON lacks are written as text."""
-        return json.dumps({"kind": "sft", **asdict(self)}, default=repr, ensure_ascii=False, indent=2)
+        shown = replace(self, problems=tuple(problem.hidden() for problem in self.problems))
+        return json.dumps({"kind": "sft", **asdict(shown)}, default=repr, ensure_ascii=False, indent=2)
 
     def require_runnable(self) -> None:
         """Raise ``ConfigError`` with all problems, if there are any."""
@@ -59,7 +63,9 @@ def compile_sft_plan(config: SftConfig) -> SftPlan:
     rows = count_rows(config.data.train_files) if config.data.train_files else _all_rows(mix)
     facts, problems = (None, []) if config.model.new is not None else read_checked("model", config.model)
     updates = _updates(config, rows)
-    found = [*problems, *_contradictions(config, facts)]
+    saved, resume_problems = find_resumed(config.trainer)
+    found = [*check_hidden(config), *problems, *_contradictions(config, facts), *resume_problems]
+    found += [] if saved is None else check_resumed(config, saved, updates)
     if updates == 0 and rows:
         reason = (
             f"there are {rows} examples, fewer than one update needs in all epochs together: nothing would be tuned"
@@ -69,7 +75,9 @@ def compile_sft_plan(config: SftConfig) -> SftPlan:
         found += check_schedule("optim", config.optim, updates)
     ignored, unused = unread(config, READS, SftSetting(config), wrong={problem.key for problem in found})
     slower = () if facts is None else notes_on_families(facts.families, generates=config.evaluation.interval > 0)
-    notes = (*unused, *notes_on_conversations(config), *slower)
+    resumed = () if saved is None else resume_notes(config, saved, updates)
+    left_out = notes_on_targets(config.model, facts)
+    notes = (*resumed, *unused, *notes_on_conversations(config), *slower, *left_out)
     return SftPlan(rows, mix, config.data.train_batch_size, updates, notes, (*found, *ignored))
 
 

@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +109,33 @@ class Remote:
     def kill(self) -> None:
         """End the actor's process now; harmless if it is gone."""
         import_ray().kill(self.handle)
+
+
+class Pulse:
+    """Signs of life of an actor: its method ``pid`` is asked again and again, one question at a time.
+
+    ``group`` is a concurrency group of the actor in which nothing else is done, so that one at work answers too.
+    """
+
+    def __init__(self, remote: Remote, group: str | None = None) -> None:
+        self._remote, self._group = remote, group
+        self._asked: tuple[Reply, float] | None = None
+
+    def look(self) -> None:
+        """Take the answer if it is there, else ask; returns at once. Raises ``DiedError`` for an actor that is gone."""
+        asked = self._asked
+        if asked is None:
+            asked = self._remote.submit("pid", awaited="a sign of life", group=self._group), time.monotonic()
+            self._asked = asked
+        with suppress(TimeoutError):
+            asked[0].result(0.0)
+            self._asked = None
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which the open question has had no answer."""
+        asked = self._asked
+        return 0.0 if asked is None else time.monotonic() - asked[1]
 
 
 def _reason(error: Exception) -> str:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 from tandem.base.errors import RewardError
+from tandem.base.hidden import hide
 
 LARGEST = (2 - 2**-23) * 2.0**127
 """The largest float32, as which rewards are kept."""
@@ -55,7 +56,7 @@ class Verdict:
 
 def failed(reason: str) -> Verdict:
     """The verdict of a scoring that gave no number."""
-    return Verdict(math.nan, Outcome.FAILED, reason)
+    return Verdict(math.nan, Outcome.FAILED, hide(reason))
 
 
 def timed_out(seconds: float) -> Verdict:

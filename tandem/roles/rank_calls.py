@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from tandem.roles.train_rank import TrainRank
+from tandem.weights.store import ACTOR
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,6 +65,9 @@ class RankHandle(Protocol[RankT_co]):
     def check(self) -> None:
         """Raise ``DiedError`` if the rank is gone; returns at once."""
 
+    def silent_s(self) -> float:
+        """Seconds since its process was asked for a sign of life, 0 where it has given it; one at work does too."""
+
 
 class Done(Generic[T_co]):
     """A result that is there."""
@@ -72,7 +76,7 @@ class Done(Generic[T_co]):
         self._value = value
 
     def result(self, timeout: float | None = None) -> T_co:
-        """The value, at once."""
+        """The result of the call, which has been made already."""
         del timeout
         return self._value
 
@@ -80,14 +84,17 @@ class Done(Generic[T_co]):
 class LocalRank(Generic[RankT_co]):
     """The only rank, in this process: calls are made directly and nothing is copied."""
 
-    name = "rank 0 in this process"
-
-    def __init__(self, rank: RankT_co) -> None:
+    def __init__(self, rank: RankT_co, role: str = ACTOR) -> None:
         self.rank = rank
+        self.name = f"rank 0 of the {role} in this process"
 
     def submit(self, call: Call[RankT_co, T]) -> Done[T]:
-        """See ``RankHandle.submit``."""
+        """Make the call at once; what comes back is done already."""
         return Done(call.on(self.rank))
 
     def check(self) -> None:
         """A rank in this process lives as long as whoever asks."""
+
+    def silent_s(self) -> float:
+        """Always 0: the rank is where this is asked."""
+        return 0.0

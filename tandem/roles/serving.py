@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tandem.base.errors import ContractError, DeadlineError
 from tandem.columns.proto import DataProto
@@ -45,7 +45,7 @@ class Scorer(Protocol):
         """``weights`` (Hugging Face names) as they are now, to be put in place later."""
 
     def fingerprint(self, weights: Weights) -> str:
-        """Of ``weights``, joined with that of the base weights where they are adapters."""
+        """The fingerprint of ``weights``, joined with that of the base weights where they are adapters."""
 
     def place(self, weights: Weights) -> None:
         """Score with these weights from now on."""
@@ -54,7 +54,7 @@ class Scorer(Protocol):
         """The weights in place, once others than those at the start were placed; for ``place``."""
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
-        """See ``TrainEngine.forward``."""
+        """Per-token results by name, aligned with ``responses``, with the weights that were placed last."""
 
 
 class LocalScorer:
@@ -65,11 +65,11 @@ class LocalScorer:
         self._base: str | None = None
 
     def keep(self, weights: Weights) -> Weights:
-        """See ``Scorer``; a copy."""
+        """A copy, which later training steps leave as it is."""
         return [(name, tensor.detach().clone()) for name, tensor in weights]
 
     def fingerprint(self, weights: Weights) -> str:
-        """See ``Scorer``."""
+        """The fingerprint of ``weights``; of adapters joined with that of their base."""
         if not adapted_layers(self._model):
             return fingerprint(weights)
         if self._base is None:
@@ -77,16 +77,24 @@ class LocalScorer:
         return joined(self._base, fingerprint(weights))
 
     def place(self, weights: Weights) -> None:
-        """See ``Scorer``."""
+        """Copy ``weights`` into the model's parameters."""
         copy_weights(self._model, weights)
 
     def held(self) -> Weights:
-        """See ``Scorer``."""
+        """The parameters of the model as they are now."""
         return own_weights(self._model).items()
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
-        """See ``Scorer``."""
+        """Per-token results by name, computed in this process."""
         return self._engine.forward(batch, want)
+
+
+@runtime_checkable
+class Watchable(Protocol):
+    """A scorer whose work is done in other processes."""
+
+    def silent(self) -> list[str]:
+        """The processes that give no sign of life, in words."""
 
 
 class ForwardModel:
@@ -144,6 +152,10 @@ class ForwardModel:
     def held(self) -> Weights:
         """The weights in place, where they are not those of the start."""
         return self._scorer.held()
+
+    def silent(self) -> list[str]:
+        """The processes of it that give no sign of life, in words."""
+        return self._scorer.silent() if isinstance(self._scorer, Watchable) else []
 
     def restore(self, weights: Weights, version: int) -> None:
         """Begin with ``weights``, which were ``held`` as ``version`` in an earlier run."""

@@ -1,15 +1,17 @@
-"""The ranks of the actor as one: rows are sharded, all ranks are called, results come back in the batch's order."""
+"""The ranks of a role as one: rows are sharded, all ranks are called, results come back in the batch's order."""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Concatenate, Generic
 
 import torch
 
 from tandem.base.deadline import Deadline
-from tandem.base.errors import TandemError
+from tandem.base.errors import TandemError, WriteError
 from tandem.base.interrupts import held
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
@@ -21,8 +23,16 @@ from tandem.train.protocol import Exported, Wanted
 from tandem.train.shard_batch import forward_columns, objective_columns, shard_batch
 from tandem.weights.store import ACTOR
 
+logger = logging.getLogger(__name__)
+
 BUCKET_BYTES = 2**26
 """What one bucket of an export holds, unless a single tensor is larger."""
+
+_ANSWER_S = 3.0
+"""For a process to give a sign of life, on a machine that is busy."""
+
+_WARNING_S = 60.0
+_LOOK_AGAIN_S = 10.0
 
 _LOOK_S = 0.1
 """How long one round of asking the ranks for their replies takes: an error of any of them is seen after that."""
@@ -32,15 +42,17 @@ _OTHERS_S = 1.0
 
 
 class RankError(TandemError):
-    """A rank of the actor failed or is gone; the message names it and says what it said."""
+    """A rank of a role failed or is gone; the message names it and says what it said."""
 
 
 class TrainGroup(Generic[RankT_co]):
-    """All ranks of a role as one: ``call`` has every rank do the same, and what follows shards rows or gathers weights.
+    """All ranks of ``role``, as messages call it, as one: ``call`` has every rank do the same, and what follows shards
+    rows or gathers weights.
 
-    Every wait ends within ``deadline_s`` and names the ranks that didn't answer. After a failure ranks may stand at
-    different meetings, so a group of several refuses all later calls. ``balance`` shards rows so that ranks get equally
-    many tokens, ``whole_groups`` never cuts a group. Safe for several threads.
+    Every wait ends within ``deadline_s`` and names the ranks that didn't answer; one in which a rank gives no sign of
+    life is warned of every ``warning_s``. After a failure ranks may stand at different meetings, so a group of several
+    refuses all later calls. ``balance`` shards rows so that ranks get equally many tokens, ``whole_groups`` never cuts
+    a group. Safe for several threads.
     """
 
     def __init__(
@@ -48,19 +60,22 @@ class TrainGroup(Generic[RankT_co]):
         ranks: Sequence[RankHandle[RankT_co]],
         *,
         deadline_s: float,
+        warning_s: float = _WARNING_S,
+        role: str = ACTOR,
         balance: bool = False,
         whole_groups: bool = False,
     ) -> None:
-        self._ranks = list(ranks)
+        self._ranks, self._role = list(ranks), role
         self._deadline_s, self._balance, self._whole_groups = deadline_s, balance, whole_groups
+        self._warning_s = warning_s
         self._turn = threading.Lock()
         self._broken: Exception | None = None
         self._largest = self._mean = 0.0
 
     @staticmethod
-    def in_process(engine: FsdpEngine, *, deadline_s: float) -> TrainGroup[TrainRank]:
+    def in_process(engine: FsdpEngine, *, deadline_s: float, role: str = ACTOR) -> TrainGroup[TrainRank]:
         """The group of one rank that lives here."""
-        return TrainGroup([LocalRank(TrainRank(engine))], deadline_s=deadline_s)
+        return TrainGroup([LocalRank(TrainRank(engine), role)], deadline_s=deadline_s, role=role)
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -136,7 +151,7 @@ class TrainGroup(Generic[RankT_co]):
         # Submissions of two threads must reach all ranks in one order, or meetings would cross.
         with self._turn:
             if self._broken is not None:
-                raise RankError(f"{method}: the actor's ranks can't go on after an error") from self._broken
+                raise RankError(f"{method}: the ranks of the {self._role} can't go on after an error") from self._broken
             try:
                 with held():  # all ranks are called, or none: else they would stand at different meetings
                     replies = [rank.submit(one) for rank, one in zip(self._ranks, calls, strict=True)]
@@ -150,11 +165,27 @@ class TrainGroup(Generic[RankT_co]):
             raise
 
     def _give_up(self, error: Exception) -> None:
-        if len(self) > 1:
+        if len(self) > 1 and not isinstance(error, WriteError):  # that one all ranks agree on, at the same meeting
             self._broken = error
 
+    def silent(self) -> list[str]:
+        """The ranks whose processes don't answer within seconds, in words."""
+        return [f"{name} gives no sign of life" for name in self._quiet()]
+
+    def _quiet(self) -> list[str]:
+        deadline, quiet = Deadline(_ANSWER_S), [rank for rank in self._ranks if rank.silent_s() > 0]
+        while quiet and deadline.left > 0.0:
+            time.sleep(_LOOK_S)
+            quiet = [rank for rank in quiet if rank.silent_s() > 0]  # who has answered is asked no more
+        return [rank.name for rank in quiet]
+
+    def _warn_of_silent(self, method: str, since: float) -> None:
+        """Warn of ranks that are no longer there to finish ``method``; one that is at work is no reason to."""
+        if silent := self.silent():
+            logger.warning("%s stalled for %.0f seconds: %s", method, time.monotonic() - since, "; ".join(silent))
+
     def _gather(self, method: str, replies: Sequence[Reply[T]]) -> list[T]:
-        deadline = Deadline(self._deadline_s)
+        deadline, warning = Deadline(self._deadline_s), Deadline(max(0.0, self._warning_s - _ANSWER_S))
         results: dict[int, T] = {}
         failed: dict[int, Exception] = {}
         waiting = dict(enumerate(replies))
@@ -170,8 +201,14 @@ class TrainGroup(Generic[RankT_co]):
                 del waiting[rank]
             if failed and (not waiting or deadline.left == 0.0):
                 raise self._error(method, failed)
+            if waiting and warning.left == 0.0:
+                warning = Deadline(min(self._warning_s, _LOOK_AGAIN_S))
+                self._warn_of_silent(method, deadline.started)
             if waiting:
-                deadline.check(f"{method} on {len(self)} ranks", ", ".join(self._ranks[rank].name for rank in waiting))
+                awaited = f"{method} on {len(self)} ranks of the {self._role}"
+                quiet = self._quiet() if deadline.left == 0.0 else []  # the others only wait for them
+                late = [f"{name}, which gives no sign of life" for name in quiet]
+                deadline.check(awaited, ", ".join(late or [self._ranks[rank].name for rank in waiting]))
         return [results[rank] for rank in range(len(replies))]
 
     def _error(self, method: str, failed: Mapping[int, Exception]) -> Exception:

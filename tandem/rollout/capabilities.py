@@ -24,8 +24,9 @@ class EngineCapabilities:
         ``weights``: ``shared``, it generates with the trainer's own parameters, in the trainer's process; ``own``,
         ``load`` takes weights over, and it can live in another process. ``wants`` is what its factory gets: the loaded
         ``model`` (a ``CausalLM``), or the ``path`` of its folder. ``proof`` shows that it generates with what it was
-        sent: ``load`` answers their ``fingerprint``, or a ``probe`` compares its log-probs with the trainer's at the
-        first push. ``adapters``: where adapters are trained, ``load`` takes those alone.
+        sent: the ``fingerprint`` that ``load`` answers is of what it has then; or, where it can only be of what came, a
+        ``probe`` compares its log-probs with the trainer's at every push. ``adapters``: where adapters are trained,
+        ``load`` takes those alone.
     Where and how
         ``devices`` on which it computes; ``tensor_parallel``: one engine on several of them; ``chunked_prefill``: a
         prompt may be longer than the token budget of a prefill. ``frees``: what ``sleep`` gives up.
@@ -37,10 +38,12 @@ class EngineCapabilities:
     Samples
         ``logprobs``: the distributions whose log-probs it can give. ``sampled``, that a token was drawn from; ``full``,
         that before top-k and top-p; ``raw``, the model's own, at temperature 1. ``seeds``: a sample's random stream is
-        a function of its seed alone. ``exact``: with that setting its tokens are bit-equal whatever else is in flight.
+        a function of its seed alone. ``lowest_temperature`` at which it draws, beside greedy answers. ``exact``: with
+        that setting its tokens are bit-equal whatever else is in flight.
         ``images``: prompts may hold some.
     Package
-        ``package`` that its factory imports, of a version in the range ``versions`` (as pip writes it).
+        ``package`` that its factory imports, of a version in the range ``versions`` (as pip writes it). ``builds``:
+        names under which pip knows other builds of it.
     """
 
     weights: tuple[Ownership, ...]
@@ -56,10 +59,12 @@ class EngineCapabilities:
     prefix_cache: bool = False
     logprobs: tuple[Distribution, ...] = ("sampled",)
     seeds: bool = False
+    lowest_temperature: float = 0.0
     exact: bool = False
     images: bool = False
     package: str | None = None
     versions: str = ""
+    builds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.weights:
@@ -82,10 +87,17 @@ class EngineCapabilities:
         """Why its package can't be used in this environment; None where it can, or none is needed."""
         if self.package is None:
             return None
-        try:
-            found = metadata.version(self.package)
-        except metadata.PackageNotFoundError:
+        found = next(filter(None, map(_installed, (self.package, *self.builds))), None)
+        if found is None:
             return f"needs the package {self.requirement}, which is not installed here"
         if SpecifierSet(self.versions).contains(found, prereleases=True):
             return None
         return f"needs the package {self.requirement}, and {found} is installed here"
+
+
+def _installed(package: str) -> str | None:
+    """The version of the package that is installed here; None without one."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

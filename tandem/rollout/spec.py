@@ -18,9 +18,9 @@ class EngineSpec:
     ``plugins`` are imported first, so that engines of the user's are found. ``version`` is that of the weights in the
     folder. ``python`` is the interpreter of its process; None: the one that runs this. ``threads`` of the process;
     None: PyTorch's own choice. With an ``adapter`` the engine computes it beside the model's weights, and is sent
-    adapters alone. ``tokens`` are the ids that it may sample, and its log-probs are of that distribution; None: all
-    that the model embeds. Everything but ``plugins``, ``python`` and ``threads`` is a setting that a factory may ask
-    for.
+    adapters alone. ``context``: most tokens of a prompt and its answer; None: as many as the model can. ``tokens`` are
+    the ids that it may sample, and its log-probs are of that distribution; None: all that the model embeds. Everything
+    but ``plugins``, ``python`` and ``threads`` is a setting that a factory may ask for.
     """
 
     model: str
@@ -39,16 +39,17 @@ class EngineSpec:
     tensor_model_parallel_size: int = 1
     gpu_memory_utilization: float = 0.8
     enable_chunked_prefill: bool = True
+    context: int | None = None
     adapter: AdapterSpec | None = None
     tokens: TokenIds | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For a message."""
+        """The fields for a message to the engine's process."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> EngineSpec:
-        """What ``to_json`` made."""
+        """The spec that ``to_json`` was called on."""
         adapter = fields["adapter"]
         tokens = fields["tokens"] and TokenIds.from_json(fields["tokens"])
         known = {"plugins": tuple(fields["plugins"]), "adapter": adapter and AdapterSpec.from_json(adapter)}

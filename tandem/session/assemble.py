@@ -11,12 +11,15 @@ from typing import Any, Generic, TypeVar
 from tandem.dataflow.partition import Order
 from tandem.dataflow.store import DataPlane
 from tandem.observe.run_log import RunLog
+from tandem.plan.critic import critic_model
+from tandem.plan.resumed import settings_of
 from tandem.roles.advantages import AdvantageReport
+from tandem.session.exports import export_precision
 from tandem.session.learning import Criticism, Estimates, Learning, Speed, why_idle_batch
 from tandem.session.parts import Parts
 from tandem.session.progress import StepPart
 from tandem.session.run import Run
-from tandem.session.samples import Samples, Scored
+from tandem.session.samples import NOTHING, Samples, Scored, accounts_before
 from tandem.session.stage_table import StageTable
 from tandem.session.waits import Waits
 from tandem.session.weights import PushedWeights, SharedWeights
@@ -101,6 +104,7 @@ def _samples(parts: Parts, own: OfMode[Any]) -> Samples:
         max_staleness=own.staleness,
         beside=own.beside,
         recorded=config.trainer.rollouts_per_step,
+        before=NOTHING if parts.resumed is None else accounts_before(parts.resumed.read()),
     )
 
 
@@ -110,6 +114,7 @@ def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], di
     report = (lambda step: advantages.report()) if own.advantage_report is None else own.advantage_report
     correction = None if parts.plan.old_logprobs == "rollout" else config.algorithm.correction
     speed = Speed(setting_of(config), progress, parts.output_dir)
+    precision = export_precision(config.trainer, critic_model(config))
     return Run(
         config.trainer,
         own.log,
@@ -123,7 +128,7 @@ def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], di
             samples,
             Learning(composite.actor, progress),
             Estimates(report, correction),
-            *(() if critic is None else (Criticism(critic, composite.tokenizer),)),
+            *(() if critic is None else (Criticism(critic, composite.tokenizer, precision),)),
         ),
         interval=config.evaluation.interval,
         at_start=config.evaluation.at_start,
@@ -134,4 +139,5 @@ def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], di
         untrained=parts.plan.batch.untrained_steps,
         awake=composite.actor.wake,
         closing=parts.closing,
+        settings=settings_of(config, parts.plan.batch.optimizer_steps_of(progress.last)),
     )

@@ -9,7 +9,7 @@ from typing import Any
 from tandem.base.errors import DataError
 from tandem.config.schema import Config
 from tandem.models.numerics import prepare_process
-from tandem.plan.plan import Plan
+from tandem.plan.plan import Plan, check_counted
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.reward import build_reward_manager
 from tandem.runtime.build.composite import model_tokenizer
@@ -49,6 +49,7 @@ def build_session(config: Config, plan: Plan) -> Session[Any]:
             "an evaluation is asked for, and there are no held-out prompts: name data.val_files, or turn it off"
         )
     progress = Progress(0, source.total_steps(config.data.train_batch_size, config.trainer.total_steps))
+    check_counted(config, plan, progress.last)
     if resumed is not None:
         continue_from(progress, source, config.data.train_batch_size, resumed)
     rewards = build_reward_manager(

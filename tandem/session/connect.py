@@ -9,17 +9,19 @@ from itertools import groupby
 from typing import Any
 
 from tandem.dataflow.partition import Order
+from tandem.plan.reference import last_refresh
 from tandem.roles.rollout.filling import Rollout
 from tandem.roles.serving import ForwardModel, ServingRole, columns_read
 from tandem.roles.update import SLICES
 from tandem.runtime.local import ENGINE
 from tandem.session.assemble import OfMode, assemble
 from tandem.session.connect_workers import connect_workers
-from tandem.session.moved_reference import last_refresh, restore_reference
+from tandem.session.moved_reference import restore_reference
 from tandem.session.parts import Parts
 from tandem.session.rollout import RestingWorkers, SharedRollout, TimeSharing, Workers
 from tandem.session.serving import ServingRoles
 from tandem.session.session import PipelinedSession, ServedSession, Session, TimeShared
+from tandem.session.waits import Ranks
 from tandem.session.weights import SharedWeights
 from tandem.stages.facts import ACTOR, ACTOR_FWD, CRITIC, REFERENCE
 from tandem.stages.stage import BatchStage
@@ -43,7 +45,7 @@ def connect_shared(parts: Parts) -> Session[TimeShared]:
 def connect_resting(parts: Parts) -> Session[TimeShared]:
     """Colocate with engines that have weights of their own: they and the actor take turns."""
     composite = parts.composite
-    beside: OfMode[Any] = connect_workers(parts)
+    beside: OfMode[Any] = connect_workers(parts, asleep=True)
     sharing = TimeSharing(composite.actor, composite.engine, beside.log)
     rollout = RestingWorkers(beside.rollout, sharing, composite.engine, beside.plane, beside.waits)
     resting = replace(
@@ -80,7 +82,7 @@ def connect_async(parts: Parts) -> ServedSession:
         beside.log,
         beside.rollout.clock,
     )
-    beside.waits.watch(roles)
+    beside.waits.watch(roles, *(Ranks(_left_alone, model.silent) for model in composite.models))
     served = replace(
         beside,
         parts=(roles, *beside.parts),
@@ -125,6 +127,10 @@ def _begins(parts: Parts) -> dict[str, Callable[[int], None]]:
     if critic is not None:  # partition k is valued by the critic after step k - 1
         begins[CRITIC] = partial(critic.await_steps, seconds=seconds)
     return begins
+
+
+def _left_alone() -> None:
+    """What has ended a role of its own is raised by its own loop."""
 
 
 def _nothing(partition: int) -> None:

@@ -8,7 +8,9 @@ from functools import partial
 
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.store import DataPlane
-from tandem.roles.rollout.utilization import StepClock
+from tandem.plan.engine import engine_capabilities, probe_interval
+from tandem.roles.probing import TOLERANCES, LogprobProbe, probe_prompts
+from tandem.roles.rollout.utilization import ScoringWait, StepClock
 from tandem.roles.rollout.worker import RolloutWorker, UpdatedStream
 from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.roles.serving import ForwardModel
@@ -20,17 +22,23 @@ from tandem.session.weights import PushedWeights
 from tandem.weights.sync import WeightSync
 
 
-def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMode[Workers]:
-    """The rollout workers of the run, and how weights reach them; ``replicas`` get every version too."""
+def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = (), *, asleep: bool = False) -> OfMode[Workers]:
+    """The rollout workers of the run, and how weights reach them; ``replicas`` get every version too.
+
+    ``asleep``: engines are when weights come.
+    """
     execution, pool, flow = parts.config.execution, parts.runtime.pool, parts.plan.flow
     staleness, capacity = flow.staleness, execution.data_plane.capacity_groups
     gate = parts.gate(staleness, list(pool.engines), capacity)
     plane = parts.runtime.plane(parts.ledger(staleness + 1, capacity))
     log, waits, clock = parts.open_log(), parts.waits(), StepClock()
-    make = partial(_worker, parts, plane, gate, clock)
+    scoring = ScoringWait(clock)
+    make = partial(_worker, parts, plane, gate, clock, scoring)
+
+    gives = bool(engine_capabilities(parts.config).logprobs)
 
     def receive(stream: RolloutWorker) -> UpdatedStream:
-        return UpdatedStream(stream, gate, flow.on_weight_update, execution.deadline_s)
+        return UpdatedStream(stream, gate, flow.on_weight_update, execution.deadline_s, logprobs=gives, asleep=asleep)
 
     streams = [make(name, engine) for name, engine in pool.engines.items()]
     role = RolloutWorkers(
@@ -44,7 +52,17 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMo
     )
     groups = [stage for stage in parts.plan.stages if stage.phase == "group"]
     workers = Workers(
-        role, parts.rewards, plane, gate, clock, parts.progress, waits, log, lanes=staleness + 1, stages=groups
+        role,
+        parts.rewards,
+        plane,
+        gate,
+        clock,
+        scoring,
+        parts.progress,
+        waits,
+        log,
+        lanes=staleness + 1,
+        stages=groups,
     )
     waits.watch(workers)
     weights = PushedWeights(workers, log)
@@ -64,7 +82,13 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = ()) -> OfMo
 
 
 def _worker(
-    parts: Parts, plane: DataPlane, gate: Gate, clock: StepClock, name: str, engine: RolloutEngine
+    parts: Parts,
+    plane: DataPlane,
+    gate: Gate,
+    clock: StepClock,
+    scoring: ScoringWait,
+    name: str,
+    engine: RolloutEngine,
 ) -> RolloutWorker:
     return RolloutWorker(
         name,
@@ -77,13 +101,14 @@ def _worker(
         parts.composite.tokenizer,
         partial=parts.config.actor_rollout_ref.rollout.partial,
         clock=clock,
+        scoring_wait=scoring,
     )
 
 
 def _weight_sync(
     parts: Parts, gate: Gate, receivers: Sequence[UpdatedStream], replicas: Sequence[ForwardModel]
 ) -> WeightSync:
-    """From the actor to the rollout engines, whose versions the gate must know, and to ``replicas``."""
+    """The sync from the actor to the rollout engines, whose versions the gate must know, and to ``replicas``."""
     settings, following = parts.config.execution.weight_sync, {replica.name: replica for replica in replicas}
 
     def acknowledged(name: str, version: int) -> None:
@@ -95,7 +120,20 @@ def _weight_sync(
         {**{receiver.name: receiver for receiver in receivers}, **following},
         require_actor=parts.composite.actor.require_actor,
         acknowledged=acknowledged,
+        probe=_probe(parts),
         overlap=settings.overlap,
         deadline_s=settings.deadline_s,
         health_s=settings.health_s,
+    )
+
+
+def _probe(parts: Parts) -> LogprobProbe:
+    """What shows that engines generate with what they were sent."""
+    config, tokenizer = parts.config, parts.composite.tokenizer
+    return LogprobProbe(
+        parts.composite.actor.ranks,
+        probe_prompts(tokenizer, config.data.max_prompt_length),
+        tokens=max(tokenizer.get_vocab().values()) + 1,
+        every=probe_interval(config),
+        tolerance=TOLERANCES[config.actor_rollout_ref.model.dtype],
     )

@@ -25,8 +25,8 @@ class IdleSteps:
             logger.warning("step %d trained nothing: %s", step, why)
         if self._count > most:
             raise TandemError(
-                f"{self._count} steps in a row trained nothing, the last one because {why}. Mend that, or raise "
-                f"trainer.max_idle_steps (now {most})"
+                f"{self._count} steps in a row trained nothing, the last one because {why}. Mend that, or let it go on "
+                f"for longer with trainer.max_idle_steps (now {most})"
             )
 
 
@@ -49,6 +49,11 @@ def why_idle(metrics: Mapping[str, float], groups: int, *, masks_overlong: bool)
     if masks_overlong and metrics.get("length/truncated") == 1:
         return "all answers were cut at data.max_response_length, and algorithm.overlong is mask"
     if metrics.get("reward/groups_without_signal", 0) >= groups:
-        left = metrics["reward/excluded"]
-        return "the rewards of each group are all equal" + (f" ({left:.0f} samples count for nothing)" if left else "")
+        left, mean = metrics["reward/excluded"], metrics.get("reward/mean")
+        counted = f" ({left:.0f} samples count for nothing)" if left else ""
+        level = "" if mean is None else f", {mean:.3g} on average"
+        return (
+            f"the rewards of each group are all equal{level}{counted}: no fault where the task is merely too hard or "
+            "too easy; more samples a prompt (actor_rollout_ref.rollout.n) or other prompts make such groups rarer"
+        )
     return "no token was left to train, or every gradient was 0"

@@ -94,7 +94,8 @@ class Parts:
         execution = self.config.execution
         made = Waits(f"train_{self.plan.mode}", warning_s=execution.stall_warning_s, deadline_s=execution.deadline_s)
         critic = self.composite.critic
-        made.watch(*(Ranks(role.ranks.check) for role in (self.composite.actor, critic) if role is not None))
+        groups = [self.composite.actor.ranks, *([] if critic is None else [critic.ranks])]
+        made.watch(*(Ranks(group.check, group.silent) for group in groups))
         return made
 
     def evaluator(self) -> Evaluator | None:

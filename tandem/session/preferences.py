@@ -13,7 +13,8 @@ from tandem.config.schema import Config
 from tandem.data.preferences import PreferenceSource
 from tandem.models.numerics import prepare_process
 from tandem.observe.run_log import RunLog
-from tandem.plan.plan import Plan
+from tandem.plan.plan import Plan, check_counted
+from tandem.plan.resumed import settings_of
 from tandem.roles.actor import Actor
 from tandem.roles.preferences import Against, PreferenceEvaluator, Scorer, with_reference_point
 from tandem.runtime.build.composite import build_actor, load_trainable, model_tokenizer
@@ -79,6 +80,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
         )
     size = config.data.train_batch_size
     progress = Progress(0, source.total_steps(size, config.trainer.total_steps))
+    check_counted(config, plan, progress.last)
     if resumed is not None:
         continue_from(progress, source, size, resumed)
     model = load_trainable(config.actor_rollout_ref.model, tokenizer, config.trainer.seed)
@@ -112,6 +114,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
         look=look,
         why_idle=partial(why_idle_batch, masks_overlong=config.algorithm.overlong == "mask"),
         awake=actor.wake,
+        settings=settings_of(config, plan.batch.optimizer_steps_of(progress.last)),
     )
     return PreferenceSession(plan, run, source, size, StageTable(stages, run.executing), actor, objective, evaluator)
 

@@ -14,6 +14,7 @@ from tandem.base.run_folder import CHECKPOINTS
 from tandem.config.schema import AUTO, LATEST, TrainerConfig
 from tandem.data.sampler import Sampler
 from tandem.observe.trackers import RunInfo
+from tandem.plan.checks.resumed import beyond_the_end
 from tandem.plan.checks.run_folder import nothing_to_resume, paths_read
 from tandem.session.progress import Progress
 from tandem.train import checkpoint
@@ -41,8 +42,7 @@ def find_checkpoint(trainer: TrainerConfig) -> Checkpoint | None:
 def continue_from(progress: Progress, source: Sampler[Any], batch_size: int, saved: Checkpoint) -> None:
     """Put the run and its data where ``saved`` has them."""
     if saved.step > progress.last:
-        reason = f"the checkpoint is of step {saved.step}, the run ends at step {progress.last}"
-        raise ConfigError([Problem("trainer.resume", str(saved.path), reason, "Raise trainer.total_steps")])
+        raise ConfigError([beyond_the_end(saved.step, progress.last, str(saved.path))])
     facts = saved.read()
     if facts["prompts"] != batch_size:
         reason = f"the saved run has {facts['prompts']} prompts per step, so its data position is another step's"

@@ -9,13 +9,13 @@ from typing import Protocol
 
 from tandem.columns.proto import DataProto
 from tandem.dataflow.gate import Gate
-from tandem.dataflow.store import DataPlane
+from tandem.dataflow.store import Answering, DataPlane
 from tandem.observe.run_log import RunLog
 from tandem.reward.outcome import share_scored
 from tandem.roles.actor import Actor
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import Rollout
-from tandem.roles.rollout.utilization import StepClock
+from tandem.roles.rollout.utilization import ScoringWait, StepClock, wall
 from tandem.roles.rollout.worker import RolloutWorker, cause_of_stall
 from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.rollout.protocol import RolloutEngine
@@ -91,6 +91,7 @@ class SharedRollout(Reported):
     def __init__(self, rollout: Rollout, sharing: TimeSharing, rewards: RewardManager) -> None:
         super().__init__(rollout, rewards)
         self.filler, self._sharing = rollout, sharing
+        self._filled_s = 0.0
 
     def generating(self) -> AbstractContextManager[None]:
         """The engine's turn on the devices."""
@@ -101,16 +102,24 @@ class SharedRollout(Reported):
 
         Raises ``RewardError`` where not one sample could be scored.
         """
+        begun = wall()
         self.filler.fill(partition)
+        self._filled_s = wall() - begun
+
+    def times(self, step: int) -> dict[str, float]:
+        """Seconds of generation, and those after it in which scores were waited for."""
+        waited = self.filler.scoring_wait.look()
+        return {generate.time_key: max(0.0, self._filled_s - waited), score.time_key: waited}
 
     def require_rewards(self, partition: int) -> None:
-        """``fill`` has looked."""
+        """There is nothing to look at: ``fill`` has refused a partition without rewards."""
 
 
 class Workers(Reported):
     """Rollout workers, each with an engine of its own, that go on beside the actor's loop.
 
-    ``clock`` measures what they do within the steps of the run; ``lanes``:
+    ``clock`` and ``scoring`` measure what they do within the steps of the run, and how long they wait for scores;
+    ``lanes``:
     partitions that may be under way at once; ``stages``: what they do.
     """
 
@@ -121,6 +130,7 @@ class Workers(Reported):
         plane: DataPlane,
         gate: Gate,
         clock: StepClock,
+        scoring: ScoringWait,
         progress: Progress,
         waits: Waits,
         log: RunLog,
@@ -129,19 +139,19 @@ class Workers(Reported):
         stages: Sequence[PlannedStage],
     ) -> None:
         super().__init__(workers, rewards)
-        self.workers, self.gate, self.clock = workers, gate, clock
+        self.workers, self.gate, self.clock, self._scoring = workers, gate, clock, scoring
         self._plane, self._progress, self._waits, self._log = plane, progress, waits, log
         self._lanes, self._stages = lanes, stages
         self._done: dict[str, float] = {}
 
     @property
     def streams(self) -> list[RolloutWorker]:
-        """Those at work."""
+        """The workers whose loops are running."""
         return self.workers.streams
 
     @contextmanager
     def working(self, *stages: Stage) -> Iterator[None]:
-        """Around the loop: generation and scoring start with it and end with it."""
+        """A context around the loop: generation and scoring start with it and end with it."""
         require_listed(self._stages, stages, "the rollout workers")
         try:
             self.workers.start()
@@ -164,15 +174,20 @@ class Workers(Reported):
         self.workers.require_rewards(partition)
 
     def awaiting(self, what: str) -> AbstractContextManager[Callable[[], str]]:
-        """Around a wait of the actor's loop for the engines themselves."""
-        return self._waits.stall_warning(f"(rollout_id={self._progress.step}) {what}", self.workers.blockers)
+        """A context around a wait of the actor's loop for the engines themselves."""
+
+        def cause() -> str:
+            silent = self._plane.silent(_TICK_S) if isinstance(self._plane, Answering) else []
+            return self._waits.silent() or "; ".join(silent) or self.workers.blockers()
+
+        return self._waits.stall_warning(f"(rollout_id={self._progress.step}) {what}", cause)
 
     def check(self) -> None:
-        """See ``Watched``; engines that have died are replaced."""
+        """Raise what ended the rollout workers; engines that have died are replaced."""
         self.workers.check()
 
     def causes(self, partition: int) -> str:
-        """See ``Watched``."""
+        """Which engine or gate the partition waits for, in words."""
         workers = self.workers
         return cause_of_stall(self._plane, self.gate, workers.members, partition, workers.starting)
 
@@ -182,9 +197,11 @@ class Workers(Reported):
         self._done = self._work_for(step)
 
     def times(self, step: int) -> dict[str, float]:
-        """Seconds that an engine worked in the step and for its partition, on average, and the longest groups."""
+        """Seconds that an engine worked in the step and for its partition, on average, in which all of them waited for
+        scores, and of the longest groups."""
         busy, longest = self.workers.look()
-        return {**self._done, generate.time_key: busy, "rollout/longest_ended_s": longest}
+        waited = {score.time_key: self._scoring.look()}
+        return {**self._done, generate.time_key: busy, **waited, "rollout/longest_ended_s": longest}
 
     def _work_for(self, partition: int) -> dict[str, float]:
         """What was done for ``partition``, whenever that was."""
@@ -207,7 +224,7 @@ class RestingWorkers(StepPart):
 
     @property
     def streams(self) -> list[RolloutWorker]:
-        """See ``Workers``."""
+        """The workers whose loops are running."""
         return self._workers.streams
 
     @contextmanager
@@ -234,10 +251,10 @@ class RestingWorkers(StepPart):
             yield
 
     def fill(self, partition: int) -> None:
-        """See ``SharedRollout.fill``."""
+        """Wait until the partition is sealed, and refuse one without any reward."""
         self._waits.until(lambda: self._plane.seal(partition, timeout=_TICK_S), partition)
         self.require_rewards(partition)
 
     def require_rewards(self, partition: int) -> None:
-        """See ``Workers``."""
+        """Raise where no sample of the partition could be scored."""
         self._workers.require_rewards(partition)

@@ -14,7 +14,9 @@ from tandem.base.interrupts import INTERRUPTS, held, hold, note_saved, release
 from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER
 from tandem.config.schema import TrainerConfig
 from tandem.observe.run_log import RunLog
+from tandem.plan.resumed import SETTINGS
 from tandem.session.progress import Progress, StepPart
+from tandem.session.rescue import Rescue, unfinished_removed
 from tandem.stages.stage import Stage
 from tandem.stages.table import train, train_critic
 
@@ -28,7 +30,7 @@ class Exports(Protocol):
     """Writes the model that is trained."""
 
     def write(self, folder: Path) -> None:
-        """What the run leaves."""
+        """Write the trained model into ``folder``, whole or not at all."""
 
     def write_parts(self, root: Path) -> dict[str, Path]:
         """What a checkpoint holds of it: folders written under ``root``, by name."""
@@ -40,7 +42,7 @@ class Save(Protocol):
     def __call__(
         self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path]
     ) -> object:
-        """``keep``: checkpoints that stay."""
+        """Write a checkpoint of ``step`` under ``root``; ``keep`` is how many checkpoints stay."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Run:
     ``enough`` says whether they end the run. ``limits`` adds what follows from the times of a step. ``counting`` is the
     context of a step while the loop works on it. ``why_idle`` says of a step, from its metrics and batch, why it
     trained nothing; the first ``untrained`` steps may. ``awake`` lets the model be saved, whoever's turn it is.
-    ``closing`` ends what was started for the run.
+    ``closing`` ends what was started for the run. ``settings`` is what its checkpoints say of it.
     """
 
     trainer: TrainerConfig
@@ -74,6 +76,7 @@ class Run:
     untrained: int = 0
     awake: Callable[[], None] = lambda: None
     closing: ExitStack = field(default_factory=ExitStack)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -94,11 +97,11 @@ class Run:
             self._record(step)
 
     def stage(self, *stages: Stage) -> AbstractContextManager[None]:
-        """Around stages that are one piece of work of the loop: timed under the first, noted as executed."""
+        """A context around stages that are one piece of work: timed under the first, noted as executed."""
         return self.executing(*(stage.name for stage in stages))
 
     def executing(self, *names: str) -> AbstractContextManager[None]:
-        """``stage``, by name.
+        """A context around stages with these names that are one piece of work of the loop.
 
         From where weights change to the end of the step a signal waits: they are neither of this step nor of the next.
         """
@@ -128,8 +131,8 @@ class Run:
         """Write a checkpoint to resume from, with what the run exports inside; nothing where it keeps none."""
         if self.checkpoint is None:
             return
-        with held(), self.log.timed("save"):
-            root = self.output_dir / CHECKPOINTS
+        root = self.output_dir / CHECKPOINTS
+        with held(), self.log.timed("save"), self._rescue().around(root), unfinished_removed(root):
             parts = self.exporter.write_parts(root)
             for part in self.parts:
                 parts |= part.save(root, step)
@@ -140,11 +143,12 @@ class Run:
     def _facts(self) -> dict[str, Any]:
         """What a resumed run must know beside the model that is trained."""
         step = self.progress.step
-        return {"step": step} | {name: fact for part in self.parts for name, fact in part.facts(step).items()}
+        own = {"step": step, SETTINGS: self.settings}
+        return own | {name: fact for part in self.parts for name, fact in part.facts(step).items()}
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around a whole run: the model is saved at its end; report and closing come whatever happens."""
+        """A context around a whole run: the model is saved at its end; report and closing come whatever happens."""
         started = time.monotonic()
         with self.log:
             try:
@@ -167,15 +171,20 @@ class Run:
         return {label: summary for part in self.parts for label, summary in part.summary().items()}
 
     def _finish(self) -> None:
-        """Write what was trained."""
+        """Write the trained model and what the parts leave with it."""
         final = self.output_dir / FINAL_FOLDER
-        self.exporter.write(final)
+        with self._rescue().around(final):
+            self.exporter.write(final)
         self.log.summarize(model=str(final))
         for part in self.parts:
             part.finish(self.output_dir)
 
+    def _rescue(self) -> Rescue:
+        """What keeps the model where it can't be written."""
+        return Rescue(self.exporter.write, self.output_dir, self.progress.step)
+
     def _leave_checkpoint(self) -> None:
-        """At an interrupt: the steps that are done, so that a run goes on from there."""
+        """Save the steps that are done at an interrupt, so that a run goes on from there."""
         done = self.progress.step
         if self.progress.facts is None or not self.trainer.save_on_interrupt:
             return

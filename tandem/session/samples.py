@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from tandem.columns.proto import DataProto
 from tandem.data.prompts import PromptSource
 from tandem.dataflow.partition import Order
+from tandem.dataflow.progress import Accounts
 from tandem.dataflow.store import DataPlane
 from tandem.dataflow.tickets import Lease, Request
 from tandem.observe.metrics import RolloutRecord
@@ -22,14 +23,21 @@ from tandem.session.waits import Waits
 from tandem.stages.facts import ACTOR
 from tandem.stages.table import train
 
+NOTHING = Accounts(0, 0, 0, {})
+_ACCOUNTS = "samples"  # in the facts of a checkpoint
 _TICK_S = 0.5  # between looks at the others while waiting for data
 
 
 class Scored(Protocol):
-    """Who has the samples scored."""
+    """Something that has the samples scored."""
 
     def require_rewards(self, partition: int) -> None:
         """Raise ``RewardError`` where not one sample of the partition could be scored."""
+
+
+def accounts_before(facts: Mapping[str, Any]) -> Accounts:
+    """Where the samples went of the run whose checkpoint has these ``facts``, up to there."""
+    return Accounts(**facts[_ACCOUNTS]).ended() if _ACCOUNTS in facts else NOTHING
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class Samples(StepPart):
     ``columns`` are those that a group brings; in fully async also what the roles beside the loop give. A partition
     comes in ``sub_batches`` parts, in the given ``order`` of its groups. ``max_staleness`` is the bound that consumed
     data are held to. ``beside``: partitions are filled beside the loop, and not by it. ``recorded``: samples of a step
-    that are written down.
+    that are written down. ``before`` are the accounts of the parts of the run that this one goes on from.
     """
 
     plane: DataPlane
@@ -56,6 +64,7 @@ class Samples(StepPart):
     max_staleness: int = 0
     beside: bool = False
     recorded: int = 0
+    before: Accounts = NOTHING
 
     def arriving(self, partition: int) -> Iterator[DataProto]:
         """The parts of ``partition``, each once it has its columns.
@@ -78,7 +87,10 @@ class Samples(StepPart):
         Raises ``ContractError`` where a sample is staler than the run admits.
         """
         lease = self.next_groups(partition, index, count, order)
-        batch = self.plane.get(lease.tickets, self.columns)
+        with self.waits.stall_warning(
+            f"(rollout_id={partition}) batch_index={index}", lambda: self.waits.causes(partition)
+        ):
+            batch = self.plane.get(lease.tickets, self.columns)
         check_lag(batch, partition, self.max_staleness)
         batch.tokenizer = self.tokenizer
         yield without_samples(batch, ~batch.dense("reward_valid"))
@@ -100,7 +112,8 @@ class Samples(StepPart):
     # --- around a step -----------------------------------------------------------------------------------------------
 
     def end_step(self, step: int) -> None:
-        self.plane.drop(step)
+        with self.waits.stall_warning(f"(rollout_id={step}) dropping its samples", lambda: self.waits.causes(step)):
+            self.plane.drop(step)
 
     def metrics(self, batch: DataProto, step: int) -> dict[str, float]:
         return batch_metrics(batch, step)
@@ -127,13 +140,14 @@ class Samples(StepPart):
         return {
             "prompts": self.prompts,
             "data": self.source.state_dict(rewind=self.source.drawn - step * self.prompts),
+            _ACCOUNTS: asdict(self.before + self.plane.status().accounts),
         }
 
     def finish(self, folder: Path) -> None:
         """Settle the accounts. Raises ``ContractError`` where samples got lost, or count twice."""
         accounts = self.plane.status().accounts
         accounts.check()
-        self.progress.samples = str(accounts)
+        self.progress.samples = str(self.before + accounts)
 
     def summary(self) -> dict[str, str]:
         return {"samples": self.progress.samples} if self.progress.samples else {}

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.base.errors import ConfigError, DataError, Problem
+from tandem.base.errors import ConfigError, DataError
 from tandem.config.schema import NewModelConfig, SftConfig, SftModelConfig
 from tandem.data.base_source import BaseDataSource, as_rows
 from tandem.data.chat import encode_chat_prompt
@@ -23,6 +23,9 @@ from tandem.models.numerics import prepare_process
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import character_tokenizer, encode_plain
 from tandem.observe.run_log import RunLog
+from tandem.plan.checks.resumed import beyond_the_end
+from tandem.plan.checks.trainer import check_schedule
+from tandem.plan.resumed import settings_of
 from tandem.roles.accuracy import greedy_accuracy
 from tandem.roles.examples import as_samples
 from tandem.roles.rollout.generation import end_tokens
@@ -98,7 +101,7 @@ class Tuner:
     questions: Sequence[Pair]
 
     def learn(self, examples: Sequence[Example]) -> dict[str, float]:
-        """One optimizer step."""
+        """Take one optimizer step on the examples; its metrics."""
         batch, objective = as_samples(examples), SftObjective()
         denominator = objective.denominator(batch)
         total = self.engine.forward_backward(batch, objective)
@@ -113,7 +116,7 @@ class Tuner:
         }
 
     def save(self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path]) -> object:
-        """See ``Save``."""
+        """Write a checkpoint of the model, its optimizer and its progress under ``root``."""
         return checkpoint.save(
             root, step, tensors={"model": self.engine.state_dict()}, facts=dict(facts), keep=keep, parts=parts
         )
@@ -161,6 +164,10 @@ def build_sft_session(config: SftConfig) -> SftSession:
     asked = config.data.messages_key is None
     questions = [_pair(row, config, tokenizer) for row in _rows(held_out)] if asked else []
     steps = source.total_steps(config.data.train_batch_size, config.trainer.total_steps)
+    problems = list(check_schedule("optim", config.optim, steps))
+    if problems:
+        raise ConfigError(problems)
+    reached = None if resumed is None else _continue_from(resumed, source, steps)
     model = load_trainable(config.model, tokenizer, config.trainer.seed) if new is None else _new(config, tokenizer)
     engine = FsdpEngine(
         model,
@@ -171,7 +178,7 @@ def build_sft_session(config: SftConfig) -> SftSession:
         gradient_checkpointing=config.model.gradient_checkpointing,
         device=run_device(config.runtime),
     )
-    first, reached = (0, None) if resumed is None else _resume(resumed, engine, source, steps)
+    first = 0 if resumed is None else _restore(resumed, engine)
     info = run_info(config.trainer, config, steps, resumed)
     log = RunLog(info, config.trainer.logger, trace=config.trainer.trace)
     if resumed is not None:
@@ -190,6 +197,7 @@ def build_sft_session(config: SftConfig) -> SftSession:
         interval=config.evaluation.interval,
         look=tuner.evaluate,
         enough=drawn.enough,
+        settings=settings_of(config, steps),
     )
     draw = partial(source.take, config.data.train_batch_size)
     return SftSession(run, source, draw, tuner, nothing_left)
@@ -205,17 +213,22 @@ def _nothing_left(goal: float | None, reached: float | None, first: int, last: i
     return None
 
 
-def _resume(saved: Checkpoint, engine: FsdpEngine, source: Stream[Example], last: int) -> tuple[int, float | None]:
-    """Continue from the checkpoint; the steps done, and the accuracy that ended them."""
+def _continue_from(saved: Checkpoint, source: Stream[Example], last: int) -> float | None:
+    """Put the data where the checkpoint has them; the accuracy that ended the saved steps."""
     if saved.step > last:
-        reason = f"the checkpoint is of step {saved.step}, the run ends at step {last}"
-        raise ConfigError([Problem("trainer.resume", str(saved.path), reason, "Raise trainer.total_steps")])
+        raise ConfigError([beyond_the_end(saved.step, last, str(saved.path))])
     facts = saved.read()
     source.load_state_dict(facts["data"])
+    reached: float | None = facts["reached"]
+    return reached
+
+
+def _restore(saved: Checkpoint, engine: FsdpEngine) -> int:
+    """Put model and optimizer where the checkpoint has them; the steps done."""
     tensors = {"model": engine.state_dict()}
     saved.load_tensors(tensors)
     engine.load_state_dict(tensors["model"])
-    return saved.step, facts["reached"]
+    return saved.step
 
 
 def _new_tokenizer(new: NewModelConfig) -> PreTrainedTokenizerBase:

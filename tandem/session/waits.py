@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol, TypeVar
 
-from tandem.base.errors import DeadlineError
+from tandem.base.errors import DeadlineError, TandemError
 
 logger = logging.getLogger(__name__)
 
@@ -27,15 +27,15 @@ class Watched(Protocol):
 
 
 class Ranks:
-    """The ranks of a role that trains: none is waited for here, and one that is gone must end the run."""
+    """The ranks of a role that trains: one that is gone must end the run, one that is silent may block it."""
 
-    def __init__(self, check: Callable[[], None]) -> None:
-        self.check = check
+    def __init__(self, check: Callable[[], None], silent: Callable[[], list[str]]) -> None:
+        self.check, self._silent = check, silent
 
     def causes(self, partition: int) -> str:
-        """See ``Watched``."""
+        """Nothing: a rank that fails says so by ``check``."""
         del partition
-        return ""
+        return "; ".join(self._silent())
 
 
 class Waits:
@@ -76,8 +76,13 @@ class Waits:
             one.check()
 
     def causes(self, partition: int) -> str:
-        """Why ``partition`` isn't ready, in words."""
-        return "; ".join(cause for one in self._watched if (cause := one.causes(partition)))
+        """Why ``partition`` isn't ready, in words: ranks that are silent, else all that has something to say."""
+        return self.silent() or "; ".join(cause for one in self._watched if (cause := one.causes(partition)))
+
+    def silent(self) -> str:
+        """The ranks that give no sign of life, in words: whatever else is late is late because of them."""
+        causes = [one.causes(0) for one in self._watched if isinstance(one, Ranks)]
+        return "; ".join(cause for cause in causes if cause)
 
 
 @contextmanager
@@ -93,7 +98,10 @@ def stall_warning(every_s: float, place: str, cause: Callable[[], str]) -> Itera
 
     def warn() -> None:
         while not over.wait(every_s):
-            logger.warning(message())
+            try:
+                logger.warning(message())
+            except TandemError as error:  # who should say why doesn't answer either
+                logger.warning("%s stalled for %.0f seconds: %s", place, time.monotonic() - started, error)
 
     thread = threading.Thread(target=warn, name="stall-warning", daemon=True)
     thread.start()

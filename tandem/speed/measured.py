@@ -16,7 +16,7 @@ from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, Row, read_rows
 from tandem.plan.flow import plan_flow
 from tandem.plan.placement import placements
 from tandem.speed.step_bound import Limit, Parts, Setting, best_step
-from tandem.stages.table import generate, old_logprobs, push, timed_as, train, values
+from tandem.stages.table import generate, old_logprobs, push, score, timed_as, train, values
 
 WARM_UP = 2
 """First steps left out: they compile, allocate, and fill the pipeline."""
@@ -32,6 +32,7 @@ WORK = {"reference": timed_as("forward"), "old": (old_logprobs.time_key,)}
 
 CLOCK = {
     "advantages": timed_as("advantages"),
+    "rewards": (score.time_key,),
     "snapshot": ("time/push_health", "time/push_snapshot"),  # the actor stands for both
     "broadcast": ("time/push_transfer",),  # without the drain, in which engines are at work
     "swap": ("time/push_apply",),

@@ -6,7 +6,8 @@ limit that a run reaches says how well it is scheduled. Each limit is a maximum 
 With R, F, T = rollout, forward and train work over their devices, L = the latency of rollout (max of R and the longest
 sample, which more devices don't make shorter) and m sub-batches, a step can't be shorter than
 
-- what keeps one side busy: the actor F + A + T, the rollout engines R, each with its share of a push;
+- what keeps one side busy: the actor F + A + T, the rollout engines R and the scores that they wait for, each with its
+  share of a push;
 - the way of a sample from its ticket to the weights that admit the next ticket of its line, L + F/m + A + T + push:
   the gate holds s + 1 partitions, so that many steps share it.
 
@@ -35,6 +36,7 @@ class Bound(StrEnum):
     TRAIN = "train-bound"
     PUSH = "push-bound"
     LATENCY = "staleness-latency-bound"
+    REWARDS = "reward-bound"
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class Parts:
     """The parts of one step, measured.
 
     ``rollout, reference, old, train`` are work in device-seconds. The rest are seconds of the clock: the ``longest``
-    sample; ``advantages`` over the partition; ``turns``, all sleeping, waking and copying of a colocate step; ``push``,
-    a blocking transfer of weights; or, overlapped: ``snapshot`` on the actor, ``broadcast`` in the background, ``swap``
-    while the engines stand.
+    sample; ``rewards``, in which answers are scored and nothing is generated; ``advantages`` over the partition;
+    ``turns``, all sleeping, waking and copying of a colocate step; ``push``, a blocking transfer of weights; or,
+    overlapped: ``snapshot`` on the actor, ``broadcast`` in the background, ``swap`` while the engines stand.
     """
 
     rollout: float
@@ -52,6 +54,7 @@ class Parts:
     reference: float = 0.0
     old: float = 0.0
     longest: float = 0.0
+    rewards: float = 0.0
     advantages: float = 0.0
     turns: float = 0.0
     push: float = 0.0
@@ -173,6 +176,12 @@ def perfect_step(parts: Parts, devices: int) -> float:
     return parts.work / devices
 
 
+def _term(bound: Bound, addends: Mapping[str, float], steps: int = 1) -> Term:
+    """The term; one of which most is the wait for scores is bound by the rewards."""
+    slow = 0 < addends["rewards"] == max(addends.values())
+    return Term(Bound.REWARDS if slow else bound, addends, steps)
+
+
 def _latency(parts: Parts, devices: int) -> float:
     return max(parts.rollout / devices, parts.longest)
 
@@ -198,12 +207,13 @@ def _colocate(parts: Parts, setting: Setting) -> Limit:
     n = setting.rollout
     addends = {
         "rollout": _latency(parts, n),
+        "rewards": parts.rewards,
         "forward": parts.forward / n,
         "advantages": parts.advantages,
         "train": parts.train / n,
         "turns": parts.turns,
     }
-    return Limit((Term(Bound.TURNS, addends),))
+    return Limit((_term(Bound.TURNS, addends),))
 
 
 def _synchronous(parts: Parts, setting: Setting) -> Limit:
@@ -218,7 +228,10 @@ def _synchronous(parts: Parts, setting: Setting) -> Limit:
     after = {"advantages": parts.advantages, **train, **_push(parts, setting)}
     return Limit(
         (
-            Term(Bound.ROLLOUT, {"rollout": _latency(parts, setting.rollout), **last, **after}),
+            _term(
+                Bound.ROLLOUT,
+                {"rollout": _latency(parts, setting.rollout), "rewards": parts.rewards, **last, **after},
+            ),
             Term(Bound.FORWARD, {"rollout / m": parts.rollout / setting.rollout / m, **all_, **after}),
         )
     )
@@ -236,8 +249,11 @@ def _hybrid(parts: Parts, setting: Setting) -> Limit:
     chain = {**_generation(parts, setting), **streamed, "advantages": parts.advantages, **train, **push}
     terms = [
         Term(Bound.TRAIN, {**actor, on_actor: push[on_actor]}),
-        Term(Bound.ROLLOUT, {"rollout": _throughput(parts, setting), on_engines: push[on_engines]}),
-        Term(Bound.LATENCY, chain, setting.staleness + 1),
+        _term(
+            Bound.ROLLOUT,
+            {"rollout": _throughput(parts, setting), "rewards": parts.rewards, on_engines: push[on_engines]},
+        ),
+        _term(Bound.LATENCY, chain, setting.staleness + 1),
     ]
     if setting.overlap:  # one push at a time: the next begins when all engines have acknowledged
         terms.append(Term(Bound.PUSH, push))
@@ -250,7 +266,7 @@ def _generation(parts: Parts, setting: Setting) -> dict[str, float]:
     The pushes up to version k come before step k: each makes running samples stand, or comes after them. Of overlapped
     pushes the last may still be under way.
     """
-    s, latency = setting.staleness, {"rollout": _latency(parts, setting.rollout)}
+    s, latency = setting.staleness, {"rollout": _latency(parts, setting.rollout), "rewards": parts.rewards}
     if setting.overlap:
         return {**latency, "earlier swaps": max(0, s - 1) * parts.swap}
     return {**latency, "earlier pushes": s * parts.push}
@@ -265,14 +281,17 @@ def _fully_async(parts: Parts, setting: Setting) -> Limit:
     push = _push(parts, setting)
     after = {"advantages": parts.advantages, "train": train, **push}
     last = {f"{name} / m": seconds / m for name, seconds in forward.items()}
-    terms = [Term(Bound.LATENCY, {**_generation(parts, setting), **last, **after}, setting.staleness + 1)]
+    terms = [_term(Bound.LATENCY, {**_generation(parts, setting), **last, **after}, setting.staleness + 1)]
     if setting.staleness == 0:
         early = {"rollout / m": parts.rollout / setting.rollout / m}
         return Limit((*terms, Term(Bound.FORWARD, {**early, **forward, **after})))
     on_actor, on_engines = _standing(setting)
     terms += [
         Term(Bound.TRAIN, {"train": train, on_actor: push[on_actor]}),
-        Term(Bound.ROLLOUT, {"rollout": _throughput(parts, setting), on_engines: push[on_engines]}),
+        _term(
+            Bound.ROLLOUT,
+            {"rollout": _throughput(parts, setting), "rewards": parts.rewards, on_engines: push[on_engines]},
+        ),
         Term(Bound.FORWARD, forward),
         Term(Bound.PUSH, push),
     ]

@@ -20,11 +20,14 @@ Exported = Literal["merged", "adapter", "base"]
 class TopTokens:
     """The ``count`` likeliest tokens in each place of an answer, among those with an id below ``below``.
 
+    ``temperature`` of their log-probs; None: that of all others.
+
     Asked of a forward they come as ``top_logprobs`` float32 and ``top_ids`` int32, (N, count) each.
     """
 
     count: int
     below: int
+    temperature: float | None = None
 
 
 Wanted = Literal["logprobs", "entropies", "sum_pi_squared", "values"] | TopTokens
@@ -80,7 +83,7 @@ class TrainEngine(Protocol):
         """Give up the memory that only training needs."""
 
     def wake(self) -> None:
-        """Undo ``sleep``."""
+        """Take back the memory that ``sleep`` gave up."""
 
     def state_dict(self) -> dict[str, Any]:
         """Model, optimizer and progress, as sharded tensors and numbers; refers to live memory."""

@@ -32,8 +32,8 @@ def checkpoints_in(root: Path) -> list[tuple[int, Path]]:
     return sorted((step, path) for step, path in found if step is not None)
 
 
-def newest(root: Path) -> tuple[int, Path] | None:
-    """Step and folder of the newest checkpoint under ``root``, every file of it checked; None where there is none.
+def newest(root: Path, *, quick: bool = False) -> tuple[int, Path] | None:
+    """Step and folder of the newest checkpoint under ``root``, checked as ``require_whole`` does; None: there is none.
 
     Raises ``DataError`` where the newest is damaged, with the file and what may be taken instead.
     """
@@ -42,17 +42,20 @@ def newest(root: Path) -> tuple[int, Path] | None:
         return None
     step, path = found.pop()
     try:
-        require_whole(path)
+        require_whole(path, quick=quick)
     except DataError as error:
-        raise DataError(f"{error}. It is of the newest checkpoint: {_instead(found, step)}") from error
+        raise DataError(f"{error}. It is of the newest checkpoint: {_instead(found, step, quick)}") from error
     return step, path
 
 
-def require_whole(path: Path) -> None:
-    """Read all of the checkpoint in ``path``. Raises ``DataError`` that names the first file that isn't as written."""
+def require_whole(path: Path, *, quick: bool = False) -> None:
+    """Read all of the checkpoint in ``path``; ``quick``: of its tensors only how long they are.
+
+    Raises ``DataError`` that names the first file that isn't as written.
+    """
     if not (path / MANIFEST).exists() and (path / STATE).is_file():
         read_state(path)  # one of an older format says so
-    verify(path)
+    verify(path, quick=quick)
     read_state(path)
 
 
@@ -77,13 +80,13 @@ def read_state(path: Path) -> dict[str, Any]:
     return document
 
 
-def _instead(older: list[tuple[int, Path]], passed: int) -> str:
+def _instead(older: list[tuple[int, Path]], passed: int, quick: bool) -> str:
     """What to write where the checkpoint of step ``passed`` is damaged."""
     for step, path in reversed(older):
         try:
-            require_whole(path)
+            require_whole(path, quick=quick)
         except DataError:
             continue
         aside = f"that of step {passed} is then set aside"
         return f"restore that file, or go on from step {step} with trainer.resume={path} ({aside})"
-    return "restore that file; there is no older one that is whole. Without trainer.resume the run starts anew"
+    return "restore that file; there is no older one that is whole"

@@ -60,8 +60,16 @@ class Updater:
         return StepResult(applied, float(norm), lr, self.updates, self.skipped)
 
     def clear(self) -> None:
-        """Let the gradients go."""
+        """Let the gradients go, and their memory with them."""
         self.optimizer.zero_grad(set_to_none=True)
+
+    def as_configured(self) -> None:
+        """Give the optimizer the numbers of this run's config again, after it was loaded with those of a saved one."""
+        matrices = {id(p) for p in self._parameters if p.ndim > 1}
+        for group in self.optimizer.param_groups:
+            decays = any(id(p) in matrices for p in group["params"])
+            group["weight_decay"] = self._optim.weight_decay if decays else 0.0
+            group["betas"], group["eps"], group["lr"] = self._optim.betas, self._optim.eps, self._optim.lr
 
     def move_moments(self, device: torch.device) -> None:
         """Keep the moment estimates on ``device``."""

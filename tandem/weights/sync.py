@@ -14,6 +14,7 @@ import torch
 from tandem.base.errors import ContractError, DeadlineError, TandemError
 from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.shared_weights import SharedWeights
+from tandem.weights.probe import Answering, Expected, Probe
 from tandem.weights.transfer import Transfer
 
 Weights: TypeAlias = Iterable[tuple[str, torch.Tensor]]
@@ -101,7 +102,8 @@ class SharedSnapshots:
 
 
 class WeightSync:
-    """Pushes each version to all ``receivers`` (by name), which answer with a fingerprint that must be the snapshot's.
+    """Pushes each version to all ``receivers`` (by name), which answer with a fingerprint that must be the snapshot's,
+    and, where the ``probe`` says so, with the likeliest tokens after some prompts, which must be the trainer's.
 
     One push is under way at most: the next waits for it, so no version is skipped. ``require_actor`` refuses to publish
     other weights than the actor's. ``acknowledged(name, version)`` is called, in any thread, for each receiver that has
@@ -117,25 +119,28 @@ class WeightSync:
         *,
         require_actor: Callable[[str], None],
         acknowledged: Callable[[str, int], None],
+        probe: Probe | None = None,
         overlap: bool = False,
         deadline_s: float = 300.0,
         health_s: float = 60.0,
     ) -> None:
-        self._snapshot = snapshot
+        self._snapshot, self._probe = snapshot, probe
         self._receivers = dict(receivers)
         self._require_actor, self._acknowledged = require_actor, acknowledged
         self._overlap, self._deadline_s, self._health_s = overlap, deadline_s, health_s
         self._version: int | None = None
         self._current: Snapshot | None = None
+        self._expected: Expected | None = None
         self._deliveries: dict[str, Transfer[float]] = {}
         self._awaited: tuple[str, Mapping[str, Transfer[Any]]] | None = None
         self._prepared: dict[str, float] = {}  # seconds, by receiver
+        self._probed: dict[str, float] = {}
         self._arrived: dict[str, float] = {}
         self._arrivals: list[tuple[str, int, float, float]] = []
 
     @property
     def version(self) -> int | None:
-        """Of the last push; None before the first."""
+        """The version of the last push; None before the first."""
         return self._version
 
     @property
@@ -146,7 +151,8 @@ class WeightSync:
     @property
     def arrived(self) -> dict[str, float]:
         """Seconds of the last push that has arrived, each of the receiver that took the longest: ``drain``, until what
-        was under way was finished, ``transfer``, and ``apply``, while the receiver stood. Empty before the first push.
+        was under way was finished, ``transfer``, ``apply``, while the receiver stood, ``probe``, if it was asked what
+        it generates with. Empty before the first push.
         """
         return dict(self._arrived)
 
@@ -167,6 +173,7 @@ class WeightSync:
             self._check_health()
         with _timed(phases, "snapshot"):
             self._current = self._snapshot()
+            self._expected = None if self._probe is None else self._probe.expected(version)
         self._version = version
         self._send(self._current, version)
         if not self._overlap:
@@ -233,7 +240,8 @@ class WeightSync:
     def _deliver(
         self, name: str, receiver: Receiver, snapshot: Snapshot, version: int, expected: Callable[[], str]
     ) -> Transfer[float]:
-        """A thread that loads, compares and acknowledges; its result is the seconds of the load."""
+        """A thread that loads, compares, asks and acknowledges; its result is the seconds of the load."""
+        asked = self._expected
 
         def deliver() -> float:
             started = time.perf_counter()
@@ -251,6 +259,14 @@ class WeightSync:
                     f"{name} answered fingerprint {answer} to weights version {version}, which have {sent}: "
                     "it does not generate with what was sent"
                 )
+            if answer != LEFT_OUT and asked is not None and isinstance(receiver, Answering):
+                with _timed(self._probed, name):
+                    objection = asked.objection(receiver.answer(asked.prompts))
+                if objection is not None:
+                    raise TandemError(
+                        f"{name} does not generate with weights version {version}: {objection}. It got all of them "
+                        f"(fingerprint {sent}); what it made of them is another model"
+                    )
             self._acknowledged(name, version)
             self._arrivals.append((name, version, started, time.perf_counter()))
             return seconds
@@ -309,7 +325,9 @@ class WeightSync:
         transfers = [d.result() - applied.get(name, 0.0) for name, d in self._deliveries.items()]
         prepared = [self._prepared[name] for name in self._deliveries if name in self._prepared]
         drain = {"drain": max(prepared)} if prepared else {}
-        self._arrived = {**drain, "transfer": max(transfers), "apply": max(applied.values(), default=0.0)}
+        probed = {"probe": max(self._probed.values())} if self._probed else {}
+        self._prepared, self._probed = {}, {}
+        self._arrived = {**drain, **probed, "transfer": max(transfers), "apply": max(applied.values(), default=0.0)}
         self._deliveries = {}
 
 

@@ -123,7 +123,7 @@ def test_plan_of_a_file_that_is_no_yaml(place: Path) -> None:
 
 
 def test_an_engine_that_can_not_run_yet_is_planned_and_refused_by_train(place: Path, entry: list[Any]) -> None:
-    engine = "actor_rollout_ref.rollout.name=vllm"
+    engine = "actor_rollout_ref.rollout.name=sglang"
     planned = tandem("plan", "run.yaml", engine)
     assert planned.exit_code == 2
     assert "can't be run here" in planned.stdout and "no problem found" not in planned.stdout

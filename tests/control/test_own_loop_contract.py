@@ -160,11 +160,37 @@ def test_what_only_the_built_in_loops_do_is_refused_before_the_model_is_loaded(t
 
 
 def test_settings_that_the_loop_does_not_read_are_told_once(task: Path) -> None:
-    with pytest.warns(UserWarning, match=r"does not read trainer\.save_interval = 5, evaluation\.interval = 3"):
+    with pytest.warns(UserWarning, match=r"evaluation\.interval, trainer\.save_interval are not used: .* yours to do"):
         built(task, "trainer.save_interval=5", "evaluation.interval=3")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         built(task)
+
+
+def test_a_loop_over_epochs_ends_with_the_steps_that_alone_were_written(
+    task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """10 prompts, 2 batches of 4 an epoch: 5 steps are 2 epochs and a half."""
+    config = config_of(task, "trainer.total_steps=5", "data.train_batch_size=4")
+    loader = build_dataloader(config)
+    passes = config.trainer.total_epochs
+    assert passes == 3
+    batches = [batch for _ in range(passes) for batch in loader]
+    assert [len(batch.prompts) for batch in batches] == [4] * 5
+    assert list(loader) == []
+    drawn = [prompt.uid for batch in batches for prompt in batch.prompts]
+    assert len(set(drawn[:10])) == 10, "what an epoch leaves over begins the next one"
+    assert loader.left_over == 2
+    told = "data: 10 rows, 10 kept; 2 left over in each epoch, less than a batch of 4, begin the next one"
+    assert told in capsys.readouterr().out
+
+
+def test_steps_end_a_loop_that_has_more_epochs(task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(task, "trainer.total_steps=3", "trainer.total_epochs=9", "data.train_batch_size=5")
+    loader = build_dataloader(config)
+    assert config.trainer.total_epochs == 9 and loader.left_over == 0
+    assert sum(1 for _ in range(9) for _ in loader) == 3
+    assert capsys.readouterr().out == ""
 
 
 def test_the_passes_of_a_run_are_a_number_where_nothing_else_bounds_it(task: Path) -> None:

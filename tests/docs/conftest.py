@@ -108,6 +108,9 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "run.yaml").write_text(yaml.safe_dump(RUN))
     (place / "sft.yaml").write_text(yaml.safe_dump(SFT))
     (place / "empty.jsonl").write_text("")
+    python = place / ".engines" / "vllm" / "bin" / "python"  # a plan looks whether it is there
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
     for name in ("examples", "tools", "bench", "Makefile", "pyproject.toml"):
         (place / name).symlink_to(ROOT / name)
     return place

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = [ROOT / f"examples/{name}/README.md" for name in ("distillation", "own_loop")]
 PAGES = [ROOT / "README.md", *EXAMPLES, *sorted((ROOT / "docs").glob("*.md"))]
 PLANNED = ("train", "sft")
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])

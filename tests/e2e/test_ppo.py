@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from tandem.base.errors import ConfigError, DataError, TandemError
+from tandem.base.errors import ConfigError, TandemError
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer, load_tokenizer
 from tandem.roles.critic import Critic
@@ -127,7 +127,7 @@ def test_a_checkpoint_of_a_run_without_a_critic_is_refused(task: Path, tmp_path:
     words = (task, "data.train_batch_size=4", "actor_rollout_ref.rollout.n=2", "trainer.save_interval=1")
     train(*words, f"trainer.output_dir={tmp_path / 'grpo'}", "trainer.total_steps=1")
     saved = tmp_path / "grpo" / "checkpoints" / "step_00000001"
-    with pytest.raises(DataError, match="holds no critic"):
+    with pytest.raises(ConfigError, match="the saved run has no critic"):
         prepare(*words, *PPO[:2], f"trainer.output_dir={tmp_path / 'ppo'}", f"trainer.resume={saved}")
 
 

@@ -158,9 +158,9 @@ def test_a_resumed_run_is_bit_equal_to_one_never_interrupted(words: tuple[str, .
     resumed = train(*some, "trainer.total_steps=7", *parts)
     assert equal(weights(whole), weights(resumed))
     assert lines(whole) == lines(resumed)
-    with pytest.raises(DataError, match="not those of the saved run"):
+    with pytest.raises(ConfigError, match=r"trainer\.seed = 1: the saved run has 0"):
         prepare(*some, "trainer.seed=1", *parts)
-    with pytest.raises(ConfigError, match=r"5 prompts per step.*Write 5"):
+    with pytest.raises(ConfigError, match=r"the saved run has 5.*train_batch_size: 5"):
         prepare(*some, "data.train_batch_size=10", *parts)
 
 

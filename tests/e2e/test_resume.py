@@ -175,7 +175,7 @@ def test_damage_of_the_newest_checkpoint_ends_a_resume_and_changes_nothing(
     damaged = tmp_path / "checkpoints" / "step_00000004" / file
     damaged.write_bytes(damaged.read_bytes()[:-3])
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(DataError, match=f"{damaged}: is damaged.*trainer.resume=.*step_00000003"):
+    with pytest.raises(ConfigError, match=f"{damaged}: is damaged.*trainer.resume=.*step_00000003"):
         prepare(*words, f"trainer.output_dir={tmp_path}", "trainer.resume=auto")
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -186,6 +186,13 @@ def test_a_named_checkpoint_may_start_another_folder(words: tuple[str, ...], who
     assert [row["step"] for row in run.rows] == [3, 4]
     assert lines(run) == lines(whole)[2:]
     assert equal(run.weights, whole.weights)
+
+
+def test_samples_are_counted_over_all_parts_of_a_run(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
+    saved = whole.output / "checkpoints" / "step_00000002"
+    run = train(*words, f"trainer.output_dir={tmp_path}", f"trainer.resume={saved}")
+    told = run.session.run.progress.samples
+    assert told == whole.session.run.progress.samples == "produced 64, trained 64, dropped 0, left in the queue 0"
 
 
 def test_a_run_that_is_done_has_nothing_left_to_do(words: tuple[str, ...], whole: Run, tmp_path: Path) -> None:
@@ -255,7 +262,7 @@ def test_what_does_not_fit_the_checkpoint_is_refused(words: tuple[str, ...], who
     rows = write_rows(tmp_path / "other.jsonl", [{"prompt": f"{d}>", "answer": "1"} for d in (1, 1, 2, 3, 4, 5, 6, 7)])
     with pytest.raises(DataError, match="not those of the saved run"):
         prepare(*words, out, saved, f"data.train_files=[{rows}]")
-    with pytest.raises(DataError, match="holds other weights than this config trains"):
+    with pytest.raises(ConfigError, match="lora_rank = 2: the saved run has 0"):
         prepare(*words, out, saved, "actor_rollout_ref.model.lora_rank=2")
     with pytest.raises(ConfigError, match="is not a finished checkpoint"):
         prepare(*words, out, f"trainer.resume={whole.output / 'final'}")

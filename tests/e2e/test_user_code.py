@@ -49,7 +49,7 @@ def test_a_module_that_exits_is_no_success(
 def test_another_batch_size_is_refused_on_resume(task: Path, tmp_path: Path) -> None:
     words = (task, f"trainer.output_dir={tmp_path}", "data.train_batch_size=4", "trainer.save_interval=2")
     train(*words, "trainer.total_steps=2")
-    with pytest.raises(ConfigError, match=r"data\.train_batch_size = 8: the saved run has 4 prompts per step"):
+    with pytest.raises(ConfigError, match=r"data\.train_batch_size = 8: the saved run has 4"):
         prepare(*words, "trainer.total_steps=4", "trainer.resume=auto", "data.train_batch_size=8")
 
 

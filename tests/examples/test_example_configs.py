@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,17 @@ def test_the_chat_example_keeps_to_the_reference(tiny_model: Path) -> None:
     plan = plan_of(smollm2("addition_chat"), f"actor_rollout_ref.model.path={tiny_model}", "data.max_prompt_length=256")
     assert not plan.problems
     assert "ref" in plan.tags
+
+
+def test_the_vllm_example_needs_the_environment_that_make_builds(tiny_model: Path) -> None:
+    words = (smollm2("grpo_vllm"), f"actor_rollout_ref.model.path={tiny_model}", "data.max_prompt_length=256")
+    key = "actor_rollout_ref.rollout.python"
+    (missing,) = plan_of(*words, f"{key}=.engines/none/bin/python").problems
+    assert missing.key == key
+    plan = plan_of(*words, f"{key}={sys.executable}")
+    assert plan.problems == plan.later == ()
+    python = load_words([words[0]], Config).actor_rollout_ref.rollout.python
+    assert python is not None and python.removesuffix("/bin/python") in Path("Makefile").read_text()
 
 
 def test_make_quickstart_trains_in_hybrid_mode() -> None:

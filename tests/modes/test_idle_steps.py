@@ -45,8 +45,12 @@ def test_a_step_that_trains_begins_the_count_anew() -> None:
 
 def test_the_reason_is_the_nearest_one() -> None:
     quiet = {"reward/groups_without_signal": 4.0, "reward/excluded": 0.0, "length/max": 3.0, "length/truncated": 0.0}
-    assert why_idle(quiet, 4, masks_overlong=False) == "the rewards of each group are all equal"
-    assert why_idle(quiet | {"reward/excluded": 2.0}, 4, masks_overlong=False).endswith("(2 samples count for nothing)")
+    merely = why_idle(quiet | {"reward/mean": 0.25}, 4, masks_overlong=False)
+    assert merely.startswith(
+        "the rewards of each group are all equal, 0.25 on average: no fault where the task is merely"
+    )
+    assert "actor_rollout_ref.rollout.n" in merely
+    assert "(2 samples count for nothing)" in why_idle(quiet | {"reward/excluded": 2.0}, 4, masks_overlong=False)
     assert why_idle(quiet | {"length/max": 0.0}, 4, masks_overlong=False) == "all answers are empty"
     assert "algorithm.overlong is mask" in why_idle(quiet | {"length/truncated": 1.0}, 4, masks_overlong=True)
     assert "not finite (grad/norm = nan)" in why_idle(quiet | {"grad/norm": float("nan")}, 4, masks_overlong=False)

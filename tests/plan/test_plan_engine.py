@@ -80,6 +80,20 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], str, str, str]] = [
         "keep old keys",
         "Write recompute",
     ),
+    (
+        {"lowest_temperature": 0.5},
+        (f"{ROLLOUT}.temperature=0.3",),
+        f"{ROLLOUT}.temperature",
+        "draws at 0.5 or above",
+        "Write 0.5 or more",
+    ),
+    (
+        {"lowest_temperature": 0.5},
+        ("evaluation.temperature=0.3",),
+        "evaluation.temperature",
+        "draws at 0.5 or above",
+        "or 0 for greedy answers",
+    ),
     ({"devices": ("cpu",)}, ("runtime.device=cuda",), "runtime.device", "on cpu only", "Write cpu"),
     ({"devices": ("cuda",)}, ("runtime.device=cpu",), "runtime.device", "on cuda only", "Write cuda"),
     ({"exact": False}, ("trainer.exact=true",), "trainer.exact", "same bits", "exact=True"),
@@ -160,8 +174,7 @@ def test_an_interpreter_is_for_an_engine_in_a_process_of_its_own(
     for words, reason in (((), "trainer's process"), ((HYBRID, "runtime.threads=true"), "this process")):
         (problem,) = problems_of(name, word, *words)
         assert problem.key == f"{ROLLOUT}.python" and reason in problem.reason
-    (problem,) = problems_of(name, word, HYBRID, RAY)
-    assert problem.key == f"{ROLLOUT}.python" and "Ray" in problem.reason
+    assert problems_of(name, word, HYBRID, RAY) == []
 
 
 def test_a_package_that_is_missing_can_be_planned_and_not_be_run(declare: Declare, plan_of: Plans) -> None:
@@ -170,6 +183,15 @@ def test_a_package_that_is_missing_can_be_planned_and_not_be_run(declare: Declar
     assert not plan.problems and not plan.runs
     (later,) = plan.later
     assert later.key == f"{ROLLOUT}.name" and "no-such-package>=1" in later.reason and "pip install" in later.remedy
+
+
+def test_an_engine_on_several_devices_can_be_planned_and_not_be_run(declare: Declare, plan_of: Plans) -> None:
+    words = (HYBRID, "execution.resource={rollout: [1, 2]}", f"{ROLLOUT}.tensor_model_parallel_size=2")
+    plan = plan_of(declare(tensor_parallel=True), *words)
+    assert not plan.problems and not plan.runs
+    (later,) = plan.later
+    assert later.key == f"{ROLLOUT}.tensor_model_parallel_size" and "one device" in later.reason
+    assert plan_of(declare(), *words).runs  # one that has nothing of the kind has two engines
 
 
 def test_what_an_engine_leaves_aside_is_told(declare: Declare, plan_of: Plans) -> None:

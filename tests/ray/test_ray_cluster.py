@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -106,3 +108,38 @@ def test_devices_that_others_hold_are_not_waited_for_without_end(cluster: None) 
         release(held)
     assert time.monotonic() - started < 10
     until(lambda: inventory().free == there.free)
+
+
+def listening() -> dict[int, set[str]]:
+    """Process -> the addresses (in hex, as the kernel has them) that this process and its descendants listen on."""
+    sockets: dict[str, str] = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                sockets[f"socket:[{fields[9]}]"] = fields[1].partition(":")[0]
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found: dict[int, set[str]] = {}
+    for pid in parents:
+        ancestor = pid
+        while ancestor in parents and ancestor != os.getpid():
+            ancestor = parents[ancestor]
+        if ancestor != os.getpid():
+            continue
+        with suppress(OSError):
+            links = [os.readlink(handle) for handle in Path(f"/proc/{pid}/fd").iterdir()]
+            if own := {sockets[link] for link in links if link in sockets}:
+                found[pid] = own
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc")
+def test_a_cluster_of_one_machine_is_open_to_nobody_else(cluster: None) -> None:
+    assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
+    found = listening()
+    assert len(found) >= 2, "the cluster's own processes are seen"
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    assert {pid: addresses - loopback for pid, addresses in found.items() if addresses - loopback} == {}

@@ -179,6 +179,23 @@ def test_b83_a_killed_engine_is_missed_at_once_and_the_other_goes_on(engines: li
     assert len(list(engines[0].generate(requests(2), SAMPLING))) == 2
 
 
+def test_a_rank_that_is_stopped_is_named_while_the_others_wait_for_it(
+    ranks: list[RayRank], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And only then: one that works for as long gives signs of life."""
+    group = TrainGroup(ranks, deadline_s=60, warning_s=4.0)
+    batch = build_batch([5, 9], group_size=1)
+    os.kill(ranks[1].pid, signal.SIGSTOP)
+    waking = threading.Timer(12.0, os.kill, (ranks[1].pid, signal.SIGCONT))
+    waking.start()
+    group.forward_backward(batch, OBJECTIVE)
+    told = [line for line in caplog.messages if "forward_backward stalled for" in line]
+    assert told and all("rank 1 of the actor" in line and "rank 0 of the actor" not in line for line in told)
+    waking.join()
+    assert group.silent() == []
+    group.call(TrainRank.optim_step, 1.0)
+
+
 def test_b83_a_killed_rank_ends_the_call_of_all_within_seconds(ranks: list[RayRank]) -> None:
     """Among the last tests of this file: it costs a rank."""
     group, started = TrainGroup(ranks, deadline_s=60), time.monotonic()

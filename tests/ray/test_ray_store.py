@@ -162,3 +162,15 @@ def test_memory_stays_flat_over_hundreds_of_steps(store: MakeStore) -> None:
     shared, own = (now - then for now, then in zip(used(plane), before, strict=True))
     assert shared < 30e6 and own < 30e6
     assert plane.status().held == 0
+
+
+@pytest.mark.parametrize("which", ["storage unit 1 of the data plane", "the controller of the data plane"])
+def test_a_part_that_is_stopped_is_named(doomed: RayStore, which: str) -> None:
+    assert doomed.silent(20.0) == []
+    pid = doomed.pids()[which]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert doomed.silent(1.0) == [f"{which} does not answer"]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert doomed.silent(20.0) == []

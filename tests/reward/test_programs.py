@@ -129,7 +129,7 @@ def test_what_reaches_out_fails(attempt: str, victim: Path) -> None:
 
 def test_a_program_sees_no_variables_and_leaves_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("API_KEY", "secret")
-    monkeypatch.setattr(sandbox_module.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert "secret" not in SEALED.run("import os; print(os.environ)", "").output
     Sandbox("limits").run("open('left', 'w').write('x')", "")
     assert list(tmp_path.iterdir()) == []

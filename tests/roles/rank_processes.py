@@ -75,6 +75,11 @@ class ProcessRank:
                 except (EOFError, OSError) as error:
                     raise DiedError(f"{self.name} is gone") from error
 
+    def silent_s(self) -> float:
+        """A process that is stopped gives no sign of life."""
+        state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return 1.0 if state == "T" else 0.0
+
     def signal(self, number: signal.Signals) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)

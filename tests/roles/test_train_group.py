@@ -184,7 +184,7 @@ def test_a_rank_that_stands_still_is_named_at_the_deadline(tmp_path: Path) -> No
     with rank_processes(2, build, tmp_path) as ranks:
         TrainGroup(ranks, deadline_s=60).every(TrainRank.status)
         ranks[1].signal(signal.SIGSTOP)
-        with pytest.raises(DeadlineError, match=r"forward on 2 ranks; blocked by .*rank 1"):
+        with pytest.raises(DeadlineError, match=r"2 ranks of the actor; blocked by rank 1 .*no sign of life"):
             TrainGroup(ranks, deadline_s=1).forward(batch, ["logprobs"])
 
 

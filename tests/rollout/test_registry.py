@@ -33,7 +33,7 @@ def test_hf_is_built_with_its_parameters() -> None:
     assert engine.version == 3
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang"])
+@pytest.mark.parametrize("name", ["sglang"])
 def test_a_known_name_that_comes_later_says_so_in_one_line(name: str) -> None:
     assert name in LATER
     with pytest.raises(TandemError, match="later") as caught:
@@ -124,5 +124,7 @@ def test_a_package_that_is_missing_or_of_another_version_is_named() -> None:
     assert EngineCapabilities(weights=("own",)).lacks_package() is None
     assert lacks("torch", ">=1") is None
     assert lacks("no-such-package", ">=1") == "needs the package no-such-package>=1, which is not installed here"
+    other_build = EngineCapabilities(weights=("own",), package="no-such-package", versions=">=1", builds=("torch",))
+    assert other_build.lacks_package() is None
     wrong = lacks("torch", "<1")
     assert wrong is not None and re.fullmatch(r"needs the package torch<1, and [\d.]+\S* is installed here", wrong)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from tandem.base.deadline import Deadline
+from tandem.base.errors import DiedError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.dataflow.group_storage import Column, Columns, as_batch, as_columns, without_identity
@@ -132,6 +133,20 @@ class RayStore(DataPlane):
         actors = (self._controller, *self._units)
         replies = [actor.submit("pid", awaited="its start") for actor in actors]
         return {actor.name: reply.within(REPLY_SECONDS) for actor, reply in zip(actors, replies, strict=True)}
+
+    def silent(self, seconds: float) -> list[str]:
+        """The actors that give no sign of life within so many seconds, in words."""
+        actors = (self._controller, *self._units)
+        replies = [(actor.name, actor.submit("pid", awaited="a sign of life")) for actor in actors]
+        end, found = Deadline(seconds), []
+        for name, reply in replies:
+            try:
+                reply.result(end.left)
+            except TimeoutError:
+                found.append(f"{name} does not answer")
+            except DiedError as error:
+                found.append(str(error))
+        return found
 
     def close(self) -> None:
         """End the actors; the data is gone."""

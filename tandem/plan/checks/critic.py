@@ -25,7 +25,7 @@ def read_critic(config: Config, actor: ModelFacts | None) -> tuple[ModelFacts | 
 
 
 def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None, own_loop: bool) -> Iterator[Problem]:
-    """All of them; none where there is no critic. ``facts`` are those of its own model, if it has one.
+    """Every problem of the critic, if there is one; ``facts`` are those of its own model, if it has one.
 
     ``own_loop``: see ``check_schedule``.
     """
@@ -42,11 +42,16 @@ def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None, own
         reason = "a critic can't start from an adapter, which was trained for the head of a language model"
         remedy = f"Write critic.model: {{path: {start.path}, lora_rank: 16}}"
         yield Problem(f"{MODEL}.adapter_path", start.adapter_path, reason, remedy)
-    yield from _check_warmup(config, batch)
     yield from _check_budget(config, planned)
     yield from _check_exact(config)
     yield from _check_pipelining(config)
-    updates = None if batch.steps is None else batch.steps * batch.mini_batches * planned.epochs
+    yield from check_critic_schedule(config, batch, planned.epochs, own_loop)
+
+
+def check_critic_schedule(config: Config, batch: BatchPlan, epochs: int, own_loop: bool = False) -> Iterator[Problem]:
+    """What depends on the number of steps; ``epochs`` are the critic's."""
+    yield from _check_warmup(config, batch)
+    updates = None if batch.steps is None else batch.steps * batch.mini_batches * epochs
     yield from check_schedule("critic.optim", config.critic.optim, updates, own_loop)
 
 
@@ -61,7 +66,7 @@ def _check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem
 
 
 def _check_tokens(config: Config, own: ModelConfig) -> Iterator[Problem]:
-    """Where both vocabularies can be read without loading a tokenizer."""
+    """Problems of the critic's tokens, where both vocabularies can be read without loading a tokenizer."""
     folders = [model_folder(path) for path in (config.actor_rollout_ref.model.tokenizer, own.tokenizer)]
     actor, critic = (None if folder is None else vocabulary_of(folder) for folder in folders)
     problem = None if actor is None or critic is None else other_tokens(config, actor, critic)

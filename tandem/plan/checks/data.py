@@ -16,6 +16,7 @@ from tandem.config.schema import Config, DataConfig, SftConfig, SourceConfig
 from tandem.data.base_source import BaseDataSource
 from tandem.data.examples import ExampleColumns
 from tandem.data.files import open_tables
+from tandem.data.modalities import beyond_text
 from tandem.data.rows import Row, RowError
 from tandem.data.tasks import TaskTable
 from tandem.data.template import REMEDY, Template, TemplateError
@@ -28,12 +29,10 @@ Columns = Sequence[tuple[str, str]]
 
 SAMPLED_ROWS = 100
 _ALSO = {"data.answer_key": ", or null for none", "data.template": ", or {{{{{}}}}} where the braces are text"}
-COUNTED_BYTES = 1 << 26
-"""Files up to this size are counted line by line for the arithmetic; parquet says its count at the end of the file."""
 
 
 def check_data(config: Config) -> Iterator[Problem]:
-    """Training and held-out prompts."""
+    """Every problem of the training and held-out prompts."""
     data = config.data
     yield from check_given(data)
     keys = _column_keys(data)
@@ -68,7 +67,7 @@ def notes_on_files(data: DataConfig) -> Iterator[str]:
 
 
 def check_given(data: DataConfig) -> Iterator[Problem]:
-    """Where rows come from, and how a prompt is made of one."""
+    """Problems of where rows come from, and of how a prompt is made of one."""
     ways = {
         "train_files": bool(data.train_files),
         "reasoning_gym": data.reasoning_gym is not None,
@@ -82,7 +81,7 @@ def check_given(data: DataConfig) -> Iterator[Problem]:
 
 
 def check_sft_data(config: SftConfig) -> Iterator[Problem]:
-    """Training and held-out examples."""
+    """Every problem of the training and held-out examples."""
     data = config.data
     ways = {"train_files": bool(data.train_files), "source": data.source is not None, "mix": bool(data.mix)}
     yield from _check_one_way(ways)
@@ -119,26 +118,6 @@ def _check_tools(at: str, columns: ExampleColumns) -> Iterator[Problem]:
     if columns.tools_key is not None and columns.messages_key is None and not columns.chat:
         reason = "only a chat template has a place for tools, and these examples are prompt and response as plain text"
         yield Problem(f"{at}.tools_key", columns.tools_key, reason, f"Write {at}.chat: true, or leave it out")
-
-
-def count_rows(files: Sequence[str]) -> int | None:
-    """Rows of all files, where counting them is cheap."""
-    total = 0
-    for name in files:
-        path = Path(name).expanduser()
-        try:
-            if path.suffix.lower() in (".parquet", ".pq"):
-                import pyarrow.parquet as parquet  # type: ignore[import-untyped]
-
-                total += int(parquet.read_metadata(path).num_rows)
-            elif path.stat().st_size <= COUNTED_BYTES:
-                with path.open("rb") as handle:
-                    total += sum(1 for line in handle if line.strip())
-            else:
-                return None
-        except (OSError, ValueError):
-            return None
-    return total
 
 
 def _column_keys(data: DataConfig) -> list[tuple[str, str]]:
@@ -199,6 +178,10 @@ def check_files(key: str, files: Sequence[str], columns: Columns, on_bad_row: st
             yield Problem(at, name, _without_name(bad[0], name), "Mend the file, or write on_bad_row: drop")
         elif rows:
             yield from _check_columns(rows, columns)
+        for column, held in islice((found for row in rows for found in beyond_text(row.values)), 1):
+            reason = f"its rows have {held}, and models are trained on text alone"
+            remedy = "Leave such rows out" if "messages" in held else f"Take rows of text, without a column {column}"
+            yield Problem(at, name, reason, remedy)
 
 
 def _check_columns(rows: Sequence[Row], columns: Columns) -> Iterator[Problem]:

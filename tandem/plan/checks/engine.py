@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
+from tandem.plan.checks.algorithm import COLDEST
 from tandem.plan.checks.correction import cut_sampling, readers
 from tandem.plan.engine import engine_capabilities, shares_weights
 from tandem.plan.entries import Entries
@@ -17,10 +18,11 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def check_engine(config: Config, entries: Entries, runtime: str) -> Iterator[Problem]:
-    """All of them."""
+    """Every problem between the rollout section and what the engine declares."""
     yield from _check_weights(config, runtime)
     yield from _check_process(config, runtime)
     yield from _check_update(config)
+    yield from _check_temperature(config)
     yield from _check_logprobs(config, entries)
     yield from _check_exact(config)
 
@@ -65,9 +67,6 @@ def _check_process(config: Config, runtime: str) -> Iterator[Problem]:
         yield Problem(key, value, reason, "Leave it out, or write execution.mode: hybrid")
     elif config.runtime.threads:
         yield Problem(key, value, "runtime.threads keeps the engine in this process", "Leave one of the two out")
-    elif runtime == "ray":
-        reason = "on Ray an engine runs in the environment of its node's Ray"
-        yield Problem(key, value, reason, "Leave it out, and install the engine's package there")
     elif not (Path(value).is_file() and os.access(value, os.X_OK)):
         reason = "there is no such program"
         yield Problem(key, value, reason, "Write the python of the engine's environment, such as venv/bin/python")
@@ -88,6 +87,16 @@ def _check_update(config: Config) -> Iterator[Problem]:
         what = "keep old keys and values" if rollout.keep_kv == "old" else "compute keys and values again"
         remedy = f"Write {_listed(capabilities.keep_kv)}; or {_declare('keep_kv', rollout.keep_kv)}"
         yield Problem(f"{ROLLOUT}.keep_kv", rollout.keep_kv, f"the engine {rollout.name} can't {what}", remedy)
+
+
+def _check_temperature(config: Config) -> Iterator[Problem]:
+    rollout, lowest = config.actor_rollout_ref.rollout, engine_capabilities(config).lowest_temperature
+    reason = f"the engine {rollout.name} draws at {lowest:g} or above"
+    if COLDEST <= rollout.temperature < lowest:  # what is below is refused whatever the engine
+        yield Problem(f"{ROLLOUT}.temperature", rollout.temperature, reason, f"Write {lowest:g} or more")
+    if 0 < config.evaluation.temperature < lowest:
+        remedy = f"Write {lowest:g} or more, or 0 for greedy answers"
+        yield Problem("evaluation.temperature", config.evaluation.temperature, reason, remedy)
 
 
 def _check_logprobs(config: Config, entries: Entries) -> Iterator[Problem]:

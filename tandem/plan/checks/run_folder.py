@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tandem.base.errors import DataError, Problem
 from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER, KEY, METRICS_FILE, in_the_way, is_of_a_run, user_files
 from tandem.config.schema import AUTO, LATEST, TrainerConfig
 from tandem.observe.metrics import read_rows
+from tandem.train import saved
 from tandem.train.saved import STATE, checkpoints_in
 
 RESUME = "trainer.resume"
@@ -96,37 +98,66 @@ def _goes_on_in(folder: Path, trainer: TrainerConfig) -> bool:
     return Path(trainer.resume).expanduser().resolve().is_relative_to(folder.resolve())
 
 
-def check_resume(trainer: TrainerConfig) -> Iterator[Problem]:
-    """Whether there is something to go on from."""
+@dataclass(frozen=True)
+class Saved:
+    """The checkpoint that a run goes on from, as far as its small files say: ``facts`` are those of ``state.json``."""
+
+    step: int
+    path: Path
+    facts: Mapping[str, Any]
+
+
+def find_resumed(trainer: TrainerConfig) -> tuple[Saved | None, list[Problem]]:
+    """What ``trainer.resume`` names; None where that is nothing, or can't be gone on from, as the problems say.
+
+    Files are compared with their manifest; of large ones only how long they are.
+    """
     if trainer.resume is None:
-        return
+        return None, []
     if not trainer.resume.strip():
         reason = "it names no checkpoint"
-        yield Problem(RESUME, trainer.resume, reason, f"Write {LATEST}, {AUTO} or a folder; null begins a run anew")
-        return
-    if trainer.resume in (AUTO, LATEST):
-        try:
-            found = checkpoints_in(Path(trainer.output_dir).expanduser() / CHECKPOINTS)
-        except DataError as error:
-            yield Problem(RESUME, trainer.resume, str(error), "Mend that, or leave trainer.resume out to begin anew")
-            return
-        if not found and trainer.resume == LATEST:
-            yield nothing_to_resume(trainer)
-        return
-    folder = Path(trainer.resume).expanduser()
+        remedy = f"Write {LATEST}, {AUTO} or a folder; null begins a run anew"
+        return None, [Problem(RESUME, trainer.resume, reason, remedy)]
+    try:
+        if trainer.resume in (AUTO, LATEST):
+            newest = saved.newest(Path(trainer.output_dir).expanduser() / CHECKPOINTS, quick=True)
+            if newest is None:
+                return None, [nothing_to_resume(trainer)] if trainer.resume == LATEST else []
+            return _read(newest[1]), []
+        folder = Path(trainer.resume).expanduser()
+        problem = _no_checkpoint(trainer.resume, folder)
+        if problem is not None:
+            return None, [problem]
+        saved.require_whole(folder, quick=True)
+        return _read(folder), []
+    except OSError as error:
+        reason, remedy = f"{error.filename}: can't be read ({error.strerror})", "Mend that"
+    except DataError as error:
+        reason, remedy = str(error), "Without trainer.resume the run begins anew"
+    return None, [Problem(RESUME, trainer.resume, reason, remedy)]
+
+
+def _no_checkpoint(named: str, folder: Path) -> Problem | None:
+    """Why ``folder`` is none; None where it looks like one."""
     if not folder.is_dir():
         remedy = f"Write an existing one, or {LATEST} or {AUTO} for the newest in {KEY}"
-        yield Problem(RESUME, trainer.resume, "there is no such checkpoint folder", remedy)
-    elif not any(folder.iterdir()):
-        yield Problem(RESUME, trainer.resume, "the folder is empty", "Write a folder that holds a checkpoint")
-    elif not (folder / STATE).exists():
-        inside = checkpoints_in(folder)
-        remedy = f"Write {inside[-1][1]}" if inside else f"Write the path of a folder step_… that holds a {STATE}"
-        yield Problem(RESUME, trainer.resume, "it is not a finished checkpoint", remedy)
+        return Problem(RESUME, named, "there is no such checkpoint folder", remedy)
+    if not any(folder.iterdir()):
+        return Problem(RESUME, named, "the folder is empty", "Write a folder that holds a checkpoint")
+    if (folder / STATE).exists():
+        return None
+    inside = checkpoints_in(folder)
+    remedy = f"Write {inside[-1][1]}" if inside else f"Write the path of a folder step_… that holds a {STATE}"
+    return Problem(RESUME, named, "it is not a finished checkpoint", remedy)
+
+
+def _read(folder: Path) -> Saved:
+    state = saved.read_state(folder)
+    return Saved(state["step"], folder, state["facts"])
 
 
 def nothing_to_resume(trainer: TrainerConfig) -> Problem:
-    """That there is no checkpoint, and what else was found."""
+    """The problem that there is no checkpoint, with what else was found."""
     folder = Path(trainer.output_dir).expanduser()
     rows = read_rows(folder / METRICS_FILE)
     there = [f"{len(rows)} steps in {METRICS_FILE}"] if rows else []

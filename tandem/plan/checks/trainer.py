@@ -6,19 +6,21 @@ import importlib.util
 from collections.abc import Iterator
 
 from tandem.base.errors import Problem
+from tandem.base.hidden import HIDDEN, hidden_keys
 from tandem.config.model import OptimConfig
 from tandem.config.schema import Config, SftConfig, TrainerConfig
 from tandem.observe.trackers import TRACKERS
 from tandem.plan.batch import BatchPlan
-from tandem.plan.checks.run_folder import check_output, check_resume
+from tandem.plan.checks.run_folder import check_output
 from tandem.plan.entries import unknown
+from tandem.plan.rows import TrainedRows
 
 MOST_SAMPLES = 10_000_000
 """A step is held in memory: more than this is a slip of the pen."""
 
 
 def check_trainer(trainer: TrainerConfig, document: Config | SftConfig) -> Iterator[Problem]:
-    """Loggers, resume, and the folder to write to; ``document`` is the config that says so."""
+    """Loggers, and the folder to write to; ``document`` is the config that says so."""
     for index, name in enumerate(trainer.logger):
         key = f"trainer.logger[{index}]"
         if name not in TRACKERS:
@@ -29,8 +31,14 @@ def check_trainer(trainer: TrainerConfig, document: Config | SftConfig) -> Itera
             extra = TRACKERS[name].traits.get("extra")
             remedy = f"Install it with pip install 'tandem-rl[{extra}]', or take {name} out of the list"
             yield Problem(key, name, f"the package {package} is not installed", remedy)
-    yield from check_resume(trainer)
     yield from check_output(trainer, document)
+
+
+def check_hidden(document: Config | SftConfig) -> Iterator[Problem]:
+    """Whether a secret is missing that was left out when this config was written."""
+    for key in hidden_keys(document.model_dump(mode="json", by_alias=True)):
+        reason = "a run writes its config without secrets, and this one is not there"
+        yield Problem(key, HIDDEN, reason, f"Write it again, such as {key}=... on the command line")
 
 
 def check_schedule(key: str, optim: OptimConfig, updates: int | None, own_loop: bool = False) -> Iterator[Problem]:
@@ -66,15 +74,26 @@ def check_evaluation(config: Config) -> Iterator[Problem]:
         yield Problem("evaluation.n", evaluation.n, reason, "Write 1, or evaluation.temperature above 0")
 
 
-def check_length(config: Config, batch: BatchPlan, rows: int | None) -> Iterator[Problem]:
+def check_length(config: Config, batch: BatchPlan, rows: TrainedRows) -> Iterator[Problem]:
     """Whether the run has a step at all."""
-    if batch.steps == 0 and rows:
+    if batch.steps == 0 and (rows.kept or rows.held_out):
         key, value = "data.train_batch_size", config.data.train_batch_size
+        held = f" ({rows.held_out} more are held out)" if rows.held_out else ""
         reason = (
-            f"the data have {rows} prompts, fewer than one step needs in all epochs together: nothing would be trained"
+            f"the data have {rows.kept} prompts{held}, fewer than one step needs in all epochs together: nothing would "
+            "be trained"
         )
-        yield Problem(key, value, reason, f"Write at most {rows}, or raise trainer.total_epochs")
+        remedy = f"Write at most {rows.kept}, or raise trainer.total_epochs"
+        yield Problem(key, value, reason, remedy if rows.kept else "Write data.drop_val_prompts: false, or other files")
     elif batch.samples > MOST_SAMPLES:
         key, value = "data.train_batch_size", config.data.train_batch_size
         reason = f"with {config.actor_rollout_ref.rollout.n} samples each a step has {batch.samples} samples"
         yield Problem(key, value, reason, f"Write a number that gives at most {MOST_SAMPLES} samples")
+
+
+def notes_on_rows(rows: TrainedRows, batch: BatchPlan) -> Iterator[str]:
+    """What is left out of the training files before steps are counted."""
+    if rows.held_out:
+        yield f"{rows.held_out} rows of data.train_files are held out too (data.val_files) and are not trained on"
+    elif rows.at_most and batch.steps is not None:
+        yield "the files are too large to be compared here: rows that are held out too make the steps fewer"

@@ -1,7 +1,8 @@
-"""Which keys a trainer of the user's own has no reader for, beside those that no fine-tuning has."""
+"""Which keys a loop or a trainer of the user's own has no reader for, beside those that nothing has."""
 
 from __future__ import annotations
 
+from tandem.config.schema import Config
 from tandem.plan.reads.form import Reads
 from tandem.plan.reads.sft import SftSetting
 
@@ -27,6 +28,12 @@ TRAINER_READS: tuple[Reads[SftSetting], ...] = (
         "Leave it out, or use `tandem sft`",
     ),
     Reads(
+        ("trainer.export_dtype",),
+        lambda s: False,
+        "a trainer of your own leaves the model in the dtype that it has",
+        "Leave it out, or use `tandem sft`",
+    ),
+    Reads(
         ("data.source", "data.mix"),
         lambda s: False,
         "a trainer of your own has its rows from the data source that fit() is given",
@@ -46,3 +53,25 @@ TRAINER_READS: tuple[Reads[SftSetting], ...] = (
     ),
 )
 """For ``BaseTrainer.fit``; keys of ``model`` and columns of ``data`` are for the user's own code to read."""
+
+_YOURS = "what it asks for is yours to do in a loop of your own"
+
+LOOP_READS: tuple[Reads[Config], ...] = (
+    Reads(
+        (
+            "trainer.save_interval",
+            "trainer.keep_checkpoints",
+            "trainer.save_on_interrupt",
+            "trainer.export",
+            "trainer.max_idle_steps",
+            "trainer.rollouts_per_step",
+            "trainer.trace",
+            "evaluation",
+        ),
+        lambda config: False,
+        _YOURS,
+        noted=True,
+    ),
+    Reads(("trainer.logger",), lambda config: set(config.trainer.logger) <= {"console"}, _YOURS, noted=True),
+)
+"""For a loop over ``build_actor_rollout_ref``, whose keys otherwise are those of a run."""

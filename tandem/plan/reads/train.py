@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem.config.schema import Config
-from tandem.plan.engine import engine_asks_for
+from tandem.plan.engine import engine_asks_for, engine_capabilities
 from tandem.plan.entries import Entries
 from tandem.plan.placement import train_ranks
 from tandem.plan.preference import learns_preferences
@@ -257,6 +257,16 @@ EXECUTION: tuple[Reads[Setting], ...] = (
         noted=True,
     ),
     Reads(
+        ("execution.weight_sync.probe",),
+        lambda s: s.streams and engine_capabilities(s.config).proof == "fingerprint",
+        lambda s: (
+            f"the engine {s.config.actor_rollout_ref.rollout.name} is asked at every push"
+            if s.streams
+            else "no new weights travel"
+        ),
+        noted=True,
+    ),
+    Reads(
         (f"{ROLLOUT}.start_s",),
         lambda s: s.streams and not s.config.runtime.threads,
         lambda s: "no engine is started in a process of its own",
@@ -346,6 +356,12 @@ DATA: tuple[Reads[Setting], ...] = (
         lambda s: s.config.evaluation.temperature > 0,
         "evaluation.temperature 0 is greedy",
         noted=True,
+    ),
+    Reads(
+        ("trainer.export_dtype",),
+        lambda s: s.config.trainer.export == "merged" or s.config.critic.enable,
+        "trainer.export is adapter, and an adapter stays in float32",
+        "Leave it out, or write trainer.export: merged",
     ),
     checkpoint_reads(lambda s: s.config.trainer),
 )

@@ -12,8 +12,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from tandem.reward.process.folders import TemporaryPlace
 from tandem.reward.process.wire import Inbox, Setup, send
+from tandem.reward.temporary import SCORER, TemporaryPlace
 
 if TYPE_CHECKING:
     from tandem.reward.process.job import Job
@@ -29,7 +29,7 @@ class ScoringProcess:
     """
 
     def __init__(self, setup: Setup) -> None:
-        self._place = TemporaryPlace()
+        self._place = TemporaryPlace(SCORER)
         self.channel, theirs = socket.socketpair()
         with theirs:
             command = [

@@ -10,6 +10,7 @@ from tandem.reward.outcome import Sample, Scores, Verdict
 from tandem.reward.process.job import Group, Handle
 from tandem.reward.samples import samples_of
 from tandem.reward.scoring import Scorer, run_now
+from tandem.reward.temporary import clear_left_over
 
 
 class InlineScoring:
@@ -19,6 +20,7 @@ class InlineScoring:
     """
 
     def __init__(self, scorer: Scorer) -> None:
+        clear_left_over()
         self._scorer = scorer
 
     def __enter__(self) -> InlineScoring:

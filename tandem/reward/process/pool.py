@@ -19,10 +19,10 @@ from tandem.base.deadline import Deadline
 from tandem.base.errors import RewardError
 from tandem.reward.outcome import PROCESS, Outcome, Scores, Verdict, failed, timed_out
 from tandem.reward.process.child import ScoringProcess
-from tandem.reward.process.folders import clear_left_over
 from tandem.reward.process.job import Group, Handle, Job, make_jobs
 from tandem.reward.process.wire import Setup, unpack_verdicts
 from tandem.reward.scoring import ScorerSpec
+from tandem.reward.temporary import clear_left_over
 
 logger = logging.getLogger(__name__)
 

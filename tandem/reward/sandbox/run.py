@@ -23,11 +23,9 @@ import os
 import platform
 import secrets
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +36,7 @@ from typing import IO, Any, Literal, NamedTuple
 from tandem.base.errors import RewardError
 from tandem.reward.sandbox.calls import call_filter
 from tandem.reward.sandbox.walls import NO_WALLS, TEMPORARY_BYTES, Paths, Walls, candidates, make_paths
+from tandem.reward.temporary import PROGRAM, TemporaryPlace
 
 Isolation = Literal["full", "network", "limits"]
 _PYTHON = os.path.realpath(sys.executable)  # a virtual environment's configuration can't be read from the inside
@@ -167,7 +166,8 @@ class Sandbox:
 
     def _within(self, walls: Walls, task: Mapping[str, Any], stdin: str, seconds: float) -> Ended:
         """Start the program and read what it says until it ends, or must be ended."""
-        folder = Path(tempfile.mkdtemp(prefix="tandem-program-"))
+        place = TemporaryPlace(PROGRAM)
+        folder = place.path
         try:
             paths = make_paths(folder, [_PYTHON, str(_INSIDE)], self.packages)
             task = {**task, "search": paths.search}
@@ -179,7 +179,7 @@ class Sandbox:
                 said.close()
                 return self._watch(child, result, walls, seconds)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            place.remove()
 
     def _doors(self, paths: Paths, walls: Walls, seconds: float) -> dict[str, Any]:
         """What the inside closes, as its ``Doors``."""

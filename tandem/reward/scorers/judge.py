@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tandem.base.errors import RewardError
+from tandem.base.hidden import hide
 from tandem.reward.ranges import Count, NotNegative, Positive
 from tandem.reward.registry import Objection, register_reward
 from tandem.reward.scorers.exchange import Exchange, Request, opener
@@ -48,6 +49,12 @@ def check_judge(parameters: Mapping[str, Any]) -> Iterator[Objection]:
     """An address, a range, a template with the answer in it, an expression with a group, a key that is there."""
     if not parameters["base_url"].startswith(("http://", "https://")):
         yield Objection("base_url", "it is no address", "Write for example http://localhost:8000/v1")
+    elif hide(parameters["base_url"]) != parameters["base_url"]:
+        yield Objection(
+            "base_url",
+            "a password or key in an address ends up wherever that is shown",
+            "Write the address without it, the key into an environment variable, and its name as api_key_env",
+        )
     lowest, highest = parameters["lowest"], parameters["highest"]
     if not lowest < highest:
         yield Objection("highest", f"grades begin at lowest = {lowest:g}", "Write a higher one")

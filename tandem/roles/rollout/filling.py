@@ -21,6 +21,7 @@ from tandem.reward.outcome import Scores
 from tandem.reward.process.job import Handle
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.generation import as_batch, request
+from tandem.roles.rollout.utilization import ScoringWait
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
 from tandem.rollout.sound import sound_outputs
 
@@ -57,7 +58,7 @@ class Rollout:
     """One engine that works through the tickets that the gate admits.
 
     ``name`` is the engine's in the gate and in messages. Of the last partition filled, ``counts`` are the groups
-    dropped by reason and ``report`` the scorer's own metrics.
+    dropped by reason and ``report`` the scorer's own metrics. ``scoring_wait`` measures how long scores are waited for.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class Rollout:
         gate: Gate,
         filling: Filling,
         tokenizer: Any,
+        scoring_wait: ScoringWait | None = None,
     ) -> None:
         self.name = name
+        self.scoring_wait = ScoringWait() if scoring_wait is None else scoring_wait
         self.engine = engine
         self.counts: Counter[str] = Counter()
         self.report: dict[str, float] = {}
@@ -114,8 +117,10 @@ class Rollout:
         """Generate a group for every ticket that is due; score them; how many of them were dropped."""
         pending: dict[Ticket, Pending] = {}
         by_key: dict[int | str, Ticket] = {}
+        self.scoring_wait.generates(self.name, 1)
         for output in sound_outputs(self.engine, self._requests(pending, by_key), self._filling.sampling):
             self._store(by_key[output.request.key], pending, output)
+        self.scoring_wait.generates(self.name, -1)
         return sum(self._settle(ticket, pending[ticket], scores) for ticket in sorted(pending))
 
     def _requests(self, pending: dict[Ticket, Pending], by_key: dict[int | str, Ticket]) -> Iterator[GroupRequest]:
@@ -142,12 +147,15 @@ class Rollout:
         drawn = batch[: self._filling.sampling.n]  # a greedy answer is scored and not trained
         self._plane.put([ticket], drawn, timeout=self._filling.deadline_s)
         group.truncated = drawn.dense("truncated")
-        group.handle = self._rewards.submit(batch, f"{ticket}, prompt {group.prompt.uid}")
+        self.scoring_wait.scores(1)
+        with self.scoring_wait.blocking(self.name):
+            group.handle = self._rewards.submit(batch, f"{ticket}, prompt {group.prompt.uid}")
 
     def _settle(self, ticket: Ticket, group: Pending, scores: list[Scores]) -> bool:
         """Store the rewards of a group, or drop it; says whether it was dropped."""
         assert group.handle is not None
         every, failed = self._rewards.collect(group.handle)
+        self.scoring_wait.scores(-1)
         found = every.first(self._filling.sampling.n)
         scores.append(found)
         columns = self._rewards.columns(found)

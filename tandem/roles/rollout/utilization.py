@@ -13,7 +13,7 @@ from tandem.dataflow.tickets import Ticket
 
 
 def wall() -> float:
-    """Seconds of ``time.perf_counter``."""
+    """A reading of the clock, in seconds of ``time.perf_counter``."""
     return time.perf_counter()
 
 
@@ -32,7 +32,7 @@ class StepClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around a step."""
+        """Run the clock for the time of the block."""
         self._state = self(), wall()
         try:
             yield
@@ -54,15 +54,75 @@ class Work:
     longest: float = 0.0
 
 
-class Utilization:
-    """Which groups an engine is at work on, and how long each partition has kept it busy. For any threads.
+class ScoringWait:
+    """Seconds in which answers are being scored and no engine generates: what slow rewards add to a step.
 
-    Work is counted for the partition that it is for, whenever it is done: with staleness, before the step that trains
-    on it. ``clock`` gives the seconds that count.
+    ``clock`` gives the seconds that count. For any threads, and for all engines of a run.
     """
 
     def __init__(self, clock: Callable[[], float] = wall) -> None:
         self._clock = clock
+        self._lock = threading.Lock()
+        self._generating: Counter[str] = Counter()  # engine -> groups
+        self._blocked: dict[str, float] = {}  # engine -> since when
+        self._blocked_s: defaultdict[str, float] = defaultdict(float)
+        self._scoring = 0
+        self._seconds, self._counted = 0.0, clock()
+
+    def generates(self, engine: str, change: int) -> None:
+        """``engine`` has so many groups more, or fewer, in flight."""
+        with self._lock:
+            self._count()
+            self._generating[engine] += change
+
+    def scores(self, change: int) -> None:
+        """So many groups more, or fewer, wait for their scores."""
+        with self._lock:
+            self._count()
+            self._scoring += change
+
+    @contextmanager
+    def blocking(self, engine: str) -> Iterator[None]:
+        """Around what ``engine`` waits for though it has groups in flight: a scoring in its own thread."""
+        with self._lock:
+            self._blocked[engine] = self._count()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocked_s[engine] += self._count() - self._blocked.pop(engine)
+
+    def blocked_s(self, engine: str) -> float:
+        """Seconds for which ``engine`` was ``blocking`` so far: it has done no work in them."""
+        with self._lock:
+            now = self._count()
+            return self._blocked_s[engine] + now - self._blocked.get(engine, now)
+
+    def look(self) -> float:
+        """Seconds since the last look."""
+        with self._lock:
+            self._count()
+            seen, self._seconds = self._seconds, 0.0
+            return seen
+
+    def _count(self) -> float:
+        now = self._clock()
+        at_work = any(groups > 0 and engine not in self._blocked for engine, groups in self._generating.items())
+        if self._scoring > 0 and not at_work:
+            self._seconds += now - self._counted
+        self._counted = now
+        return now
+
+
+class Utilization:
+    """Which groups an engine is at work on, and how long each partition has kept it busy. For any threads.
+
+    Work is counted for the partition that it is for, whenever it is done: with staleness, before the step that trains
+    on it. ``clock`` gives the seconds that count. ``note`` is told of groups more, or fewer, in flight.
+    """
+
+    def __init__(self, clock: Callable[[], float] = wall, note: Callable[[int], None] = lambda change: None) -> None:
+        self._clock, self._note = clock, note
         self._lock = threading.Lock()
         self._begun: dict[Ticket, float] = {}
         self._in_flight: Counter[int] = Counter()  # partition -> groups
@@ -77,6 +137,7 @@ class Utilization:
             now = self._share_out()
             self._begun[group] = self._counted
             self._in_flight[group.partition] += 1
+            self._note(1)
             self._work[group.partition].ended = now
 
     def end(self, group: Ticket) -> None:
@@ -87,6 +148,7 @@ class Utilization:
             if begun is None:
                 return
             self._in_flight[group.partition] -= 1
+            self._note(-1)
             work = self._work[group.partition]
             lasted = self._counted - begun
             work.ended, work.longest = now, max(work.longest, lasted)
@@ -96,6 +158,7 @@ class Utilization:
         """The engine is dead: nothing is generated from now on."""
         with self._lock:
             self._share_out()
+            self._note(-len(self._begun))
             self._begun.clear()
             self._in_flight.clear()
 
@@ -115,6 +178,7 @@ class Utilization:
             self._share_out()
             for group in [group for group in self._begun if group.partition <= partition]:
                 del self._begun[group]
+                self._note(-1)
             for number in [number for number in self._in_flight if number <= partition]:
                 del self._in_flight[number]
             return self._work.pop(partition, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -16,22 +16,25 @@ from tandem.config.model import OnWeightUpdate
 from tandem.data.prompts import Prompt
 from tandem.data.sampler import Sampler
 from tandem.dataflow.gate import Closed, Gate
-from tandem.dataflow.store import DataPlane
+from tandem.dataflow.store import Answering, DataPlane
 from tandem.dataflow.tickets import Ticket
 from tandem.reward.outcome import Scores
+from tandem.roles.probing import ask
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import Filling, Pending, Rollout
-from tandem.roles.rollout.utilization import Utilization, wall
+from tandem.roles.rollout.utilization import ScoringWait, Utilization, wall
 from tandem.rollout.connection import QUIET_S
 from tandem.rollout.protocol import EngineStats, GroupOutput, GroupRequest, Heartbeat, RolloutEngine, Supervised
 from tandem.rollout.sound import sound_outputs
+from tandem.weights.probe import Answer
 
 _TICK_S = 0.05  # between looks at scorings while the engine has nothing to do
+_ANSWER_S = 2.0  # for the parts of the data plane to give a sign of life
 _LEAVE_S = 10.0  # for a loop whose engine has died to hand its tickets on
 
 
 class RolloutWorker(Rollout):
-    """One engine's loop.
+    """The loop of one rollout engine, in a thread of its own.
 
     It consumes tickets that the gate admits and produces groups with their rewards in the data plane. It waits for the
     gate (unblocked by a publication), for the engine's next group, and for scorings; all of these end with ``stop``. An
@@ -56,11 +59,15 @@ class RolloutWorker(Rollout):
         *,
         partial: Literal["resume", "discard"] = "resume",
         clock: Callable[[], float] = wall,
+        scoring_wait: ScoringWait | None = None,
     ) -> None:
-        super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer)
+        super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer, scoring_wait)
         self._partial = partial
         self.error: BaseException | None = None
-        self.utilization = Utilization(clock)
+        waited = self.scoring_wait
+        self.utilization = Utilization(
+            lambda: clock() - waited.blocked_s(name), lambda change: waited.generates(name, change)
+        )
         self._pending: dict[Ticket, Pending] = {}
         self._by_key: dict[int | str, Ticket] = {}
         self._generating = 0
@@ -72,7 +79,7 @@ class RolloutWorker(Rollout):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread of the loop."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -93,7 +100,7 @@ class RolloutWorker(Rollout):
             raise DeadlineError(f"waited {seconds:g} s for {self.name} to finish what it generates and rest")
 
     def work(self) -> None:
-        """Ask for tickets again."""
+        """Ask for tickets again after a rest."""
         self._resting = False
         self._gate.wake()
 
@@ -232,11 +239,23 @@ class UpdatedStream:
 
     ``wait``: it is finished first, under the old weights, and nothing is begun. ``abort``: it ends where it is and goes
     on as the stream says. ``keep``: it goes on, and its tokens carry their versions.
+
+    ``logprobs``: the engine gives some. ``asleep``: it is when weights come, and wakes for a question.
     """
 
-    def __init__(self, stream: RolloutWorker, gate: Gate, on_update: OnWeightUpdate, drain_s: float) -> None:
+    def __init__(
+        self,
+        stream: RolloutWorker,
+        gate: Gate,
+        on_update: OnWeightUpdate,
+        drain_s: float,
+        *,
+        logprobs: bool = True,
+        asleep: bool = False,
+    ) -> None:
         self.name = stream.name
         self._stream, self._gate, self._on_update, self._drain_s = stream, gate, on_update, drain_s
+        self._logprobs, self._asleep = logprobs, asleep
         self._draining = False
 
     def prepare(self, version: int) -> None:
@@ -280,6 +299,16 @@ class UpdatedStream:
         self._gate.resume(stream.name)
         return fingerprint
 
+    def answer(self, prompts: Sequence[torch.Tensor]) -> list[Answer]:
+        """The engine's own answers to ``prompts``, to be compared with the actor's."""
+        engine = self._stream.engine
+        if self._asleep:
+            engine.wake()
+        answers = ask(engine, prompts, self._logprobs)
+        if self._asleep:
+            engine.sleep()
+        return answers
+
     def ping(self, deadline_s: float) -> int:
         """The version that the engine has; raises what ended its loop, if anything did."""
         self._stream.check()
@@ -294,7 +323,7 @@ class UpdatedStream:
 
 
 def silence(rollout: RolloutWorker) -> str:
-    """That the engine gives no sign of life, and for how long; nothing of one that does."""
+    """Words that tell for how long the engine gave no sign of life; none of one that does."""
     silent_s = rollout.engine.silent_s() if isinstance(rollout.engine, Heartbeat) else 0.0
     return f"gave no sign of life for {silent_s:.0f} s" if silent_s > QUIET_S else ""
 
@@ -306,10 +335,14 @@ def cause_of_stall(
     partition: int,
     starting: Collection[str] = (),
 ) -> str:
-    """Why a partition isn't ready, in words: what is unfilled, who scores, is paused or silent, what the gate awaits.
+    """Why a partition isn't ready, in words: parts of the data plane that don't answer; else what is unfilled, who
+    scores, is paused or silent, what the gate awaits.
 
     The engines of ``starting`` have died.
     """
+    silent = plane.silent(_ANSWER_S) if isinstance(plane, Answering) else []
+    if silent:
+        return "; ".join(silent)  # what else is late is late because of them, and nobody can be asked
     causes = []
     status = plane.status().partitions
     if partition in status:

@@ -58,9 +58,8 @@ def build_actor_rollout_ref(section: Section | Config) -> ActorRolloutRef:
     problems = list(check_own_loop(config, plan))
     if problems:
         raise ConfigError(problems)
-    if unread := unread_in_own_loop(config):
-        ignored = ", ".join(f"{key} = {value!r}" for key, value in unread.items())
-        warnings.warn(f"a loop of your own does not read {ignored}: what they ask for is yours to do", stacklevel=2)
+    for note in unread_in_own_loop(config):
+        warnings.warn(note, stacklevel=2)
     updates = plan.batch.optimizer_steps_in_all
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     return build_composite(config, plan, tokenizer, 1 if updates is None else updates)

@@ -15,7 +15,7 @@ from tandem.plan.model import model_folder
 from tandem.plan.own_loop import NOT_FOR_A_LOOP
 from tandem.plan.plan import Plan, compile_plan
 from tandem.roles.batching import Batching
-from tandem.roles.critic import Critic
+from tandem.roles.critic import CRITIC, Critic
 from tandem.roles.train_group import TrainGroup
 from tandem.roles.train_rank import TrainRank
 from tandem.runtime.build.composite import config_around, model_tokenizer
@@ -65,7 +65,8 @@ def local_critic(config: Config, plan: Plan, tokenizer: PreTrainedTokenizerBase,
     """The critic as one rank in this process; ``steps`` of the run say where a falling learning rate ends."""
     model = critic_value_model(config, tokenizer)
     engine = value_engine(config, critic_training(plan, steps), model)
-    return critic_of(config, plan, model, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s))
+    ranks = TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s, role=CRITIC)
+    return critic_of(config, plan, model, ranks)
 
 
 def critic_of(config: Config, plan: Plan, model: ValueModel, ranks: TrainGroup[TrainRank]) -> Critic:
@@ -96,7 +97,7 @@ class CriticTraining(NamedTuple):
 
 
 def critic_training(plan: Plan, steps: int) -> CriticTraining:
-    """For a run of so many ``steps``."""
+    """The training of the critic in a run of so many ``steps``."""
     assert plan.critic is not None  # whoever asks has looked
     return CriticTraining(max(1, steps * plan.batch.mini_batches * plan.critic.epochs), plan.critic.max_tokens)
 

@@ -63,6 +63,7 @@ def engine_spec(config: Config, pushed: Pushed, tokens: TokenIds | None = None) 
         tensor_model_parallel_size=rollout.tensor_model_parallel_size,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enable_chunked_prefill=rollout.enable_chunked_prefill,
+        context=config.data.max_prompt_length + config.data.max_response_length,
         adapter=AdapterSpec.of(model, config.trainer.seed) if pushed == "adapter" else None,
         tokens=sampled_tokens(model) if tokens is None else tokens,
     )

@@ -121,34 +121,58 @@ class PromptBatch:
 class PromptLoader:
     """Batches of training prompts for a loop of your own; each iteration over it is one epoch, in an order of its own.
 
-    An epoch ends with its last whole batch; what is left begins the next one. Raises ``DataError`` where the rows make
-    no whole batch.
+    An epoch ends with its last whole batch; what is left (``left_over`` prompts) begins the next one. No batch comes
+    after the last of ``steps`` (None: the caller counts). Raises ``DataError`` where the rows make no whole batch.
     """
 
-    def __init__(self, source: PromptSource, batch_size: int) -> None:
+    def __init__(self, source: PromptSource, batch_size: int, steps: int | None = None) -> None:
         if len(source) < batch_size:
             raise DataError(
                 f"{len(source)} usable rows give no batch of {batch_size}: lower data.train_batch_size, or add rows"
             )
-        self._source, self._batch_size = source, batch_size
+        self._source, self._batch_size, self._left = source, batch_size, steps
+
+    @property
+    def left_over(self) -> int:
+        """Prompts of an epoch that make no whole batch."""
+        return len(self._source) % self._batch_size
+
+    def __str__(self) -> str:
+        """What became of the rows, in one line."""
+        if not self.left_over:
+            return str(self._source.counts)
+        left = f"{self.left_over} left over in each epoch, less than a batch of {self._batch_size}, begin the next one"
+        return f"{self._source.counts}; {left}"
 
     def __len__(self) -> int:
-        """Batches in one epoch."""
+        """The number of whole batches in one epoch."""
         return len(self._source) // self._batch_size
 
     def __iter__(self) -> Iterator[PromptBatch]:
         for _ in range(len(self)):
+            if self._left == 0:
+                return
+            self._left = None if self._left is None else self._left - 1
             yield PromptBatch(self._source.take(self._batch_size))
 
 
 def build_dataloader(config: Config) -> PromptLoader:
-    """The training prompts of ``config.data``, encoded by the model's tokenizer."""
+    """The training prompts of ``config.data``, encoded by the model's tokenizer; what became of the rows is printed.
+
+    With ``trainer.total_steps`` no more batches come. Where that is all that bounds the run, ``trainer.total_epochs``
+    becomes as many epochs as they take, so that a loop over both needs to know of one of them only.
+    """
     if not isinstance(config, Config):
         raise ContractError(f"build_dataloader takes the whole config of a run, got {type(config).__name__}")
     model = config.actor_rollout_ref.model
     tokenizer = load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
-    source = prompt_source(config, tokenizer, prompt_tables(config), endless=True)
-    return PromptLoader(source, config.data.train_batch_size)
+    source, trainer = prompt_source(config, tokenizer, prompt_tables(config), endless=True), config.trainer
+    loader = PromptLoader(source, config.data.train_batch_size, trainer.total_steps)
+    if trainer.total_epochs is None and trainer.total_steps is not None:
+        trainer.__dict__["total_epochs"] = -(-trainer.total_steps // len(loader))
+    if source.counts.dropped or source.counts.cut or loader.left_over:
+        print(f"data: {loader}")
+    return loader
 
 
 def held_out_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, tables: Tables) -> list[Prompt]:

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from tandem.runtime.ray.devices import SLOT, SLOTS_PER_CORE, Inventory, Share, r
 
 ADDRESS = "RAY_ADDRESS"
 _MODULES = "PYTHONPATH"
+_OTHER_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _CONNECT_S = 5.0
 _RESERVE_S = 15.0
 
@@ -42,7 +43,8 @@ def _connect(ray: Any) -> bool:
     if address:
         _check_address(address)
         try:
-            ray.init(address=address, logging_level=logging.WARNING)
+            with _loopback(ray) if _is_of_this_machine(ray, address) else nullcontext():
+                ray.init(address=address, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise TandemError(
                 f"no Ray cluster answers at {ADDRESS}={address}: {_first_line(error)}. A new cluster wants a token: "
@@ -52,7 +54,7 @@ def _connect(ray: Any) -> bool:
         return False
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     slots = SLOTS_PER_CORE * cores
-    with _our_modules():
+    with _our_modules(), _loopback(ray):
         ray.init("local", include_dashboard=False, resources={SLOT: slots}, logging_level=logging.WARNING)
     return True
 
@@ -64,6 +66,29 @@ def _own_signals() -> Iterator[None]:
     yield
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _loopback(ray: Any) -> Iterator[None]:
+    """A cluster started inside is of this machine only, and none of its ports is open to others.
+
+    Ray has a setting for that, which it reads when it is imported and hands down to what it starts. Where the user has
+    set it, it stays; a Ray without it listens on all addresses, as ever.
+    """
+    if _OTHER_MACHINES in os.environ:
+        yield
+        return
+    constants: Any = getattr(getattr(ray, "_private", None), "ray_constants", None)
+    before = getattr(constants, "ENABLE_RAY_CLUSTER", None)
+    os.environ[_OTHER_MACHINES] = "0"
+    try:
+        if before is not None:
+            constants.ENABLE_RAY_CLUSTER = False
+        yield
+    finally:
+        del os.environ[_OTHER_MACHINES]
+        if before is not None:
+            constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextmanager
@@ -102,6 +127,22 @@ def _check_address(address: str) -> None:
             f"no Ray cluster answers at {ADDRESS}={address}: {error}. Start one (ray start --head), or unset {ADDRESS} "
             "to run on this machine alone"
         ) from error
+
+
+def _is_of_this_machine(ray: Any, address: str) -> bool:
+    """Whether the cluster answers on this machine's loopback and not under its name: a run has started it for itself.
+
+    Ray takes the one for the other, and would look for it where it is not.
+    """
+    host, _, port = address.rpartition(":")
+    if host not in ("127.0.0.1", "localhost") or not port.isdigit():
+        return False
+    own = str(ray.util.get_node_ip_address())
+    try:
+        socket.create_connection((own, int(port)), _CONNECT_S).close()
+    except OSError:
+        return True
+    return False
 
 
 def inventory() -> Inventory:

@@ -21,6 +21,7 @@ from tandem.rollout.process import NO_WEIGHTS, HostedEngine
 from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Message
 from tandem.runtime.ray.cluster import Slot
+from tandem.runtime.ray.elsewhere import relay
 from tandem.runtime.ray.weights import RemoteWeights
 
 _COLLECT_S = 1.0
@@ -51,7 +52,7 @@ class RayEngine(HostedEngine):
         super().__init__(name, host, spec.version, Patience(start_s, deadline_s, silence_s))
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
-        """See ``RolloutEngine.load``. What lies in Ray's shared memory is handed over; the rest is copied there first.
+        """Hand over what lies in Ray's shared memory; the rest is copied there first.
 
         A source that fails leaves the engine as it was.
         """
@@ -72,7 +73,7 @@ class ActorHost:
 
     @property
     def pid(self) -> int:
-        """Of the actor's process; waits for its start. 0 for one that died before."""
+        """The id of the actor's process, once it has started; 0 for one that died before."""
         try:
             return int(self._started.result())
         except TandemError:
@@ -100,12 +101,12 @@ class OwnerLine:
     def send(
         self, kind: str, tensors: Mapping[str, torch.Tensor] | None = None, file: int | None = None, **fields: Any
     ) -> None:
-        """See ``Line``; files can't travel."""
+        """Deliver a message to the engine's actor; files can't travel."""
         assert file is None
         self._remote.submit("deliver", kind, fields, pack(dict(tensors or {})))
 
     def receive(self) -> Message | None:
-        """See ``Line``."""
+        """The next message of the engine; None once the line is closed or the actor dead."""
         while not self._arrived:
             if self._closed.is_set():
                 return None
@@ -118,7 +119,7 @@ class OwnerLine:
         return self._arrived.popleft()
 
     def close(self) -> None:
-        """See ``Line``."""
+        """End the waiting for messages."""
         self._closed.set()
 
 
@@ -130,9 +131,13 @@ class EngineActor:
         self._line = HostedLine()
 
     def start(self, spec: EngineSpec, folder: str) -> int:
-        """Build the engine and serve it, in a thread; the pid of this process. The driver works in ``folder``."""
+        """Build the engine and serve it, in a thread, here or in a process of another environment; the pid of this one.
+
+        The driver works in ``folder``.
+        """
         work_beside(folder)
-        serve = partial(host, spec, self._line, ActorServing)
+        here = spec.python is None
+        serve = partial(host, spec, self._line, ActorServing) if here else partial(relay, spec, self._line)
         threading.Thread(target=or_die, args=(serve,), daemon=True).start()
         return os.getpid()
 
@@ -152,19 +157,24 @@ class HostedLine:
         self.arrived: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._sent: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
 
+    @property
+    def heard(self) -> bool:
+        """Whether all that was sent has been collected."""
+        return self._sent.empty()
+
     def send(
         self, kind: str, tensors: Mapping[str, torch.Tensor] | None = None, file: int | None = None, **fields: Any
     ) -> None:
-        """See ``Line``; files can't travel."""
+        """Leave a message for the owner to collect; files can't travel."""
         assert file is None
         self._sent.put((kind, fields, pack(dict(tensors or {}))))
 
     def receive(self) -> Message | None:
-        """See ``Line``. The actor ends with its owner, so there is always somebody at the other end."""
+        """The next message. The actor ends with its owner, so there is always somebody at the other end."""
         return self.arrived.get()
 
     def close(self) -> None:
-        """See ``Line``."""
+        """Wake the receiver with None."""
         self.arrived.put(None)
 
     def take(self, seconds: float) -> list[_Sent]:

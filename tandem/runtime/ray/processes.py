@@ -59,9 +59,13 @@ class RayRuntime:
                 disconnect()
             raise
 
-    def ranks(self, role: str, setup: RankSetup, *, several: int = 1) -> list[RayRank]:
-        """A train rank on each device of the role, which ``several`` such groups share. They end with the runtime."""
-        return start_ranks(self._slots(role), setup, part=self._part(role) / several, role=role)
+    def ranks(self, role: str, setup: RankSetup, *, several: int = 1, called: str | None = None) -> list[RayRank]:
+        """A train rank on each device of the role, which ``several`` such groups share. They end with the runtime.
+
+        ``called`` is what messages call this group; default: as the role.
+        """
+        part = self._part(role) / several
+        return start_ranks(self._slots(role), setup, part=part, role=role if called is None else called)
 
     def engines(
         self,
@@ -117,7 +121,7 @@ class RayRuntime:
         return self.slots[placement.group][: placement.devices]
 
     def _part(self, role: str) -> float:
-        """Of each device, for one of the roles that take turns on it."""
+        """The part of each device for one of the roles that take turns on it."""
         group = self._placement(role).group
         return 1.0 / sum(other.group == group for other in self.placements)
 

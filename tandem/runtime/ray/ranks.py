@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tandem.models.numerics import prepare_process
 from tandem.models.weights import copy_weights
-from tandem.remote.calls import Remote, Reply, end_with_node, import_ray, work_beside
+from tandem.remote.calls import Pulse, Remote, Reply, end_with_node, import_ray, work_beside
 from tandem.remote.payload import Packed, pack, unpack
 from tandem.roles.rank_calls import Call, T
 from tandem.roles.train_group import RankError, TrainGroup
@@ -32,6 +32,8 @@ from tandem.train.protocol import Exported
 BuildEngine = Callable[[DeviceMesh | None], FsdpEngine]
 """Makes the engine of this rank on the mesh of all ranks. Travels by name, so it must be importable in every worker."""
 
+ALIVE = "alive"
+_LOOPBACK = "127.0.0.1"
 _MEETING_S = 1800.0
 _START_S = 300.0
 
@@ -75,9 +77,9 @@ class RayTrainRank(TrainRank):
 class RankActor:
     """The process of one rank. Its ``RayTrainRank`` exists from ``build`` on."""
 
-    def __init__(self, rank: int, world: int) -> None:
+    def __init__(self, rank: int, world: int, role: str) -> None:
         end_with_node()
-        self._rank, self._world = rank, world
+        self._rank, self._world, self._role = rank, world, role
         self._store: TCPStore | None = None
         self._hosted: RayTrainRank | None = None
 
@@ -85,7 +87,13 @@ class RankActor:
         """Where the ranks find each other: address and port, held from now on, so nobody else can take it."""
         host = str(import_ray().util.get_node_ip_address())
         patience = timedelta(seconds=seconds)
-        self._store = TCPStore(host, 0, self._world, True, patience, wait_for_workers=False)
+        options: dict[str, Any] = {"wait_for_workers": False}
+        port = 0
+        if host == _LOOPBACK:  # on this address alone: TCPStore itself listens on all
+            listening = socket.create_server((host, 0))
+            port = int(listening.getsockname()[1])
+            options["master_listen_fd"] = listening.detach()
+        self._store = TCPStore(host, port, self._world, True, patience, **options)
         return host, self._store.port
 
     def build(self, packed: Packed, meeting: tuple[str, int]) -> int:
@@ -107,6 +115,8 @@ class RankActor:
         patience = timedelta(seconds=setup.meeting_s)
         if self._store is None:
             self._store = TCPStore(*meeting, self._world, False, patience, wait_for_workers=False)
+        if meeting[0] == _LOOPBACK:  # whatever the machine is called elsewhere, the ranks are all on it
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         found = "cuda" if torch.cuda.is_available() else "cpu"
         device = found if setup.device == "auto" else setup.device
         backend = {"cpu": "gloo", "cuda": "nccl"}[device]
@@ -114,7 +124,7 @@ class RankActor:
         return init_device_mesh(device, (self._world,))
 
     def pid(self) -> int:
-        """Of this process: an answer shows that it lives."""
+        """The id of this process: an answer shows that it lives."""
         return os.getpid()
 
     def call(self, packed: Packed) -> Packed:
@@ -128,7 +138,7 @@ class RankActor:
 
     def _there(self) -> RayTrainRank:
         if self._hosted is None:
-            raise RankError(f"rank {self._rank} has no engine: build() comes first")
+            raise RankError(f"rank {self._rank} of the {self._role} has no engine: build() comes first")
         return self._hosted
 
 
@@ -139,7 +149,7 @@ class _Unpacked:
     reply: Reply
 
     def result(self, timeout: float | None = None) -> Any:
-        """See ``rank_calls.Reply``."""
+        """The unpacked answer. Raises ``TimeoutError`` if it is not there in time."""
         return unpack(self.reply.result(timeout))
 
 
@@ -148,7 +158,7 @@ class RayRank:
 
     def __init__(self, remote: Remote, pid: int) -> None:
         self.remote, self.pid = remote, pid
-        self._pulse: Reply | None = None
+        self._pulse = Pulse(remote, ALIVE)
 
     @property
     def name(self) -> str:
@@ -156,21 +166,22 @@ class RayRank:
         return f"{self.remote.name} (pid {self.pid})"
 
     def submit(self, call: Call[RayTrainRank, T]) -> _Unpacked | Reply:
-        """See ``RankHandle.submit``."""
+        """Send the call to the rank's actor; the reply is unpacked when it is asked for."""
         if not hasattr(TrainRank, call.name):
             return self.remote.submit("call_with_references", call, awaited="buckets of weights")
         return _Unpacked(self.remote.submit("call", pack(call), awaited=f"the answer to {call.name}()"))
 
     def check(self) -> None:
-        """See ``RankHandle.check``. One question is open at most; a rank at work answers it later."""
-        if self._pulse is None:
-            self._pulse = self.remote.submit("pid", awaited="a sign of life")
-        with suppress(TimeoutError):
-            self._pulse.result(0.0)
-            self._pulse = None
+        """Raise if the rank is gone. One question is open at most; a rank at work answers it later."""
+        self._pulse.look()
+
+    def silent_s(self) -> float:
+        """Seconds since the last sign of life; a thread of its own gives it, whatever the rank is doing."""
+        self._pulse.look()
+        return self._pulse.silent_s
 
     def kill(self) -> None:
-        """End the process."""
+        """End the process of the rank at once."""
         self.remote.kill()
 
 
@@ -180,8 +191,9 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, r
     Raises what building raised, ``DiedError`` for a rank that dies, ``DeadlineError`` for one that hangs.
     """
     ray = import_ray()
-    actors = [ray.remote(RankActor).options(**slot.options(part)) for slot in slots]
-    remotes = [Remote(a.remote(rank, len(slots)), f"rank {rank} of the {role}") for rank, a in enumerate(actors)]
+    hosted = ray.remote(concurrency_groups={ALIVE: 1})(RankActor)
+    actors = [hosted.options(**slot.options(part)) for slot in slots]
+    remotes = [Remote(a.remote(rank, len(slots), role), f"rank {rank} of the {role}") for rank, a in enumerate(actors)]
     try:
         meeting = remotes[0].ask("open_meeting", setup.meeting_s, awaited="its start", waits=_START_S)
         packed = pack(setup)

@@ -12,9 +12,10 @@ import pytest
 
 from tandem.base.deadline import Deadline
 from tandem.reward.outcome import Sample
-from tandem.reward.process.folders import clear_left_over
+from tandem.reward.process.inline import InlineScoring
 from tandem.reward.process.pool import ScoringPool
-from tandem.reward.resolve import resolve
+from tandem.reward.resolve import bind, resolve
+from tandem.reward.temporary import clear_left_over
 from tests.reward.test_pool import until
 
 SPAWNING = '''
@@ -93,12 +94,34 @@ def test_nor_does_one_whose_owner_is_killed(tmp_path: Path) -> None:
     assert until(lambda: not list(places.iterdir()), 20)
 
 
-def test_the_next_pool_clears_what_nobody_holds_and_nothing_else(
+def test_a_program_whose_run_is_killed_is_cleared_by_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Scored in the run's own process, nobody else is there to clear it."""
+    owner = "from tandem.reward.sandbox.run import Sandbox\nSandbox('limits', seconds=60.0).run('%s', '')"
+    program = "import time; print(1, flush=True); time.sleep(60)"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-c", owner % program], env=environment)
+    assert until(lambda: bool(list(tmp_path.iterdir())), 60)
+    (left,) = tmp_path.iterdir()
+    os.utime(left, (0, 0))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    held, left, young = (tmp_path / f"tandem-scorer-{name}" for name in ("held", "left", "young"))
-    mine, link = tmp_path / "other", tmp_path / "tandem-scorer-link"
+    InlineScoring(bind(resolve("exact")))
+    assert left.exists(), "its owner lives"
+    process.kill()
+    process.wait()
+    os.utime(left, (0, 0))
+    InlineScoring(bind(resolve("exact")))
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("kind", ["scorer", "program"])
+def test_the_next_pool_clears_what_nobody_holds_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    held, left, young = (tmp_path / f"tandem-{kind}-{name}" for name in ("held", "left", "young"))
+    mine, link = tmp_path / "other", tmp_path / f"tandem-{kind}-link"
     for folder in (held, left, young, mine):
         folder.mkdir()
         (folder / "file").write_text("x")
