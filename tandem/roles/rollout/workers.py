@@ -57,7 +57,7 @@ class RolloutWorkers:
         self._resting = False
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the loops of all workers."""
         for stream in self.streams:
             stream.start()
 
@@ -78,7 +78,7 @@ class RolloutWorkers:
             stream.rest(_REST_S)
 
     def work(self) -> None:
-        """End the rest."""
+        """End the rest: every worker asks for tickets again."""
         self._resting = False
         for stream in self.streams:
             stream.work()
