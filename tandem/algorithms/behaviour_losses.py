@@ -70,7 +70,7 @@ def decoupled_ppo(
     dropped = torch.zeros_like(response_mask) if behaviour_cap is None else weight > behaviour_cap
     per_token = torch.where(dropped, 0.0, proximal.per_token * weight)
     metrics = proximal.metrics | {"behaviour_dropped": Metric.over(dropped.float(), response_mask)}
-    return replace(proximal, per_token=select(per_token, response_mask), metrics=metrics)
+    return replace(proximal, per_token=per_token, metrics=metrics)
 
 
 @POLICY_LOSSES.register(
@@ -113,7 +113,7 @@ def m2po(
         "m2": Metric.over(squares, leaving),
         "ppo_kl": Metric.over(-delta, response_mask),
     }
-    return PolicyLoss(select(per_token, response_mask), metrics)
+    return PolicyLoss(per_token, metrics)
 
 
 def _trusted(squares: torch.Tensor, threshold: float) -> float:

@@ -40,7 +40,7 @@ def k1(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
 
 @KL_TYPES.register("abs", scope=Scope.TOKEN, use_when="in the reward: a deviation costs in either direction")
 def absolute(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """``|log(pi / ref)|``."""
+    """``|log(pi / ref)|``: a deviation costs in either direction; biased."""
     return (logprobs - ref_logprobs).abs()
 
 
@@ -134,10 +134,10 @@ class KLController(Protocol):
         """Learn from the mean ``kl`` of a partition of ``samples`` samples."""
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """The state that a checkpoint keeps."""
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continue from a checkpoint."""
+        """Continue with the state of a checkpoint."""
 
 
 KL_CONTROLLERS: Registry[Callable[..., KLController]] = Registry("kl controller")
@@ -149,16 +149,16 @@ KL_CONTROLLERS: Registry[Callable[..., KLController]] = Registry("kl controller"
     use_when="the default",
 )
 class FixedKL:
-    """A constant coefficient."""
+    """A coefficient that stays as the config says."""
 
     def __init__(self, *, coef: float) -> None:
         self.coef = coef
 
     def update(self, kl: float, samples: int) -> None:
-        """Nothing to learn."""
+        """There is nothing to learn for a constant."""
 
     def state_dict(self) -> dict[str, float]:
-        """The coefficient."""
+        """The coefficient, for the record alone."""
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -191,7 +191,7 @@ class AdaptiveKL:
         self.coef *= 1 + error * samples / self.horizon
 
     def state_dict(self) -> dict[str, float]:
-        """The coefficient reached so far."""
+        """The coefficient that was reached so far."""
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:

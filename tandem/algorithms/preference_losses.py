@@ -53,7 +53,10 @@ class Pairs:
 
     @classmethod
     def of(cls, preferred: torch.Tensor, group_ids: torch.Tensor) -> Pairs:
-        """Raises ``ContractError`` unless each group has exactly one preferred and one other answer."""
+        """The pairs of a batch.
+
+        Raises ``ContractError`` unless each group has exactly one preferred and one other answer.
+        """
         order = torch.argsort(group_ids, stable=True)
         best = preferred[order]
         pairs = cls(order[best], order[~best])

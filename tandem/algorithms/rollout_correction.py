@@ -59,7 +59,7 @@ class Weighting:
 
     @property
     def scope(self) -> Scope:
-        """What must be seen at once."""
+        """The set of samples that must be seen at once."""
         if self.normalize:
             return Scope.PARTITION
         return Scope.SEQUENCE if self.level == Level.SEQUENCE else Scope.TOKEN
@@ -98,7 +98,7 @@ class Rejection:
 
     @property
     def scope(self) -> Scope:
-        """What must be seen at once."""
+        """The set of samples that must be seen at once."""
         if self.quantile is not None:
             return Scope.PARTITION
         return Scope.TOKEN if self.of_tokens else Scope.SEQUENCE
@@ -144,14 +144,14 @@ class Rejection:
 
 @dataclass(frozen=True)
 class CorrectionRules:
-    """What a config asks for."""
+    """The weighting and the rejections that a config asks for."""
 
     weighting: Weighting | None = None
     rejections: tuple[Rejection, ...] = ()
 
     @classmethod
     def of(cls, config: RolloutCorrectionConfig) -> CorrectionRules:
-        """Raises ``ContractError`` for bounds that contradict each other."""
+        """The rules of a config. Raises ``ContractError`` for bounds that contradict each other."""
         weighting = None
         if config.weights != "off":
             weighting = Weighting(config.weights, config.cap, config.floor, config.normalize)
@@ -162,7 +162,7 @@ class CorrectionRules:
 
     @property
     def scope(self) -> Scope:
-        """What must be seen at once."""
+        """The widest set of samples that one of the rules must see at once."""
         weighting = Scope.TOKEN if self.weighting is None else self.weighting.scope
         return max([weighting, *(rejection.scope for rejection in self.rejections)])
 

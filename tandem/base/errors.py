@@ -54,7 +54,7 @@ class Problem:
         return f"{shown.key} = {shown.value!r}: {shown.reason}. {shown.remedy}"
 
     def hidden(self) -> Problem:
-        """It, without secrets."""
+        """The same problem without secrets in its texts."""
         name = self.key.rpartition(".")[2]
         value = HIDDEN if names_secret(name) else hide_in(self.value)
         return replace(self, value=value, reason=hide(self.reason), remedy=hide(self.remedy))

@@ -64,7 +64,7 @@ def restore() -> None:
 
 @contextmanager
 def unwinding(message: Callable[[], str]) -> Iterator[None]:
-    """For a loop inside a program of the user's: both signals unwind the block, and handlers are as before after it.
+    """A context for a loop inside a program of the user's: both signals unwind it, and handlers are as before after it.
 
     SIGINT stays the ``KeyboardInterrupt`` that the program may catch; SIGTERM becomes ``SystemExit`` with 143. One line
     says where it ended (``message``); of an interrupt that nobody catches Python prints no traceback after it. A
@@ -88,7 +88,7 @@ def unwinding(message: Callable[[], str]) -> Iterator[None]:
 
 
 def _print_nothing_of(interrupt: BaseException) -> None:
-    """It was told in a line already."""
+    """Print no traceback of what was told in a line already."""
     usual = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -195,7 +195,7 @@ def train(words: Words = None) -> None:
 
 @app.command(context_settings=RAW)
 def sft(words: Words = None) -> None:
-    """Fine-tune on examples."""
+    """Fine-tune a model on examples."""
     from tandem.cli.planning import runnable_sft
     from tandem.cli.show import show_notes
 

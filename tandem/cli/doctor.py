@@ -10,6 +10,8 @@ import shutil
 import sys
 from collections.abc import Iterator
 
+from tandem.base.machine import physical_memory
+
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "peft", "numpy", "pyarrow", "pydantic", "typer", "rich")
 
 OPTIONAL = {
@@ -47,14 +49,6 @@ def usable_processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def physical_memory() -> int | None:
-    """Bytes; None where the system doesn't say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _versions() -> Iterator[str]:

@@ -27,7 +27,7 @@ class NoPlan:
         return False
 
     def to_json(self) -> str:
-        """The problems as JSON, for machines; without secrets."""
+        """The problems as JSON, for machines."""
         shown = NoPlan(tuple(problem.hidden() for problem in self.problems))
         return json.dumps({"kind": None, **asdict(shown)}, default=repr, ensure_ascii=False, indent=2)
 

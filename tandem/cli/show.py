@@ -10,12 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem.cli.planning import NoPlan
+from tandem.plan.memory import Part
 from tandem.plan.plan import Plan
 from tandem.plan.reward import ScoringPlan
 from tandem.plan.sft import SftPlan
 
 PLAIN_WIDTH = 4000
 """Columns where there is no terminal: lines are never wrapped, so that they can be searched."""
+
+_TOTAL = {True: "total at once", False: "total at once, at least"}
 
 PUSHED = {
     "nothing": "none, it generates with the actor's own",
@@ -74,7 +77,9 @@ def _show_train(console: Console, plan: Plan) -> None:
     _table(console, "Stages of a step", ("", "stage", "role (tag)", "phase", "needs", "gives"), stages)
     _table(console, "Batch", ("", "", ""), _batch_rows(plan))
     memory = [
-        (m.group, name, _size(size)) for m in plan.memory for name, size in (*m.parts.items(), ("total", m.total))
+        (m.group, f"{name}{_turn(part)}", "unknown" if part.size is None else _size(part.size))
+        for m in plan.memory
+        for name, part in (*m.held.items(), (_TOTAL[m.known], Part(m.total)))
     ]
     if memory:
         _table(console, "Memory per device (estimated)", ("devices of", "for", "size"), memory)
@@ -133,6 +138,10 @@ def _table(console: Console, title: str, names: Sequence[str], rows: Iterable[Se
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def _turn(part: Part) -> str:
+    return "" if part.turn is None else f" (during {part.turn})"
 
 
 def _size(size: int) -> str:

@@ -100,7 +100,7 @@ Execution = Annotated[
 
 
 class RuntimeConfig(Node):
-    """What runs the roles."""
+    """Where and on what the roles run."""
 
     name: Literal["auto", "local", "ray"] = "auto"
     """``local`` needs no Ray; ``auto`` takes it where one train rank and one rollout engine suffice."""

@@ -80,7 +80,7 @@ class OptimConfig(Node):
 
 
 class ActorConfig(Node):
-    """The policy's training."""
+    """How the policy is trained."""
 
     strategy: str = "fsdp2"
     """Training engine."""
@@ -100,7 +100,7 @@ class ActorConfig(Node):
 
 
 class RolloutConfig(Node):
-    """Generation."""
+    """How answers are generated."""
 
     name: str = "hf"
     """Rollout engine."""

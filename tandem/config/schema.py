@@ -72,7 +72,7 @@ class DistillationConfig(TypedNode):
 
 
 class AlgorithmConfig(Node):
-    """What is optimised."""
+    """What the policy learns from: advantages, loss and KL."""
 
     adv_estimator: str | AdvantageConfig = "grpo"
     """Advantage estimator: a name, or {type: NAME, ...parameters}."""
@@ -204,7 +204,7 @@ class DataConfig(Node):
 
 
 class EvaluationConfig(Node):
-    """Scores on held-out prompts."""
+    """Scores on held-out prompts during the run."""
 
     interval: NonNegativeInt = 0
     """Every so many steps; 0 is off."""
@@ -231,7 +231,7 @@ AUTO, LATEST = "auto", "latest"
 
 
 class TrainerConfig(Node):
-    """The run."""
+    """The run: its length, its folder, what it saves and logs."""
 
     total_steps: PositiveInt | None = None
     """Steps; with total_epochs, whichever ends first."""
@@ -249,6 +249,9 @@ class TrainerConfig(Node):
     """Write a checkpoint of the steps that are done where Ctrl-C or SIGTERM ends the run."""
     export: Literal["merged", "adapter"] = "merged"
     """What a LoRA run leaves: the model with its adapters merged, or a PEFT adapter folder."""
+    export_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """In which dtype the model is left, in checkpoints and at the end; ``auto``: that of the folder that it began with.
+    What a resume reads keeps full precision."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept."""
     max_idle_steps: PositiveInt = 10

@@ -112,7 +112,7 @@ def quiet() -> None:
 
 
 class _WithoutSecrets(logging.Formatter):
-    """Of all that is logged, other libraries' lines too."""
+    """A format without secrets for all that is logged, other libraries' lines too."""
 
     def format(self, record: logging.LogRecord) -> str:
         return hide(super().format(record))

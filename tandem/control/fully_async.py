@@ -10,7 +10,7 @@ from tandem.stages import table as step
 
 
 def train_fully_async(session: ServedSession) -> None:
-    """The actor's loop.
+    """The actor's loop in training where every role has a loop of its own.
 
     Each step k consumes the complete partition k (rewards, log-probs, advantages) and produces weights version k + 1,
     which is pushed to the rollout engines and to actor_fwd. It waits for the slowest role's columns; every wait is

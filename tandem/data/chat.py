@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tandem.base.errors import DataError
+from tandem.data.modalities import kind_in_messages
 from tandem.data.tools import Tools
 from tandem.models.tokenizer import decode_text, encode_plain, encode_text, end_ids, rendered_opening
 from tandem.models.tool_calls import fit_calls
@@ -48,6 +49,11 @@ def checked_messages(value: object) -> list[Message]:
             )
         if not isinstance(message.get("content", "" if "tool_calls" in message else None), str | list):
             raise DataError(f"message {i} ({message['role']}) has no content: write text, if only an empty one")
+        if (kind := kind_in_messages([message])) is not None:
+            raise DataError(
+                f"message {i} ({message['role']}) has a part of the type {kind}: models are trained on text alone, so "
+                "leave such rows out"
+            )
         messages.append(message)
     return messages
 
@@ -179,7 +185,7 @@ class Endings:
 
 
 def endless_turns(ending: str, ends: str) -> str:
-    """That turns end with no end token, as ``ending`` says, and the remedy; ``ends`` are the model's end tokens."""
+    """A message that turns end with no end token, as ``told``, and the remedy; ``ends`` are the model's end tokens."""
     return (
         f"{ending}, which is no end token of the model (it has {ends}): it would not learn to stop. Let the chat "
         "template end each assistant turn with an end token, or name the template's own: eos_token in "

@@ -37,7 +37,7 @@ class Accounts:
         return f"produced {self.produced}, trained {self.trained}, dropped {dropped}, left in the queue {self.queued}"
 
     def __add__(self, other: Accounts) -> Accounts:
-        """Of two parts of a run together."""
+        """The accounts of two parts of a run together."""
         dropped = dict(self.dropped)
         for reason, count in other.dropped.items():
             dropped[reason] = dropped.get(reason, 0) + count
@@ -46,7 +46,7 @@ class Accounts:
         )
 
     def ended(self) -> Accounts:
-        """Of a part of a run that another goes on from: what was in the queue is generated again, and so dropped."""
+        """The accounts once another part goes on from this one: its queue is generated again, and so dropped."""
         lost = {} if self.queued == 0 else {"generated again after a resume": self.queued}
         return Accounts(self.produced, self.trained, 0, self.dropped) + Accounts(0, 0, 0, lost)
 

@@ -26,7 +26,7 @@ class Answering(Protocol):
     """A data plane whose parts are other processes."""
 
     def silent(self, seconds: float) -> list[str]:
-        """Those that give no sign of life within so many seconds, in words."""
+        """The parts that give no sign of life within so many seconds, in words."""
 
 
 class DataPlane(Protocol):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType
+from peft.tuners.lora.layer import ParamWrapper
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -78,6 +79,12 @@ def load_adapter(model: PreTrainedModel, folder: str) -> PeftModel:
             f"adapter {folder!r}: it could not be loaded onto the model ({type(error).__name__}: {said}). Write a "
             "folder that PEFT saved for this model"
         ) from error
+    experts = [name for name, layer in adapted_layers(model).items() if isinstance(layer, ParamWrapper)]
+    if experts:
+        raise DataError(
+            f"adapter {folder!r}: {experts[0]} is adapted, which is no linear module but the experts of a layer in "
+            "one: merge it into its model first, and start from that"
+        )
     own = {peft_name(name) for name in model.state_dict() if is_adapter(name)}
     if saved != own:
         odd = sorted(saved ^ own)[0]

@@ -34,7 +34,7 @@ class AttentionLayout(ABC):
     """A layout that decides, in each attention layer, who sees whom among the T tokens of one row."""
 
     def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """See ``Layout.hidden``: the tokens stand in one row, and each attention layer calls ``attend``."""
+        """Last hidden states (T, d) of tokens that stand in one row; each attention layer calls ``attend``."""
         output = decoder(input_ids=input_ids[None], position_ids=positions[None], use_cache=False, layout=self)
         states: torch.Tensor = output.last_hidden_state[0]
         return states

@@ -33,7 +33,7 @@ class KVCache:
 
     @property
     def count(self) -> int:
-        """Rows in use."""
+        """The number of rows in use."""
         return self.answers.count
 
     def append(self, lengths: torch.Tensor, copies: int) -> PromptLayout:
@@ -50,7 +50,7 @@ class KVCache:
         return PromptLayout(self.prompts, rows, lengths, self.device)
 
     def resume(self, lengths: torch.Tensor, copies: torch.Tensor, begun: torch.Tensor) -> ResumptionLayout:
-        """See ``RowCache.resume``."""
+        """The layout that runs prompts and the beginnings of their answers, and appends those rows to the cache."""
         return ResumptionLayout(self, lengths, copies, begun)
 
     def extend(self) -> DecodeLayout:
@@ -106,7 +106,7 @@ class PromptLayout(StoringLayout):
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """See ``AttentionLayout.attend``: (1, H, T, D), (1, K, T, D) and (1, K, T, E) to (1, T, H, E)."""
+        """Keep the prompts' keys and values; (1, H, T, D), (1, K, T, D) and (1, K, T, E) give (1, T, H, E)."""
         for store, new in zip(self._store.layer(self.place(layer), key, value), (key, value), strict=True):
             padded = new[0].index_select(1, self._index).unflatten(1, (-1, self._width))  # (K, P, width, D)
             store[self._rows, :, : self._width] = padded.transpose(0, 1)
@@ -151,7 +151,10 @@ class ResumptionLayout(StoringLayout):
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """See ``AttentionLayout.attend``: (1, H, T, D), (1, K, T, D) and (1, K, T, E) to (1, T, H, E)."""
+        """Keep keys and values of prompts and beginnings.
+
+        From (1, H, T, D), (1, K, T, D), (1, K, T, E) to (1, T, H, E).
+        """
         place = self.place(layer)
         for part in self._parts:
             part.keep(place, key, value)
@@ -203,7 +206,7 @@ class DecodeLayout(StoringLayout):
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """See ``AttentionLayout.attend``, T = R: (1, H, R, D), (1, K, R, D) and (1, K, R, E) to (1, R, H, E)."""
+        """One token per row against its cache: (1, H, R, D), (1, K, R, D) and (1, K, R, E) give (1, R, H, E)."""
         heads, count, size = query.shape[1:]
         place = self.place(layer)
         if count != len(self.positions):

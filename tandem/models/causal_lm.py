@@ -98,7 +98,7 @@ class CausalLM(nn.Module):
         return _LAYOUTS[self.route](documents, device)
 
     def new_cache(self, rows: int = 1, capacity: int = BLOCK) -> RowCache:
-        """For generation, with room for ``rows`` of ``capacity`` tokens where that can be said before."""
+        """A cache for generation, with room for ``rows`` of ``capacity`` tokens where that can be said before."""
         device = self.model.device
         if self.route == "packed":
             return KVCache(device, rows, capacity)

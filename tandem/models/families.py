@@ -7,6 +7,7 @@ tried where it is loaded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from tandem.base.errors import DataError
 
@@ -50,6 +51,62 @@ BORDERS = frozenset(
 """Families whose layers can be given the borders of documents, by kernels that run on a device."""
 
 
+AS_TEXT = frozenset(
+    {
+        *("dots3_note", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "llama4", "phi4_multimodal", "qwen3_5"),
+        *("qwen3_5_moe", "qwen4_exp"),
+    }
+)
+"""Families that read images or sound too, and that transformers loads as language models."""
+
+_GATED = frozenset({"down_proj", "gate", "gate_proj", "up_proj"})
+_NUMBERED = frozenset({"gate", "w1", "w2", "w3"})
+
+FUSED_EXPERTS: dict[str, frozenset[str]] = {
+    **dict.fromkeys(
+        [
+            *("afmoe", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe"),
+            *("glm4_moe_lite", "hunyuan_v1_moe", "longcat_flash", "olmoe", "qwen3_moe", "qwen3_next", "sarvam_mla"),
+            "solar_open",
+        ],
+        _GATED,
+    ),
+    **dict.fromkeys(["kimi_linear", "minimax", "minimax_m2", "mixtral", "phimoe"], _NUMBERED),
+    **dict.fromkeys(
+        ["axk1", "bailing_hybrid", "laguna", "lfm2_moe", "mimo_v2_flash", "qwen2_moe", "qwen3_5_moe_text"],
+        frozenset({"gate"}),
+    ),
+    **dict.fromkeys(["gpt_oss", "jamba", "llama4_text"], frozenset({"router"})),
+    **dict.fromkeys(["granitemoe", "granitemoehybrid", "granitemoeshared"], frozenset({"layer"})),
+    "minimax_m3_vl_text": frozenset({"gate"}),
+}
+"""Families whose experts transformers joins into one parameter a layer -> names in their files that mean no module.
+
+Those of experts and routers, and those that PEFT takes for them wherever they stand.
+"""
+
+FUSED_NAMES = frozenset({"down_proj", "gate_up_proj"})
+"""What the joined parameters are called."""
+
+
+def without_adapter(families: Iterable[str], module: str) -> bool:
+    """Whether ``module``, as the files of a model of these ``families`` call it, can't have an adapter."""
+    parts = module.split(".")
+    expert = any(one == "experts" and other.isdigit() for one, other in pairwise(parts))
+    return any(expert or parts[-1] in FUSED_EXPERTS[family] for family in families if family in FUSED_EXPERTS)
+
+
+def notes_on_adapters(families: Iterable[str]) -> Iterator[str]:
+    """What adapters on all linear modules leave out in a model of these ``families``."""
+    for family in families:
+        if family in FUSED_EXPERTS:
+            named = ", ".join(sorted(FUSED_EXPERTS[family]))
+            yield (
+                f"lora_target_modules all-linear leaves out the experts of the family {family}, which are one "
+                f"parameter a layer and no linear modules, and what else is called {named}"
+            )
+
+
 def refuse_family(family: str) -> None:
     """Raise ``DataError`` for a family that no route is right for."""
     if family in REFUSED:
@@ -57,8 +114,10 @@ def refuse_family(family: str) -> None:
 
 
 def notes_on_families(families: Iterable[str], *, generates: bool) -> Iterator[str]:
-    """What is slower with a model of these ``families``, the names in its config."""
+    """What is slower or left aside with a model of these ``families``, the names in its config."""
     for family in families:
+        if family in AS_TEXT:
+            yield f"models of the family {family} read more than text: they are trained and sampled on text alone"
         if family in PER_DOCUMENT:
             way = "a row per document, prompts not shared: right, and slower than in one row"
             yield f"models of the family {family} run {way} ({PER_DOCUMENT[family]})"

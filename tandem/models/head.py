@@ -23,7 +23,7 @@ class Transform:
     softcap: float | None = None
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """Of plain logits of any shape."""
+        """The model's logits from plain ones of any shape."""
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:

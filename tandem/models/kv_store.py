@@ -86,7 +86,7 @@ class StoringLayout(AttentionLayout):
         self._calls: Counter[int] = Counter()
 
     def place(self, layer: int) -> Place:
-        """Where this call of ``layer`` stores."""
+        """The place in the store of this call of ``layer``."""
         self._calls[layer] += 1
         return layer, self._calls[layer]
 

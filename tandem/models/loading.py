@@ -29,6 +29,7 @@ from tandem.models.causal_lm import CausalLM, decoder_of
 from tandem.models.families import refuse_family
 from tandem.models.head import measured_transform
 from tandem.models.lora import merged_weights
+from tandem.models.precision import Precision
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import load_tokenizer
 
@@ -136,16 +137,21 @@ def save_pretrained_atomic(
     folder: Path,
     *,
     weights: Mapping[str, torch.Tensor] | None = None,
+    precision: Precision | None = None,
 ) -> None:
     """Write a Hugging Face folder that plain transformers loads; it appears whole or not at all.
 
     Adapters are merged. ``weights`` replaces the model's own by full tensors under their Hugging Face names: those
-    that an engine exports.
+    that an engine exports. ``precision``: the dtypes that are written; None: those that there are.
     """
     plain = model.model if isinstance(model, CausalLM) else _without_peft(model)
     state = dict(merged_weights(plain) if weights is None else weights)
+    if precision is not None:
+        state = precision.cast(state.items())
     with whole_folder(folder) as scratch:
         plain.save_pretrained(scratch, state_dict=state)
+        if precision is not None:
+            precision.write_into(scratch)
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
         write_manifest(scratch)
@@ -183,18 +189,32 @@ def nothing_added(model: PreTrainedModel, missing: set[str]) -> set[str]:
     return missing
 
 
+def nothing_left(model: PreTrainedModel, surplus: set[str]) -> set[str]:
+    """All weights in the files of a model must be its own."""
+    del model
+    return surplus
+
+
+def below_another_head(model: PreTrainedModel, surplus: set[str]) -> set[str]:
+    """Of a model that got another head, the weights that were beneath the old one must be its own."""
+    beneath = f"{model.base_model_prefix}."
+    return {name for name in surplus if name.startswith(beneath) or any(part.isdigit() for part in name.split("."))}
+
+
 def from_pretrained(
     path: str | Path,
     trust_remote_code: bool,
     *,
     auto: Any = AutoModelForCausalLM,
     complete: Callable[[PreTrainedModel, set[str]], set[str]] = nothing_added,
+    spare: Callable[[PreTrainedModel, set[str]], set[str]] = nothing_left,
     **options: Any,
 ) -> PreTrainedModel:
     """``auto.from_pretrained`` in float32 and eval mode, where a failure says what is wrong with the folder.
 
     ``complete`` gets the model and the names of the weights that its files lack; it sets those that it may and gives
-    the others back.
+    the others back. ``spare`` gets the names in the files that the model has no weight for (transformers knows which
+    its architectures never need), and gives back those that must not be lost.
     """
     local = Path(path)
     if local.is_dir() and not (local / "config.json").is_file():
@@ -211,6 +231,13 @@ def from_pretrained(
         raise DataError(
             f"model path {str(path)!r}: {len(missing)} weights that config.json asks for are not in its files, "
             f"{missing[0]!r} among them. Save the whole model, or name a folder whose config.json fits its weights"
+        )
+    if surplus := sorted(spare(model, set(found["unexpected_keys"]))):
+        # transformers would leave them out, and what is trained and saved would lack them
+        raise DataError(
+            f"model path {str(path)!r}: {len(surplus)} weights in its files are not in the model that config.json "
+            f"describes, {surplus[0]!r} among them. Write a config.json that fits the weights (its number of layers, "
+            "say), or save the model again"
         )
     assert isinstance(model, PreTrainedModel)
     model.eval()

@@ -20,7 +20,7 @@ CHUNK_ELEMENTS = 1 << 23
 
 @dataclass(frozen=True)
 class Projection:
-    """From hidden states to logits divided by the temperature, in float32 (float64 for float64 weights)."""
+    """The projection of hidden states to logits over the temperature, in float32 (float64 for such weights)."""
 
     temperature: float
     transform: Transform

@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from tandem.base.errors import ContractError
 from tandem.config.model import ModelConfig
@@ -42,7 +44,8 @@ def get_lora_model(
         raise ContractError(f"lora_rank = {lora_rank}: write 0 to train all weights, or a positive rank such as 16")
     if lora_rank == 0:
         return model
-    targets = target_modules if isinstance(target_modules, str) else list(target_modules)
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    targets = modules_to_adapt(model, target_modules, head)
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=lora_rank,
@@ -55,8 +58,57 @@ def get_lora_model(
         adapted = get_peft_model(model, config)
     assert isinstance(adapted, PeftModel)
     if isinstance(model.get_output_embeddings(), LoraLayer):  # type: ignore[no-untyped-call]
-        raise ContractError(f"target_modules = {targets!r} puts an adapter on the head: leave lm_head out of it")
+        raise ContractError(f"target_modules = {target_modules!r} puts an adapter on the head: leave lm_head out of it")
     return adapted
+
+
+def modules_to_adapt(model: PreTrainedModel, targets: Sequence[str] | str, head: nn.Module | None) -> list[str] | str:
+    """The names of the modules of ``model`` that ``targets`` mean; a pattern, which PEFT knows how to read, stays one.
+
+    ``"all-linear"`` is every linear module but the ``head``, and leaves out what has no adapter: experts that are one
+    parameter of a layer, their routers, and what PEFT takes for them. Raises ``ContractError`` for a name without a
+    module.
+    """
+    able = _adaptable(model)
+    if targets == "all-linear":
+        return [name for name, module in able.items() if module is not head]
+    if isinstance(targets, str):
+        return targets
+    found: dict[str, None] = {}
+    for target in targets:
+        meant = [name for name in able if name == target or name.endswith(f".{target}")]
+        if not meant:
+            fused = {name.rpartition(".")[2] for name, p in model.named_parameters() if p.dim() > 2}
+            why = (
+                "is one parameter for all experts of a layer" if target in fused else "is no module that can be adapted"
+            )
+            known = ", ".join(sorted({name.rpartition(".")[2] for name, module in able.items() if module is not head}))
+            raise ContractError(
+                f"target_modules: {target!r} {why} in the family {model.config.model_type}: name some of {known}"
+            )
+        found |= dict.fromkeys(meant)
+    return list(found)
+
+
+def _adaptable(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The linear modules of ``model``, by name. A router gives more than its product, whatever it derives from."""
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and "Router" not in type(module).__name__
+    }
+    taken = {leaf for leaf in {name.rpartition(".")[2] for name in linear} if _means_experts(model, leaf)}
+    return {name: module for name, module in linear.items() if name.rpartition(".")[2] not in taken}
+
+
+def _means_experts(model: PreTrainedModel, name: str) -> bool:
+    """Whether PEFT takes a target of this ``name`` for a parameter of fused experts: what the name meant before."""
+    config = LoraConfig(target_modules=[name])
+    try:
+        convert_peft_config_for_transformers(config, model, [])
+    except ValueError:  # it wants others of the same parameter too
+        return True
+    return name not in (config.target_modules or ())
 
 
 def hold_base(model: PreTrainedModel, dtype: str) -> None:
@@ -98,7 +150,10 @@ def is_adapter(name: str) -> bool:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """For a block, ``model`` computes what it did before it had adapters, bit by bit. For forwards without gradient."""
+    """Until the end of the block ``model`` computes as it did without adapters, bit by bit. Only for no-grad forwards.
+
+    Only for no-grad forwards.
+    """
     layers = adapted_layers(model).values()
     for layer in layers:
         layer.enable_adapters(False)

@@ -101,7 +101,7 @@ class PackedLayout(AttentionLayout):
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """See ``AttentionLayout.attend``: (1, H, T, D), (1, K, T, D) and (1, K, T, E) to (1, T, H, E)."""
+        """Attention inside each document: (1, H, T, D), (1, K, T, D) and (1, K, T, E) give (1, T, H, E)."""
         del layer
         heads, tokens, size = query.shape[1], query.shape[2], value.shape[3]
         if tokens != self.tokens:
@@ -178,7 +178,7 @@ class PackedSamples:
         return values.view(self.samples, self.width, *trailing)
 
     def chosen(self, padded: torch.Tensor) -> torch.Tensor:
-        """Undo ``padded``: the trained tokens' part of (B, width, ...), (N, ...)."""
+        """The trained tokens' part (N, ...) of (B, width, ...): what ``padded`` was made of."""
         return padded.flatten(0, 1)[self.slots]
 
 
@@ -238,7 +238,7 @@ def pack_samples(
 
 
 def _starts(lengths: torch.Tensor) -> torch.Tensor:
-    """Exclusive cumulative sum."""
+    """Where each of several stretches of these lengths starts, laid end to end."""
     return lengths.cumsum(0) - lengths
 
 

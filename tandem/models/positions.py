@@ -19,7 +19,7 @@ class Context:
 
     @classmethod
     def of(cls, text_config: Mapping[str, Any]) -> Context | None:
-        """By the fields of a ``config.json``, or of the part of it that is about text; None where nothing ends it.
+        """The context that a ``config.json``, or its part about text, tells of; None where nothing ends it.
 
         There are kinds of rope whose factor follows the longest position that is computed with it. Beyond the length up
         to which it stands still, a document would get what depends on its neighbours, and tokens that are generated

@@ -28,7 +28,7 @@ class RowCache(Protocol):
 
     @property
     def count(self) -> int:
-        """Rows in use."""
+        """The number of rows in use."""
 
     def append(self, lengths: torch.Tensor, copies: int) -> Prefill:
         """Take ``copies`` new rows for each prompt (P,); the forward of the returned layout fills them.

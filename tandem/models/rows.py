@@ -37,7 +37,7 @@ class RowsLayout:
         self._index, self._back = index.to(device), back.to(device)
 
     def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """See ``Layout.hidden``. A row's positions count from its first token, as in any plain forward."""
+        """Last hidden states (T, d), each document in a row of its own, counted from its first token."""
         del positions
         states = decoder(input_ids=input_ids[self._index], use_cache=False).last_hidden_state
         return nn.functional.embedding(self._back, states.flatten(0, 1))
@@ -60,7 +60,7 @@ class BorderedLayout(PackedLayout):
         }
 
     def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """See ``AttentionLayout.hidden``; transformers hands the borders on under names of its own."""
+        """Last hidden states (T, d) of one row; transformers hands the documents' borders on under its own names."""
         ids, places = input_ids[None], positions[None]
         output = decoder(input_ids=ids, position_ids=places, use_cache=False, layout=self, **self._borders)
         states: torch.Tensor = output.last_hidden_state[0]
@@ -115,18 +115,18 @@ class RowsCache:
 
     @property
     def count(self) -> int:
-        """Rows in use."""
+        """The number of rows in use."""
         return len(self.lengths)
 
     def append(self, lengths: torch.Tensor, copies: int) -> RowsPrefill:
-        """See ``RowCache.append``. Each prompt runs once; its cache is copied for each of its rows."""
+        """The layout that runs each prompt once and copies its cache for each of its rows."""
         ends = lengths.cumsum(0)
         index = [torch.arange(start, end) for start, end in zip(ends - lengths, ends, strict=True)]
         positions = torch.cat([torch.arange(int(length)) for length in lengths])
         return RowsPrefill(self, index, copies, positions, ends - 1)
 
     def resume(self, lengths: torch.Tensor, copies: torch.Tensor, begun: torch.Tensor) -> RowsPrefill:
-        """See ``RowCache.resume``. Each row runs whole, its prompt included."""
+        """The layout that runs each begun row whole, its prompt included."""
         starts, own = lengths.cumsum(0) - lengths, lengths.sum() + begun.cumsum(0) - begun
         prompt = torch.arange(len(lengths)).repeat_interleave(copies)
         first, given = starts[prompt], lengths[prompt]
@@ -139,13 +139,13 @@ class RowsCache:
         return RowsPrefill(self, index, 1, positions, torch.stack([row[-1] for row in index]))
 
     def extend(self) -> RowsDecode:
-        """See ``RowCache.extend``."""
+        """The layout of one more token in every row."""
         positions = self.lengths.clone()
         self.lengths += 1
         return RowsDecode(self, positions)
 
     def move(self, source: torch.Tensor, target: torch.Tensor, count: int) -> None:
-        """See ``RowCache.move``. A run gives up the rows that have left it."""
+        """Rows ``source`` take the places ``target``, ``count`` stay; a run gives up the rows that have left it."""
         for array in (self.lengths, self._run, self._place):
             array[target] = array[source]
         self.lengths, self._run, self._place = (array[:count] for array in (self.lengths, self._run, self._place))
@@ -202,7 +202,7 @@ class RowsPrefill:
         self._rows = cache.take(torch.tensor([len(row) for row in index]).repeat_interleave(copies))
 
     def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """See ``Layout.hidden``."""
+        """Last hidden states (T, d); prompts of equal length run together, and their caches are kept."""
         cache = self._cache
         found: torch.Tensor | None = None
         lengths = torch.tensor([len(row) for row in self._index])
@@ -225,7 +225,7 @@ class RowsDecode:
         self._cache, self.positions = cache, positions
 
     def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """See ``Layout.hidden``, T = R."""
+        """Last hidden states (R, d) of one token per row, run by run."""
         cache = self._cache
         found: torch.Tensor | None = None
         for run, rows in cache.runs():
@@ -262,7 +262,7 @@ def _further(
 
 
 def _again(decoder: PreTrainedModel, ids: torch.Tensor, run: _Run) -> torch.Tensor:
-    """As ``_further``, by all tokens of the rows."""
+    """Hidden states as those of ``_further``, by all tokens of the rows."""
     run.cache = torch.cat([run.cache, ids], 1)
     output: Any = decoder(input_ids=run.cache, use_cache=False)
     states: torch.Tensor = output.last_hidden_state[:, -1]

@@ -25,12 +25,12 @@ class Place:
     offset: int
 
     def to_json(self) -> list[Any]:
-        """For a message to the process that maps the memory."""
+        """The fields for a message to the process that maps the memory."""
         return [self.name, str(self.dtype).removeprefix("torch."), list(self.shape), self.offset]
 
     @classmethod
     def from_json(cls, fields: Sequence[Any]) -> Place:
-        """What ``to_json`` made."""
+        """The place that ``to_json`` was called on."""
         name, dtype, shape, offset = fields
         return cls(name, getattr(torch, dtype), tuple(shape), offset)
 
@@ -113,7 +113,7 @@ def map_weights(fd: int, places: Sequence[Place]) -> Iterator[tuple[str, torch.T
 
 
 def _nameless_file() -> IO[bytes]:
-    """In memory where the system can do that, else in the folder for temporary files; unbuffered."""
+    """A file in memory where the system can do that, else in the folder for temporary files; unbuffered."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("tandem-weights"), "r+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)

@@ -20,14 +20,14 @@ class TokenIds:
 
     @classmethod
     def among(cls, ids: Iterable[int]) -> TokenIds:
-        """Of all ``ids``, in any order."""
+        """The token ids among ``ids``, in any order."""
         known = set(ids)
         count = max(known, default=-1) + 1
         return cls(count, () if len(known) == count else tuple(i for i in range(count) if i not in known))
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> TokenIds:
-        """Of ``tokenizer``, the tokens that were added to it included."""
+        """The token ids of ``tokenizer``, those of added tokens included."""
         return _of(tokenizer, len(tokenizer))
 
     @classmethod

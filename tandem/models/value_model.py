@@ -15,8 +15,8 @@ from tandem.base.errors import DataError
 from tandem.config.model import ModelConfig
 from tandem.models.causal_lm import CausalLM
 from tandem.models.head import Head
-from tandem.models.loading import from_pretrained, prepared
-from tandem.models.lora import hold_base
+from tandem.models.loading import below_another_head, from_pretrained, prepared
+from tandem.models.lora import hold_base, modules_to_adapt
 
 
 class ValueModel(CausalLM):
@@ -24,7 +24,7 @@ class ValueModel(CausalLM):
 
     @property
     def head(self) -> Head:
-        """The value head."""
+        """The projection of a hidden state to one number."""
         projection = _projection(self.model)
         return Head(projection.weight, projection.bias)
 
@@ -42,7 +42,12 @@ def load_value_model(model: ModelConfig) -> ValueModel:
     """
     with _quietly():
         plain = from_pretrained(
-            model.path, model.trust_remote_code, auto=AutoModelForTokenClassification, complete=_zero_head, num_labels=1
+            model.path,
+            model.trust_remote_code,
+            auto=AutoModelForTokenClassification,
+            complete=_zero_head,
+            spare=below_another_head,
+            num_labels=1,
         )
     if model.lora_rank:
         _adapt(plain, model)
@@ -77,12 +82,12 @@ def _zero_head(model: PreTrainedModel, missing: set[str]) -> set[str]:
 
 def _adapt(plain: PreTrainedModel, model: ModelConfig) -> None:
     """Adapters in ``plain``: they and the value head are what is trained. Their random half is always the same."""
-    targets, head = model.lora_target_modules, _projection(plain)
+    head = _projection(plain)
     config = LoraConfig(
         task_type=TaskType.TOKEN_CLS,
         r=model.lora_rank,
         lora_alpha=model.lora_alpha,  # type: ignore[arg-type]  # a float is fine: it is only divided
-        target_modules=targets if isinstance(targets, str) else list(targets),
+        target_modules=modules_to_adapt(plain, model.lora_target_modules, head),
         exclude_modules=[name for name, module in plain.named_modules() if module is head],
         lora_dropout=0.0,
     )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
+from tandem.models.families import without_adapter
 from tandem.plan.engine import engine_capabilities
 from tandem.plan.model import ModelFacts, shapes_in_files
 
@@ -29,7 +30,7 @@ class AdapterFacts:
 
     @property
     def rank(self) -> int | None:
-        """Of most modules."""
+        """The rank of most adapted modules; None where the folder doesn't say."""
         found = (self.config or {}).get("r")
         return found if isinstance(found, int) else None
 
@@ -62,10 +63,15 @@ def pushed_part(config: Config) -> Literal["merged", "adapter"]:
 
 def adapted_modules(model: ModelConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
     """Module -> shape of its weight, for the modules that ``lora_target_modules`` names; a name may be a last part."""
-    targets = model.lora_target_modules
+    targets, able = model.lora_target_modules, adaptable(facts)
     if targets == "all-linear":
-        return {name: shape for name, shape in facts.matrices.items() if in_a_layer(name)}
-    return {name: shape for name, shape in facts.matrices.items() if any(is_target(name, t) for t in targets)}
+        return {name: shape for name, shape in able.items() if in_a_layer(name)}
+    return {name: shape for name, shape in able.items() if any(is_target(name, t) for t in targets)}
+
+
+def adaptable(facts: ModelFacts) -> dict[str, tuple[int, int]]:
+    """Module -> shape of its weight, for the matrices in the model's files that are modules once they are loaded."""
+    return {name: shape for name, shape in facts.matrices.items() if not without_adapter(facts.families, name)}
 
 
 def in_a_layer(module: str) -> bool:

@@ -19,7 +19,7 @@ UNKNOWN = EngineCapabilities(
 
 
 def engine_capabilities(config: Config) -> EngineCapabilities:
-    """What the engine declares."""
+    """What the engine of the config declares that it can do."""
     declared = capabilities_of(config.actor_rollout_ref.rollout.name)
     return UNKNOWN if declared is None else declared
 
@@ -37,7 +37,7 @@ def probe_interval(config: Config) -> int:
 
 
 def engine_width(config: Config) -> int:
-    """Devices of one engine."""
+    """The number of devices of one engine."""
     width = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     return width if engine_capabilities(config).tensor_parallel else 1
 

@@ -75,7 +75,7 @@ class TokenizerFacts:
 
 
 def read_tokenizer(folder: Path) -> TokenizerFacts:
-    """From the files that ``save_pretrained`` writes."""
+    """The facts of a tokenizer from the files that ``save_pretrained`` writes."""
     declared = _mapping(folder / "tokenizer_config.json")
     named = {**_mapping(folder / "special_tokens_map.json"), **declared}.get("eos_token")
     written = (folder / "chat_template.jinja").is_file() or any(folder.glob("chat_templates/*.jinja"))

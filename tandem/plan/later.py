@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
-from tandem.plan.engine import engine_capabilities
+from tandem.plan.engine import engine_capabilities, engine_width
 from tandem.plan.preference import learns_preferences
 from tandem.rollout.registry import LATER as ENGINES_LATER
 from tandem.rollout.registry import engines
@@ -45,6 +45,10 @@ def _width(config: Config, runtime: str) -> int:
     return config.actor_rollout_ref.actor.tensor_model_parallel_size
 
 
+def _engine_width(config: Config, runtime: str) -> int:
+    return engine_width(config)
+
+
 LATER = (
     Later(
         "runtime.name",
@@ -60,6 +64,13 @@ LATER = (
         "Give the actor one device, and write local or auto: preference training has one rank",
     ),
     Later("actor_rollout_ref.rollout.name", _engine, _engine_later, "Write hf"),
+    Later(
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        _engine_width,
+        lambda c, r: _engine_width(c, r) > 1 and not _engine_later(c, r),
+        "Write 1, and give the rollout as many engines as it has devices",
+        "can be planned and not be run yet: an engine is placed on one device",
+    ),
     Later(
         "actor_rollout_ref.actor.tensor_model_parallel_size",
         _width,

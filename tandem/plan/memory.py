@@ -1,52 +1,88 @@
-"""Estimated memory per device.
+"""Estimated memory per device: what a step of this config can hold, and no more.
 
 For N parameters on R train ranks (parameters, gradients and moments are sharded over them), fp32 master weights:
 
-- weights 4N / R, gradients 4T / R, Adam moments 8T / R, where T is N, or with LoRA the adapters' parameters: rank x
-  (rows + columns) of each adapted matrix (7 square ones a layer where the files don't say);
-- tags: 4T / R for each copy beside the weights in place, and once more for the actor while another one takes its place;
-  a reference that is the base with the adapters off is no copy; a teacher of its own: 4 bytes a parameter / R;
-- activations: b bytes x hidden x layers x tokens of a micro-batch x 16 (x 2 with gradient checkpointing: the inputs of
-  the layers and one layer's inside), b = 2 in bfloat16 and 4 in float32 (Korthikanti et al., arXiv 2205.05198, without
-  the attention matrix, which is not kept);
-- log-probs: 256 tokens x vocabulary x 4 bytes x 3 (logits, their gradient, one copy), but for the critic;
-- rollout: weights b N / tensor parallel (0 where the engine uses the actor's own) and the KV cache: 2 b x layers x
-  kv heads x head size x tokens of the samples in flight, at their longest.
+- weights 4N / R, and 2N more where the forward casts them to bfloat16; gradients 4T / R, Adam moments 8T / R, where T
+  is N, or with LoRA the adapters' parameters: rank x (rows + columns) of each adapted matrix;
+- tags: 4T / R for each copy beside the weights in place, and once more for the actor while another one takes its
+  place; a reference that is the base with the adapters off is no copy; a teacher of its own: 4 bytes a parameter / R;
+- activations of one micro-batch: its tokens are those of the mini-batch at its longest, at most the token budget. Each
+  keeps in each layer 6 vectors of the hidden size in float32 (residuals and norms), and in the dtype of the forward its
+  queries, output, keys and values twice (attention gathers them for each answer) and 4 vectors of the MLP's width
+  (counted by hand on a Llama layer; Korthikanti et al., arXiv 2205.05198, count alike). With gradient checkpointing:
+  the inputs of the layers, and one layer's inside;
+- log-probs: logits of one chunk (or of the whole micro-batch, if that is less), four times, and the gradient of the
+  head beside the one that it is added to; not for the critic;
+- rollout: weights (0 where the engine uses the actor's own); keys and values of the answers in flight, in columns that
+  double from 64, and of their prompts; logits and probabilities of the rows that are drawn, four times.
 
-It leaves out the framework itself (about 0.5 GB a process) and fragmentation.
+Roles and phases that take turns on a device (``turn`` of a part) hold memory one after the other: a device needs the
+parts that stay and the largest turn. What no file says is None, and the total is then a lower bound. It leaves out the
+framework itself (about 0.5 GB a process) and fragmentation. ``python bench/memory.py`` measures all this.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tandem.base.machine import has_accelerator, physical_memory
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
+from tandem.models.families import PER_DOCUMENT
 from tandem.plan.adapters import adapter_parameters
-from tandem.plan.batch import longest_sequence
+from tandem.plan.batch import longest_sequence, mini_batch_prompts
 from tandem.plan.critic import critic_model, plan_critic
 from tandem.plan.engine import engine_width
-from tandem.plan.model import ModelFacts
+from tandem.plan.model import ModelFacts, sampled_tokens
 from tandem.plan.placement import Placement
+from tandem.plan.preference import samples_per_prompt
 from tandem.plan.teacher import teacher_parameters
 from tandem.stages.facts import TEACHER
 
 BYTES = {"float32": 4, "bfloat16": 2}
 MASTER = 4
-LOGPROB_CHUNK = 256
+CHUNK, DRAWN = 1 << 23, 1 << 24
+"""Elements of logits that are there at once, of scored and of sampled tokens."""
+COLUMNS = 64
+"""Columns that the cache of a generated row begins with."""
+
+TRAINING, CRITIC, GENERATION = "training", "training of the critic", "generation"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes on each device, None where they are unknown; ``turn``: the phase that it lasts for, None: it stays."""
+
+    size: int | None
+    turn: str | None = None
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes on each device of a group, by what they are for."""
+    """What is held on each device of a group, by what it is for."""
 
     group: str
-    parts: dict[str, int]
+    held: dict[str, Part]
+
+    @property
+    def parts(self) -> dict[str, int | None]:
+        """Bytes of each part."""
+        return {name: part.size for name, part in self.held.items()}
 
     @property
     def total(self) -> int:
-        """Bytes."""
-        return sum(self.parts.values())
+        """Bytes at once, of what is known: the parts that stay, and the largest turn."""
+        turns: dict[str | None, int] = {}
+        for part in self.held.values():
+            turns[part.turn] = turns.get(part.turn, 0) + (part.size or 0)
+        return turns.pop(None, 0) + max(turns.values(), default=0)
+
+    @property
+    def known(self) -> bool:
+        """Whether the total leaves nothing out."""
+        return all(part.size is not None for part in self.held.values())
 
 
 def plan_memory(
@@ -64,48 +100,124 @@ def plan_memory(
     """
     if facts is None or not (facts.parameters and facts.hidden and facts.layers and facts.vocabulary):
         return ()
-    groups: dict[str, dict[str, int]] = {}
-    for placement in (one for one in placed if one.devices):
+    groups: dict[str, dict[str, Part]] = {}
+    for placement in placed:
         parts = groups.setdefault(placement.group, {})
         if placement.role == "actor":
             budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-            trained = _training(config.actor_rollout_ref.model, facts, placement, budget, copies)
-            trained["log-probs"] = 3 * 4 * LOGPROB_CHUNK * facts.vocabulary
-            parts.update({f"actor {name}": size for name, size in trained.items()})
+            model = config.actor_rollout_ref.model
+            parts.update(_trained("actor", TRAINING, config, model, facts, placement, budget, copies))
+            parts["actor log-probs"] = Part(_logprobs(config, facts, placement), TRAINING)
         elif placement.role == "critic" and critic is not None and critic.parameters:
             planned = plan_critic(config)
             assert planned is not None  # it is deployed
-            trained = _training(critic_model(config), critic, placement, planned.max_tokens, 0)
-            parts.update({f"critic {name}": size for name, size in trained.items()})
+            model = critic_model(config)
+            parts.update(_trained("critic", CRITIC, config, model, critic, placement, planned.max_tokens, 0))
         elif placement.role == "rollout":
-            parts.update({f"rollout {name}": size for name, size in _rollout(config, facts, shares).items()})
+            parts.update(_rollout(config, facts, shares))
         elif placement.role == TEACHER:
-            parts["teacher weights"] = MASTER * teacher_parameters(config) // placement.devices
+            known = teacher_parameters(config)
+            parts["teacher weights"] = Part(None if known is None else MASTER * known // placement.devices)
         elif placement.role in ("reference", "actor_fwd"):
-            parts[f"{placement.role} weights"] = MASTER * facts.parameters // placement.devices
+            parts[f"{placement.role} weights"] = Part(MASTER * facts.parameters // placement.devices)
     return tuple(MemoryPlan(group, parts) for group, parts in groups.items() if parts)
 
 
-def _training(model: ModelConfig, facts: ModelFacts, placement: Placement, tokens: int, copies: int) -> dict[str, int]:
-    assert facts.parameters  # the caller looked
-    ranks, hidden, layers = placement.devices, facts.hidden or 0, facts.layers or 0
+def notes_on_memory(config: Config, runtime: str, plans: tuple[MemoryPlan, ...]) -> Iterator[str]:
+    """A warning where one machine is to hold more than it has. An accelerator's memory is not known here."""
+    if runtime != "local" or config.runtime.device == "cuda" or (config.runtime.device == "auto" and has_accelerator()):
+        return
+    needed, there = sum(plan.total for plan in plans), physical_memory()
+    if there is not None and needed > there:
+        yield (
+            f"WARNING: the step can need about {needed / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB: "
+            "lower ppo_max_token_len_per_gpu, data.train_batch_size or rollout.max_num_seqs, take "
+            "gradient_checkpointing or lora_rank, or a smaller model"
+        )
+
+
+def _trained(
+    role: str,
+    turn: str,
+    config: Config,
+    model: ModelConfig,
+    facts: ModelFacts,
+    placement: Placement,
+    budget: int,
+    copies: int,
+) -> dict[str, Part]:
+    assert facts.parameters and facts.layers  # the caller looked
+    ranks = placement.devices
     trained = adapter_parameters(model, facts) if model.trains_adapters else facts.parameters
     weights = facts.parameters + (trained if model.trains_adapters else 0)
-    kept = 2 * layers + 16 if model.gradient_checkpointing else 16 * layers
-    return {
-        "weights": MASTER * weights // ranks,
-        "gradients": MASTER * trained // ranks,
-        "optimizer": 2 * MASTER * trained // ranks,
-        **({"other tags": (copies + 1) * MASTER * trained // ranks} if copies else {}),
-        "activations": BYTES[model.dtype] * hidden * kept * tokens,
+    tokens = _micro_batch_tokens(config, ranks, budget)
+    inside = _bytes_inside(facts, BYTES[model.dtype])
+    kept = (
+        MASTER * (facts.hidden or 0) * facts.layers + inside if model.gradient_checkpointing else inside * facts.layers
+    )
+    found = {
+        "weights": Part(MASTER * weights // ranks),
+        "gradients": Part(MASTER * trained // ranks, turn),
+        "optimizer": Part(2 * MASTER * trained // ranks),
+        "activations": Part(kept * tokens, turn),
     }
+    if model.dtype != "float32":
+        found["cast weights"] = Part(BYTES[model.dtype] * facts.parameters, turn)
+    if copies:
+        found["other tags"] = Part((copies + 1) * MASTER * trained // ranks)
+    return {f"{role} {name}": part for name, part in found.items()}
 
 
-def _rollout(config: Config, facts: ModelFacts, shares: bool) -> dict[str, int]:
+def _micro_batch_tokens(config: Config, ranks: int, budget: int) -> int:
+    """The most tokens that a forward with gradient runs on one rank."""
+    longest, n = longest_sequence(config), samples_per_prompt(config)
+    samples = math.ceil(mini_batch_prompts(config) * n / ranks)
+    most = config.actor_rollout_ref.actor.ppo_micro_batch_size
+    if config.trainer.exact:
+        return n * longest
+    return min(max(budget, longest), longest * (samples if most is None else min(samples, most)))
+
+
+def _bytes_inside(facts: ModelFacts, width: int) -> int:
+    """What a token keeps in one layer for the backward."""
+    hidden, mlp = facts.hidden or 0, facts.inside or 4 * (facts.hidden or 0)
+    keys = (facts.kv_heads or 0) * (facts.head_dim or 0)
+    casts = 2 * hidden if width < MASTER else 0
+    return MASTER * 6 * hidden + width * (4 * hidden + 4 * keys + 4 * mlp + casts)
+
+
+def _logprobs(config: Config, facts: ModelFacts, placement: Placement) -> int:
+    vocabulary = sampled_tokens(config.actor_rollout_ref.model, facts) or 0
+    tokens = _micro_batch_tokens(config, placement.devices, config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu)
+    answers = tokens * config.data.max_response_length // longest_sequence(config)
+    model = config.actor_rollout_ref.model
+    head = 0 if model.trains_adapters else MASTER * vocabulary * (facts.hidden or 0)
+    return 4 * MASTER * min(answers * vocabulary, CHUNK) + head
+
+
+def _rollout(config: Config, facts: ModelFacts, shares: bool) -> dict[str, Part]:
     assert facts.parameters and facts.layers  # the caller looked
-    rollout, width = config.actor_rollout_ref.rollout, BYTES[config.actor_rollout_ref.model.dtype]
-    in_flight = min(rollout.max_num_seqs, config.data.train_batch_size * rollout.n)
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    width, ranks, n = BYTES[model.dtype], engine_width(config), rollout.n
+    rows = min(rollout.max_num_seqs, config.data.train_batch_size * n)
     per_token = 2 * width * facts.layers * (facts.kv_heads or 0) * (facts.head_dim or 0)
-    weights = {} if shares else {"weights": width * facts.parameters // engine_width(config)}
-    cache = per_token * in_flight * longest_sequence(config) // engine_width(config)
-    return {**weights, "KV cache": cache}
+    shared = n > 1 and not any(family in PER_DOCUMENT for family in facts.families)
+    prompt, answer = config.data.max_prompt_length, config.data.max_response_length
+    columns = _columns(answer if shared else prompt + answer)
+    prompts = math.ceil(rows / n) * _columns(prompt) if shared else 0
+    vocabulary = sampled_tokens(model, facts) or 0
+    found = {
+        "KV cache": Part(per_token * (rows * columns + prompts) // ranks, GENERATION),
+        "logits": Part(4 * MASTER * min(rows * vocabulary, DRAWN), GENERATION),
+    }
+    if not shares:
+        held = MASTER if rollout.name == "hf" else width
+        found = {"weights": Part(held * facts.parameters // ranks), **found}
+    if width < MASTER:
+        found["cast weights"] = Part(width * facts.parameters // ranks, GENERATION)
+    return {f"rollout {name}": part for name, part in found.items()}
+
+
+def _columns(tokens: int) -> int:
+    """Columns of a cache that doubles until so many tokens fit."""
+    return COLUMNS << max(0, math.ceil(math.log2(max(1, tokens) / COLUMNS)))

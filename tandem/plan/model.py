@@ -6,7 +6,8 @@ import functools
 import json
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,17 @@ from tandem.config.model import ModelConfig
 from tandem.models.positions import Context
 from tandem.models.token_ids import TokenIds
 
+_STACKS = ("layers", "h", "blocks")
+"""What families call the list of their layers."""
+
+_SENSES = ("vision", "image", "video", "audio", "speech")
+
+_OTHER_PARTS = re.compile("vision|visual|audio|encoder|tower|mtp|module")
+
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """From ``config.json`` and the headers of the weight files; None where they don't say."""
+    """What ``config.json`` and the headers of the weight files tell of a model; None where they don't say."""
 
     parameters: int | None
     context: Context | None
@@ -31,6 +39,12 @@ class ModelFacts:
     """Module -> (rows, columns) of its weight, for those that have two; empty where the files don't say."""
     families: tuple[str, ...] = ()
     """What transformers calls the architecture, and that of its text part where it has others."""
+    inside: int | None = None
+    """Width of a layer's MLP that a token goes through: of all its experts together where there are some."""
+    senses: tuple[str, ...] = ()
+    """Sections of its config for what else it reads than text, such as ``vision_config``."""
+    surplus: str | None = None
+    """What the weight files have beyond the layers of ``config.json``, in words; None where nothing is known of it."""
 
 
 def looks_like_path(path: str) -> bool:
@@ -51,7 +65,7 @@ def model_folder(path: str) -> Path | None:
 
 
 def hub_cache() -> Path:
-    """Where downloaded models are kept, by the variables of the ``huggingface_hub`` package."""
+    """The folder where downloaded models are kept, by the variables of the ``huggingface_hub`` package."""
     if "HF_HUB_CACHE" in os.environ:
         return Path(os.environ["HF_HUB_CACHE"])
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
@@ -85,8 +99,40 @@ def read_model(folder: Path) -> ModelFacts:
             for name, shape in shapes.items()
             if name.endswith(".weight") and len(shape) == 2
         },
+        inside=_inside(text),
+        senses=tuple(key for key in config if key.endswith("_config") and key.split("_")[0] in _SENSES),
+        surplus=_surplus(text, shapes),
         families=tuple(dict.fromkeys(str(part["model_type"]) for part in (config, text) if "model_type" in part)),
     )
+
+
+def _inside(text: Mapping[str, Any]) -> int | None:
+    """The MLP's width, or that of the experts that a token is sent to."""
+    experts, width = _number(text, "num_experts_per_tok", "top_k"), _number(text, "moe_intermediate_size")
+    dense = _number(text, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+    if experts is None or _number(text, "num_experts", "num_local_experts", "n_routed_experts") is None:
+        return dense
+    shared = _number(text, "n_shared_experts") or 0
+    one = width or dense
+    return None if one is None else one * (experts + shared) + (_number(text, "shared_expert_intermediate_size") or 0)
+
+
+def _surplus(text: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """What of the ``names`` of weights belongs to layers that the config lacks; other parts have counts of their own.
+
+    Layers that predict further tokens stand behind the last one.
+    """
+    layers = _number(text, "num_hidden_layers", "n_layer")
+    if layers is None:
+        return None
+    ahead = _number(text, "num_nextn_predict_layers") or 0
+    for name in names:
+        parts = name.split(".")
+        place = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
+        listed = place > 0 and parts[place - 1] in _STACKS and not _OTHER_PARTS.search(".".join(parts[:place]))
+        if listed and int(parts[place]) >= layers + ahead:
+            return f"its config.json has {layers} layers, and there are weights of more, {name} among them"
+    return None
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int | None:
@@ -121,7 +167,7 @@ def vocabulary_of(folder: Path) -> dict[str, int] | None:
 
 
 def sampled_tokens(model: ModelConfig, facts: ModelFacts | None) -> int | None:
-    """How many ids can be sampled: as many as the tokenizer has, of those that the model embeds; None where no file
+    """The number of ids that can be sampled: those of the tokenizer that the model embeds; None where no file says.
     says."""
     folder = model_folder(model.tokenizer)
     own = None if folder is None else vocabulary_of(folder)

@@ -31,7 +31,7 @@ class Placement:
 
     @property
     def devices(self) -> int:
-        """Devices of the role."""
+        """The number of devices of the role."""
         return self.nodes * self.devices_per_node
 
 
@@ -56,7 +56,7 @@ def uses_reference(config: Config) -> bool:
 
 
 def placements(config: Config) -> tuple[Placement, ...]:
-    """Where each deployed role runs."""
+    """The place of each deployed role."""
     return tuple(_place(config, role) for role in deployed_roles(config))
 
 

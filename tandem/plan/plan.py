@@ -16,7 +16,7 @@ from tandem.config.schema import Config
 from tandem.models.families import notes_on_families
 from tandem.plan.adapters import pushed_part
 from tandem.plan.batch import BatchPlan, plan_batch
-from tandem.plan.checks.adapters import check_adapters, check_exported, check_pushed
+from tandem.plan.checks.adapters import check_adapters, check_exported, check_pushed, notes_on_targets
 from tandem.plan.checks.algorithm import check_algorithm
 from tandem.plan.checks.correction import correction_notes
 from tandem.plan.checks.critic import check_critic, check_critic_schedule, read_critic
@@ -45,7 +45,7 @@ from tandem.plan.engine import shares_weights
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
 from tandem.plan.flow import Flow, plan_flow
 from tandem.plan.later import what_comes_later
-from tandem.plan.memory import MemoryPlan, plan_memory
+from tandem.plan.memory import MemoryPlan, notes_on_memory, plan_memory
 from tandem.plan.model import ModelFacts
 from tandem.plan.placement import (
     Placement,
@@ -118,7 +118,7 @@ class Plan:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The deployed roles."""
+        """The names of the deployed roles."""
         return tuple(placement.role for placement in self.placements)
 
     @property
@@ -200,6 +200,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         *([] if saved is None or own_loop else check_resumed(config, saved, batch.steps)),
         *check_schedule(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim, batch.optimizer_steps_in_all, own_loop),
     ]
+    memory = plan_memory(config, facts, placed, copies=copies, shares=shares, critic=critic_facts)
     ignored, noted = unread(config, READS, Setting(config, entries, runtime, shares), wrong={p.key for p in found})
     before = (*_resume_notes(config, saved, batch), *notes_on_rows(rows, batch))
     return Plan(
@@ -220,9 +221,9 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         table=(*BUILT_IN, *entries.stages),
         batch=batch,
         critic=plan_critic(config),
-        memory=plan_memory(config, facts, placed, copies=copies, shares=shares, critic=critic_facts),
+        memory=memory,
         later=what_comes_later(config, runtime),
-        notes=(*before, *_notes(config, entries, facts, runtime), *noted),
+        notes=(*before, *_notes(config, entries, facts, runtime), *noted, *notes_on_memory(config, runtime, memory)),
         problems=tuple({(problem.key, problem.reason): problem for problem in [*found, *ignored]}.values()),
     )
 
@@ -298,6 +299,7 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None, runtime: 
         yield from notes_on_ends(config)
     yield from reward_notes(config)
     yield from notes_on_template(config)
+    yield from notes_on_targets(config.actor_rollout_ref.model, facts)
     if facts is None:
         yield f"{MODEL}.path is no folder here and not in the hub's cache: context and memory are not checked"
     else:

@@ -33,7 +33,7 @@ class TrainedRows:
 
 
 def trained_rows(config: Config) -> TrainedRows:
-    """Of the training files. What is too long or can't be read is known when a tokenizer reads it."""
+    """The rows of the training files. What is too long or can't be read is known when a tokenizer reads it."""
     data = config.data
     if not data.train_files:
         return TrainedRows(None)

@@ -11,7 +11,7 @@ from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import SftConfig
 from tandem.models.families import notes_on_families
 from tandem.models.positions import Context
-from tandem.plan.checks.adapters import check_adapters, check_exported
+from tandem.plan.checks.adapters import check_adapters, check_exported, notes_on_targets
 from tandem.plan.checks.data import check_sft_data
 from tandem.plan.checks.folder import check_files_of, check_sft_template
 from tandem.plan.checks.model import read_checked
@@ -76,7 +76,8 @@ def compile_sft_plan(config: SftConfig) -> SftPlan:
     ignored, unused = unread(config, READS, SftSetting(config), wrong={problem.key for problem in found})
     slower = () if facts is None else notes_on_families(facts.families, generates=config.evaluation.interval > 0)
     resumed = () if saved is None else resume_notes(config, saved, updates)
-    notes = (*resumed, *unused, *notes_on_conversations(config), *slower)
+    left_out = notes_on_targets(config.model, facts)
+    notes = (*resumed, *unused, *notes_on_conversations(config), *slower, *left_out)
     return SftPlan(rows, mix, config.data.train_batch_size, updates, notes, (*found, *ignored))
 
 

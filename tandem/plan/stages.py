@@ -29,7 +29,7 @@ SOURCE_COLUMNS = (
 
 
 def old_logprobs_from(config: Config) -> OldLogprobs:
-    """Where the proximal log-probs come from.
+    """The source of the proximal log-probs.
 
     ``implied``: no column, old is the current policy, detached. ``auto`` takes it where that is exact (a partition has
     one optimizer step, so that every sample is seen under the weights of the step's start) and nothing before the loss

@@ -98,13 +98,16 @@ def taught_sources(config: Config) -> tuple[str, ...] | None:
     return tuple(section.by_source) if uses_teacher(config) and section.path is None else None
 
 
-def teacher_parameters(config: Config) -> int:
-    """Parameters of all teachers together, as far as their files tell."""
+def teacher_parameters(config: Config) -> int | None:
+    """Parameters of all teachers together; None where the files of one don't tell, or aren't here."""
     total = 0
     for teacher in teachers(config):
-        folder = model_folder(teacher.path)
+        folder, found = model_folder(teacher.path), None
         with suppress(OSError, ValueError):  # a problem of the plan says what is wrong with it
-            total += (read_model(folder).parameters or 0) if folder is not None else 0
+            found = None if folder is None else read_model(folder).parameters
+        if found is None:
+            return None
+        total += found
     return total
 
 

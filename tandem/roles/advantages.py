@@ -41,7 +41,7 @@ def kl_controller(kl: KlConfig) -> KLController:
 
 @dataclass(frozen=True)
 class AdvantageReport:
-    """Of one partition: ``metrics``, and the ``state`` in which its KL left the controller."""
+    """A report of one partition: ``metrics``, and the ``state`` in which its KL left the controller."""
 
     metrics: dict[str, float]
     state: dict[str, float]
@@ -139,11 +139,11 @@ class AdvantageStage:
         return chosen
 
     def report(self) -> AdvantageReport:
-        """Of the last partition."""
+        """Metrics and the controller's state after the last partition."""
         return AdvantageReport(dict(self.metrics), dict(self.state_dict()))
 
     def state_dict(self) -> dict[str, float]:
-        """The controller's state."""
+        """The state of the KL controller; empty where there is none."""
         return {} if self.controller is None else self.controller.state_dict()
 
     def load_state_dict(self, state: dict[str, float]) -> None:

@@ -38,7 +38,7 @@ def mismatch_report(batch: DataProto, config: RolloutCorrectionConfig) -> dict[s
 
 
 def _correct(batch: DataProto, config: RolloutCorrectionConfig) -> RolloutCorrection | None:
-    """None where nothing is trained."""
+    """The corrected batch; None where nothing is trained."""
     mask, rules = batch.padded("response_mask", False).bool(), CorrectionRules.of(config)
     if not bool(mask.any()):
         return None

@@ -68,11 +68,11 @@ class Against:
     reference: Actor
 
     def old_logprobs(self, batch: DataProto) -> DataProto:
-        """See ``Scorer``."""
+        """The batch with the policy's log-probs."""
         return self.policy.old_logprobs(batch)
 
     def ref_logprobs(self, batch: DataProto) -> DataProto:
-        """See ``Scorer``."""
+        """The batch with the reference's log-probs, from a model of its own."""
         lean = batch.select("prompts", "responses", "response_mask", "group_ids", "sample_index")
         scored = self.reference.old_logprobs(lean)
         return batch.union(DataProto({"ref_logprobs": scored.ragged("old_logprobs")}))

@@ -44,7 +44,7 @@ class LogprobProbe:
         self._first = True
 
     def expected(self, version: int) -> Expected | None:
-        """See ``Probe``; one forward of the prompts."""
+        """What the actor answers to the prompts, by one forward; None where this version is not to be asked."""
         due, self._first = self._first or version % self._every == 0, False
         if not due:
             return None

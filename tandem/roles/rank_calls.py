@@ -76,7 +76,7 @@ class Done(Generic[T_co]):
         self._value = value
 
     def result(self, timeout: float | None = None) -> T_co:
-        """The value, at once."""
+        """The result of the call, which has been made already."""
         del timeout
         return self._value
 
@@ -89,12 +89,12 @@ class LocalRank(Generic[RankT_co]):
         self.name = f"rank 0 of the {role} in this process"
 
     def submit(self, call: Call[RankT_co, T]) -> Done[T]:
-        """See ``RankHandle.submit``."""
+        """Make the call at once; what comes back is done already."""
         return Done(call.on(self.rank))
 
     def check(self) -> None:
         """A rank in this process lives as long as whoever asks."""
 
     def silent_s(self) -> float:
-        """It is where this is asked."""
+        """Always 0: the rank is where this is asked."""
         return 0.0

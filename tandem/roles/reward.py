@@ -47,7 +47,7 @@ class Scoring(Protocol):
         """Who scores what, since when, in words."""
 
     def close(self) -> None:
-        """End what was started."""
+        """End the processes that were started for scoring."""
 
 
 class RewardManager:

@@ -45,7 +45,7 @@ class Scorer(Protocol):
         """``weights`` (Hugging Face names) as they are now, to be put in place later."""
 
     def fingerprint(self, weights: Weights) -> str:
-        """Of ``weights``, joined with that of the base weights where they are adapters."""
+        """The fingerprint of ``weights``, joined with that of the base weights where they are adapters."""
 
     def place(self, weights: Weights) -> None:
         """Score with these weights from now on."""
@@ -54,7 +54,7 @@ class Scorer(Protocol):
         """The weights in place, once others than those at the start were placed; for ``place``."""
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
-        """See ``TrainEngine.forward``."""
+        """Per-token results by name, aligned with ``responses``, with the weights that were placed last."""
 
 
 class LocalScorer:
@@ -65,11 +65,11 @@ class LocalScorer:
         self._base: str | None = None
 
     def keep(self, weights: Weights) -> Weights:
-        """See ``Scorer``; a copy."""
+        """A copy, which later training steps leave as it is."""
         return [(name, tensor.detach().clone()) for name, tensor in weights]
 
     def fingerprint(self, weights: Weights) -> str:
-        """See ``Scorer``."""
+        """The fingerprint of ``weights``; of adapters joined with that of their base."""
         if not adapted_layers(self._model):
             return fingerprint(weights)
         if self._base is None:
@@ -77,15 +77,15 @@ class LocalScorer:
         return joined(self._base, fingerprint(weights))
 
     def place(self, weights: Weights) -> None:
-        """See ``Scorer``."""
+        """Copy ``weights`` into the model's parameters."""
         copy_weights(self._model, weights)
 
     def held(self) -> Weights:
-        """See ``Scorer``."""
+        """The parameters of the model as they are now."""
         return own_weights(self._model).items()
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
-        """See ``Scorer``."""
+        """Per-token results by name, computed in this process."""
         return self._engine.forward(batch, want)
 
 
@@ -94,7 +94,7 @@ class Watchable(Protocol):
     """A scorer whose work is done in other processes."""
 
     def silent(self) -> list[str]:
-        """Those that give no sign of life, in words."""
+        """The processes that give no sign of life, in words."""
 
 
 class ForwardModel:

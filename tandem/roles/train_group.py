@@ -50,9 +50,9 @@ class TrainGroup(Generic[RankT_co]):
     rows or gathers weights.
 
     Every wait ends within ``deadline_s`` and names the ranks that didn't answer; one in which a rank gives no sign of
-    life is told every ``warning_s``. After a failure ranks may stand at different meetings, so a group of several
-    refuses all later calls. ``balance`` shards rows so that ranks get equally
-    many tokens, ``whole_groups`` never cuts a group. Safe for several threads.
+    life is warned of every ``warning_s``. After a failure ranks may stand at different meetings, so a group of several
+    refuses all later calls. ``balance`` shards rows so that ranks get equally many tokens, ``whole_groups`` never cuts
+    a group. Safe for several threads.
     """
 
     def __init__(

@@ -69,12 +69,12 @@ class TrainRank:
             return self.engine.forward(batch, want)
 
     def forward_backward(self, batch: DataProto, objective: Objective) -> LossSum:
-        """``TrainEngine.forward_backward``."""
+        """Add the gradient of the objective's sum; refused unless the actor's own weights are in place."""
         self.weights.require_actor("train")
         return self.engine.forward_backward(batch, objective)
 
     def optim_step(self, denominator: float) -> StepResult:
-        """``TrainEngine.optim_step``; refused unless the actor's own weights are in place."""
+        """Take the optimizer step; refused unless the actor's own weights are in place."""
         self.weights.require_actor("train")
         return self.engine.optim_step(denominator)
 
@@ -137,7 +137,7 @@ class TrainRank:
         return bucket
 
     def base_fingerprint(self) -> str:
-        """Of the weights beside the adapters, which never change."""
+        """The fingerprint of the weights beside the adapters, which never change."""
         return self.engine.base_fingerprint()
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class TrainRank:
         self.engine.sleep()
 
     def wake(self) -> None:
-        """Undo ``sleep``."""
+        """Take back the memory that ``sleep`` gave up."""
         self.engine.wake()
 
     def status(self) -> RankStatus:

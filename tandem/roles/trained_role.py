@@ -78,7 +78,7 @@ class TrainedRole:
         self.ranks.call(TrainRank.sleep)
 
     def wake(self) -> None:
-        """Undo ``sleep``."""
+        """Take back the memory that ``sleep`` gave up."""
         self.ranks.call(TrainRank.wake)
 
     def _train(self, batch: DataProto, objective: Objective) -> None:

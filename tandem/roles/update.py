@@ -41,11 +41,11 @@ class AccumulatedSlices:
         self._actor, self._objective = actor, objective
 
     def train(self, part: DataProto) -> None:
-        """See ``Slices``."""
+        """Add the gradient of one slice; no weight changes yet."""
         self._actor.accumulate(Loss(part, self._objective))
 
     def finish(self, batch: DataProto) -> dict[str, float]:
-        """See ``Slices``."""
+        """Take the one optimizer step of the partition, divided by the counts of the whole ``batch``."""
         return self._actor.apply(self._objective.denominator(batch))
 
 
@@ -56,11 +56,11 @@ class SteppedSlices:
         self._actor, self._objective = actor, objective
 
     def train(self, part: DataProto) -> None:
-        """See ``Slices``."""
+        """Take one optimizer step on the slice."""
         self._actor.step_slice(Loss(part, self._objective))
 
     def finish(self, batch: DataProto) -> dict[str, float]:
-        """See ``Slices``."""
+        """The metrics of all steps of the partition together."""
         del batch
         return self._actor.end_slices()
 

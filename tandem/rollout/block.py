@@ -49,7 +49,7 @@ class Block:
 
     @property
     def count(self) -> int:
-        """Rows in flight."""
+        """The number of rows in flight."""
         return self._cache.count
 
     @property

@@ -96,7 +96,7 @@ class EngineCapabilities:
 
 
 def _installed(package: str) -> str | None:
-    """Its version."""
+    """The version of the package that is installed here; None without one."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -67,7 +67,7 @@ class HostProcess:
 
     @property
     def pid(self) -> int:
-        """Of the child, which leads its process group."""
+        """The process id of the child, which leads its process group."""
         return self._child.pid
 
     def ending(self) -> str:

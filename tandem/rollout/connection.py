@@ -42,7 +42,7 @@ class EngineHost(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process id of the engine's process."""
 
     def ending(self) -> str:
         """How it ended, as the end of a sentence. Ends it, if it doesn't end by itself within a moment."""
@@ -81,7 +81,7 @@ class Connection:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process id of the engine's process."""
         return self._host.pid
 
     @property
@@ -96,7 +96,7 @@ class Connection:
 
     @property
     def starting(self) -> str:
-        """That the process starts, in words; empty once it takes orders, or has failed."""
+        """Words that tell that the process starts; empty once it takes orders, or has failed."""
         if self._ready or self._failure is not None:
             return ""
         now, heard = time.monotonic(), self._heard

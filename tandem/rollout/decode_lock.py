@@ -80,7 +80,7 @@ class DecodeLock:
                 raise DeadlineError(f"pause() waited {self._patience:g} s; blocked by a token that is being made")
 
     def resume(self) -> None:
-        """End a pause."""
+        """End the pause: tokens may be made again."""
         with self._turn:
             self._paused = False
             self._turn.notify_all()

@@ -69,7 +69,10 @@ class HfEngine(SteppedEngine):
             yield
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
-        """See ``RolloutEngine.load``. After a load that fails half-way the engine refuses to generate."""
+        """Copy the weights in at the next token boundary. After a load that fails half-way nothing is generated.
+
+        After a load that fails half-way the engine refuses to generate.
+        """
         if self._shares_weights != (weights is None):
             raise ContractError(
                 "this engine shares the trainer's parameters: call load(None, version)"
@@ -83,7 +86,7 @@ class HfEngine(SteppedEngine):
         return None if weights is None else self._fingerprint(names)
 
     def _fingerprint(self, names: list[str]) -> str:
-        """Of what came, and of the base weights where they are adapters."""
+        """The fingerprint of what came, joined with that of the base weights where they are adapters."""
         own = self._model.model.state_dict()
         loaded = fingerprint((name, own[name]) for name in names)
         if not adapted_layers(self._model):

@@ -85,7 +85,10 @@ def build_engine(spec: EngineSpec) -> RolloutEngine:
 
 
 def _load(spec: EngineSpec) -> CausalLM:
-    """Its model. Imported here: the environment of an engine that wants a path need not have what this needs."""
+    """The engine's model, loaded where that is needed.
+
+    Imported here: the environment of an engine that wants a path need not have what this needs.
+    """
     import transformers
 
     from tandem.models.loading import load_causal_lm

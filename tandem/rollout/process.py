@@ -48,7 +48,7 @@ class HostedEngine:
 
     @property
     def pid(self) -> int:
-        """Of the process that generates."""
+        """The id of the process that generates."""
         return self._link.pid
 
     @property
@@ -57,16 +57,16 @@ class HostedEngine:
 
     @property
     def steps(self) -> int:
-        """See ``EngineStats``; as of the last sign of life."""
+        """Decode steps as of the last sign of life."""
         return self._link.steps
 
     @property
     def applied_s(self) -> float:
-        """See ``EngineStats``."""
+        """Seconds that the engine said its last ``load`` took."""
         return self._applied_s
 
     def silent_s(self) -> float:
-        """See ``Heartbeat``."""
+        """Seconds since the process gave its last sign of life."""
         return self._link.silent_s
 
     def wait_until_ready(self) -> None:
@@ -75,11 +75,11 @@ class HostedEngine:
 
     @property
     def starting(self) -> str:
-        """That the process starts, since when, and its last sign of life, in words; empty once it takes orders."""
+        """Words that tell since when the process starts, and its last sign of life; empty once it takes orders."""
         return self._link.starting
 
     def is_ready(self) -> bool:
-        """See ``Supervised``."""
+        """Whether the engine has started. Raises what its start raised."""
         return self._link.ready
 
     def check(self) -> None:
@@ -87,11 +87,11 @@ class HostedEngine:
         self._link.check("nothing in particular")
 
     def ping(self, deadline_s: float) -> int:
-        """See ``EngineStats``."""
+        """The engine's version, asked of its process. Raises ``DeadlineError`` without an answer in time."""
         return int(self._link.ask("ping", "an answer to a health call", deadline_s).fields["version"])
 
     def generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
-        """See ``RolloutEngine.generate``. As many requests are sent ahead as an engine in this process would take."""
+        """Generate in the other process; as many requests are sent ahead as an engine in this one would take."""
         self._link.wait_until_ready()
         number = self._link.open()
         self._link.send("generate", number=number, sampling=pack_sampling(sampling))
@@ -177,7 +177,7 @@ class ProcessEngine(HostedEngine):
         super().__init__(name, HostProcess(spec), spec.version, Patience(start_s, deadline_s, silence_s))
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
-        """See ``RolloutEngine.load``. Shared memory is handed over as it is; other weights are copied into some first.
+        """Hand over weights in shared memory as they are; others are copied into some first.
 
         A source that fails leaves the engine as it was.
         """
@@ -218,7 +218,7 @@ class _Feed:
         return False
 
     def answered(self, message: Message) -> GroupOutput:
-        """The group in ``message``."""
+        """The group that ``message`` brings, with the request that it answers."""
         request = self.unanswered.pop(message.fields["key"])
         return GroupOutput(request, unpack_samples(message.fields["samples"], message.tensors))
 

@@ -144,7 +144,7 @@ class RolloutEngine(Protocol):
         """
 
     def resume(self) -> None:
-        """End a pause."""
+        """End the pause: requests that wait are answered from here on."""
 
     def sleep(self) -> None:
         """Free the memory that only generation needs. Nothing may be running."""
@@ -164,7 +164,7 @@ class Supervised(Protocol):
         """Raise ``EngineDiedError`` if the process has ended or was given up; returns at once."""
 
     def close(self) -> None:
-        """End the process."""
+        """End the process of the engine, whatever it does."""
 
 
 @runtime_checkable
@@ -172,7 +172,7 @@ class Heartbeat(Protocol):
     """An engine in a process that gives signs of life."""
 
     def silent_s(self) -> float:
-        """Seconds since the last one."""
+        """Seconds since the last sign of life."""
 
 
 @runtime_checkable

@@ -24,7 +24,7 @@ class RunningBatch:
 
     @property
     def count(self) -> int:
-        """Rows in flight."""
+        """The number of rows in flight."""
         return sum(block.count for block in self._blocks)
 
     @property

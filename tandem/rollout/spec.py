@@ -44,12 +44,12 @@ class EngineSpec:
     tokens: TokenIds | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For a message."""
+        """The fields for a message to the engine's process."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> EngineSpec:
-        """What ``to_json`` made."""
+        """The spec that ``to_json`` was called on."""
         adapter = fields["adapter"]
         tokens = fields["tokens"] and TokenIds.from_json(fields["tokens"])
         known = {"plugins": tuple(fields["plugins"]), "adapter": adapter and AdapterSpec.from_json(adapter)}

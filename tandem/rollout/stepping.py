@@ -20,7 +20,7 @@ class RunningGroups(Protocol):
 
     @property
     def count(self) -> int:
-        """Samples in flight."""
+        """The number of samples in flight."""
 
     @property
     def room(self) -> int:
@@ -108,21 +108,21 @@ class SteppedEngine:
 
     @property
     def steps(self) -> int:
-        """See ``EngineStats``."""
+        """The number of decode steps so far."""
         return self._boundary.steps
 
     @property
     def applied_s(self) -> float:
-        """See ``EngineStats``."""
+        """Seconds that the last ``load`` took to put the weights in place."""
         return self._applied_s
 
     def ping(self, deadline_s: float) -> int:
-        """See ``EngineStats``: well is what reaches a token boundary."""
+        """The version, once the engine reaches a token boundary: what gets there in time is well."""
         with self._boundary.change(deadline_s):
             return self._version
 
     def generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
-        """See ``RolloutEngine.generate``. Raises ``ContractError`` for a request that can't be answered."""
+        """Answer the requests, batched continuously. Raises ``ContractError`` for one that can't be answered."""
         if not self._awake:
             raise TandemError("the rollout engine is asleep: call wake() before generate()")
         if sampling.samples > self._max_num_seqs:

@@ -69,8 +69,10 @@ class VllmEngine(SteppedEngine):
         )
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
-        """See ``RolloutEngine.load``. The fingerprint is of what came: what vLLM made of it, a probe of the sender's
-        shows. After a load that fails half-way the engine refuses to generate."""
+        """Have vLLM take the weights over between two steps. After a load that fails half-way it refuses to generate.
+
+        The fingerprint is of what came: what vLLM made of it, a probe of the sender's shows.
+        """
         if weights is None:
             raise ContractError("this engine has parameters of its own: call load(weights, version)")
         with self._loading(version):
@@ -142,7 +144,7 @@ class _Group:
     going: int = 0
 
     def output(self) -> GroupOutput:
-        """As it is."""
+        """The group as it is now."""
         return GroupOutput(self.request, tuple(row.output() for row in self.rows))
 
 
@@ -182,7 +184,7 @@ class _Row:
                 self.group.finished.append(self.group)
 
     def output(self) -> SampleOutput:
-        """As it is."""
+        """The sample as it is now."""
         return SampleOutput(
             torch.tensor(self.tokens, dtype=torch.int64),
             torch.tensor(self.logprobs, dtype=torch.float32),
@@ -201,21 +203,21 @@ class RunningRequests:
 
     @property
     def count(self) -> int:
-        """See ``RunningGroups``."""
+        """The number of samples in flight."""
         return sum(group.going for group in self._groups)
 
     @property
     def room(self) -> int:
-        """See ``RunningGroups``."""
+        """The number of groups that can start now."""
         return (self._limit - self.count) // self._sampling.samples
 
     @property
     def ended(self) -> bool:
-        """See ``RunningGroups``."""
+        """Whether a group has ended since the last ``take_finished``."""
         return bool(self._finished)
 
     def admit(self, requests: list[GroupRequest], version: int) -> None:
-        """See ``RunningGroups``."""
+        """Give vLLM the samples of these prompts, with what they have begun."""
         for request in requests:
             group = _Group(request, self._finished)
             begun: tuple[SampleOutput | None, ...] = request.begun or (None,) * len(request.seeds)
@@ -229,19 +231,19 @@ class RunningRequests:
                 self._finished.append(group)
 
     def step(self, version: int) -> None:
-        """See ``RunningGroups``; nothing where a step of another's has ended a group of this one."""
+        """Make a step of vLLM; none where a step of another's has ended a group of this one."""
         if not self._finished:
             self._engine.step(version)
 
     def abort(self) -> list[GroupOutput]:
-        """See ``RunningGroups``."""
+        """Have vLLM forget what is in flight; gives it as it is, with what had ended before."""
         self._engine.forget(row for group in self._groups for row in group.rows)
         ended = self.take_finished()
         going, self._groups = list(self._groups), {}
         return ended + [group.output() for group in going]
 
     def take_finished(self) -> list[GroupOutput]:
-        """See ``RunningGroups``."""
+        """The groups that have ended since the last call."""
         ended = []
         while self._finished:
             group = self._finished.popleft()
@@ -250,7 +252,7 @@ class RunningRequests:
         return ended
 
     def close(self) -> None:
-        """See ``RunningGroups``."""
+        """Have vLLM forget what is in flight, for nobody wants it."""
         if self._groups:
             self._engine.forget(row for group in self._groups for row in group.rows)
 

@@ -68,7 +68,7 @@ class Core(Protocol):
         """Begin with a request. Prompts share a prefix only under one ``salt``."""
 
     def abort(self, keys: Sequence[str]) -> None:
-        """Forget these requests."""
+        """Forget the requests with these keys."""
 
     def step(self) -> list[Drawn]:
         """A token more for every request."""
@@ -102,35 +102,35 @@ class VllmCore:
 
     @property
     def max_model_len(self) -> int:
-        """See ``Core``."""
+        """The most tokens of a prompt and its answer, as vLLM has settled it."""
         return int(self._engine.model_config.max_model_len)
 
     def add(self, key: str, tokens: Sequence[int], salt: str, sampling: dict[str, Any]) -> None:
-        """See ``Core``."""
+        """Begin with a request; ``salt`` keeps its prefix apart from those under others."""
         params = self._params(**self._fixed, **sampling)
         prompt = {"prompt_token_ids": list(tokens), "cache_salt": salt}
         self._call(lambda: self._engine.add_request(key, prompt, params))
 
     def abort(self, keys: Sequence[str]) -> None:
-        """See ``Core``."""
+        """Have vLLM forget the requests with these keys."""
         self._call(lambda: self._engine.abort_request(list(keys)))
 
     def step(self) -> list[Drawn]:
-        """See ``Core``."""
+        """Make one step of vLLM; what it drew for each request."""
         return [_drawn(output) for output in self._call(self._engine.step)]
 
     def take_over(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """See ``Core``."""
+        """Load the weights in every worker, and forget the prefixes of the old ones."""
         self._call(lambda: self._engine.collective_rpc(reload_weights, args=(list(weights),)))
         self._call(self._engine.reset_prefix_cache)
 
     def sleep(self) -> None:
-        """See ``Core``. On a CPU vLLM frees nothing."""
+        """Give up the device's memory; on a CPU vLLM frees nothing."""
         if self._cuda:
             self._call(lambda: self._engine.sleep(level=1))
 
     def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """See ``Core``."""
+        """Have this part of the device's memory back; nothing to do on a CPU."""
         if self._cuda:
             self._call(lambda: self._engine.wake_up([part]))
 
@@ -188,7 +188,7 @@ def _start(settings: CoreSettings, cuda: bool) -> Any:
 
 
 def _arguments(settings: CoreSettings, cuda: bool) -> dict[str, Any]:
-    """Of vLLM's engine."""
+    """The arguments of vLLM's engine."""
     longest, together = settings.max_model_len, settings.max_num_batched_tokens
     # vLLM rewinds the random stream of a sample whose prompt comes in parts, and a CPU's can't be.
     in_parts = settings.enable_chunked_prefill and cuda

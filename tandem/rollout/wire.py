@@ -106,12 +106,12 @@ class Channel:
 
 
 def pack_sampling(sampling: Sampling) -> dict[str, Any]:
-    """For JSON."""
+    """The settings as fields of a JSON message."""
     return asdict(sampling)
 
 
 def unpack_sampling(fields: Mapping[str, Any]) -> Sampling:
-    """What ``pack_sampling`` packed."""
+    """The settings that ``pack_sampling`` was given."""
     return Sampling(**{**fields, "stop_token_ids": tuple(fields["stop_token_ids"])})
 
 
@@ -123,7 +123,7 @@ def pack_request(request: GroupRequest) -> tuple[dict[str, Any], dict[str, torch
 
 
 def unpack_request(message: Message) -> GroupRequest:
-    """What ``pack_request`` packed."""
+    """The request that ``pack_request`` was given."""
     fields = message.fields
     begun = unpack_samples(fields["begun"], message.tensors)
     return GroupRequest(fields["key"], message.tensors["prompt_ids"], tuple(fields["seeds"]), begun)
@@ -142,7 +142,7 @@ def pack_samples(samples: Sequence[SampleOutput]) -> tuple[dict[str, Any], dict[
 
 
 def unpack_samples(fields: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> tuple[SampleOutput, ...]:
-    """What ``pack_samples`` packed."""
+    """The samples that ``pack_samples`` was given."""
     if not fields["lengths"]:
         return ()
     lengths, reasons = fields["lengths"], fields["reasons"]

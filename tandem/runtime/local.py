@@ -38,7 +38,7 @@ class LocalRuntime:
         self.pool = EnginePool({} if plan.pushed == "nothing" else {ENGINE: self._start(ENGINE)})
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
-        """See ``Runtime``."""
+        """Actor, critic and rollout in this process, the engine beside it where there is one."""
         config, plan = self._config, self._plan
         critic = local_critic(config, plan, tokenizer, steps) if plan.critic is not None else None
         updates = plan.batch.optimizer_steps_of(steps)
@@ -46,15 +46,15 @@ class LocalRuntime:
         return build_composite(config, plan, tokenizer, updates, critic, self.scorer, engine)
 
     def restart(self, name: str) -> RolloutEngine:
-        """See ``Runtime``."""
+        """Start the engine ``name`` again."""
         return self._start(name)
 
     def plane(self, ledger: Ledger) -> LocalStore:
-        """See ``Runtime``."""
+        """A store in this process over ``ledger``."""
         return LocalStore(ledger, lease_seconds=self._config.execution.deadline_s)
 
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
-        """See ``Runtime``."""
+        """What copies the weights to push into shared memory, while training goes on."""
         part, actor = self._plan.pushed, composite.actor
         assert part != "nothing"  # an engine on the actor's own weights is sent none
         return SharedSnapshots(
@@ -64,12 +64,12 @@ class LocalRuntime:
         )
 
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> LocalScorer:
-        """See ``Runtime``."""
+        """A model of its own in this process for ``role``, with weights that move or from ``path``."""
         model = replica(self._config, self._plan.pushed, moves=moves, path=path)
         return LocalScorer(model, build_forward_engine(self._config, model))
 
     def close(self) -> None:
-        """See ``Runtime``."""
+        """End the processes of all engines."""
         for engine in self.pool.engines.values():
             if isinstance(engine, HostedEngine):
                 engine.close()

@@ -11,8 +11,10 @@ from typing import Any, Generic, TypeVar
 from tandem.dataflow.partition import Order
 from tandem.dataflow.store import DataPlane
 from tandem.observe.run_log import RunLog
+from tandem.plan.critic import critic_model
 from tandem.plan.resumed import settings_of
 from tandem.roles.advantages import AdvantageReport
+from tandem.session.exports import export_precision
 from tandem.session.learning import Criticism, Estimates, Learning, Speed, why_idle_batch
 from tandem.session.parts import Parts
 from tandem.session.progress import StepPart
@@ -112,6 +114,7 @@ def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], di
     report = (lambda step: advantages.report()) if own.advantage_report is None else own.advantage_report
     correction = None if parts.plan.old_logprobs == "rollout" else config.algorithm.correction
     speed = Speed(setting_of(config), progress, parts.output_dir)
+    precision = export_precision(config.trainer, critic_model(config))
     return Run(
         config.trainer,
         own.log,
@@ -125,7 +128,7 @@ def _run(parts: Parts, own: OfMode[Any], samples: Samples, look: Callable[[], di
             samples,
             Learning(composite.actor, progress),
             Estimates(report, correction),
-            *(() if critic is None else (Criticism(critic, composite.tokenizer),)),
+            *(() if critic is None else (Criticism(critic, composite.tokenizer, precision),)),
         ),
         interval=config.evaluation.interval,
         at_start=config.evaluation.at_start,

@@ -108,7 +108,7 @@ def _worker(
 def _weight_sync(
     parts: Parts, gate: Gate, receivers: Sequence[UpdatedStream], replicas: Sequence[ForwardModel]
 ) -> WeightSync:
-    """From the actor to the rollout engines, whose versions the gate must know, and to ``replicas``."""
+    """The sync from the actor to the rollout engines, whose versions the gate must know, and to ``replicas``."""
     settings, following = parts.config.execution.weight_sync, {replica.name: replica for replica in replicas}
 
     def acknowledged(name: str, version: int) -> None:

@@ -20,6 +20,8 @@ from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import save_adapter
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import check_weight_files, merge_adapter, save_pretrained_atomic
+from tandem.models.precision import Precision
+from tandem.plan.model import model_folder, read_model
 from tandem.train.protocol import Exported
 
 if TYPE_CHECKING:
@@ -52,10 +54,11 @@ class Exporter:
             self._write_adapter(folder)
         else:
             weights = dict(self._export("merged"))
-            save_pretrained_atomic(self._model, self._tokenizer, folder, weights=weights)
+            precision = export_precision(self._trainer, self._config)
+            save_pretrained_atomic(self._model, self._tokenizer, folder, weights=weights, precision=precision)
 
     def write_parts(self, root: Path) -> dict[str, Path]:
-        """For a checkpoint: the name of each part and where under ``root`` it was written.
+        """The parts of a checkpoint by name, and where under ``root`` each was written.
 
         An adapter is small, so it is always there; the model with it merged is not where ``trainer.export`` is adapter.
         """
@@ -73,6 +76,12 @@ class Exporter:
         assert spec is not None  # the plan sees to that
         weights = dict(self._export("adapter"))
         save_adapter(weights, spec, folder, base=self._config.path, tokenizer=self._tokenizer)
+
+
+def export_precision(trainer: TrainerConfig, start: ModelConfig | None) -> Precision:
+    """In which dtypes a model that began as ``start`` is written; None: one that is new."""
+    folder = None if start is None else model_folder(start.path)
+    return Precision.asked_for(trainer.export_dtype, folder)
 
 
 def copy_model(saved: Path, out: Path, adapter: bool | None = None) -> None:
@@ -112,6 +121,8 @@ def copy_model(saved: Path, out: Path, adapter: bool | None = None) -> None:
 def _require_undamaged(source: Path, saved: Path) -> None:
     """Raise ``DataError`` with the file that isn't as written; of a folder without checksums, what its sizes tell."""
     check_weight_files(source)
+    if (source / "config.json").is_file() and (surplus := read_model(source).surplus) is not None:
+        raise DataError(f"{source}: {surplus}. Write a config.json that fits its weights, or export another checkpoint")
     if (source / MANIFEST).exists():
         verify(source, own_changes=source == saved)
     elif (saved / MANIFEST).exists():
@@ -135,6 +146,6 @@ class PlainExport:
         save_pretrained_atomic(self._model, self._tokenizer, folder)
 
     def write_parts(self, root: Path) -> dict[str, Path]:
-        """None."""
+        """Nothing: the model is a part of the checkpoint already."""
         del root
         return {}

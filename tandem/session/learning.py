@@ -10,6 +10,7 @@ from tandem.base.run_folder import CRITIC_FOLDER
 from tandem.columns.proto import DataProto
 from tandem.config.correction import RolloutCorrectionConfig
 from tandem.models.loading import save_pretrained_atomic
+from tandem.models.precision import Precision
 from tandem.roles.actor import Actor
 from tandem.roles.advantages import AdvantageReport
 from tandem.roles.correction import mismatch_report
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def why_idle_batch(metrics: Mapping[str, float], batch: DataProto, *, masks_overlong: bool) -> str:
-    """See ``why_idle``."""
+    """Why a step over ``batch`` moved nothing, in words; the groups are counted from its ids."""
     return why_idle(metrics, len(batch.dense("group_ids").unique()), masks_overlong=masks_overlong)
 
 
 class Learning(StepPart):
-    """The actor."""
+    """The actor's part of a run: what it has learned, and what a resume must know."""
 
     def __init__(self, actor: Actor, progress: Progress) -> None:
         self._actor, self._progress = actor, progress
@@ -47,8 +48,8 @@ class Learning(StepPart):
 class Criticism(StepPart):
     """The critic, which is saved and left beside the actor."""
 
-    def __init__(self, critic: Critic, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._critic, self._tokenizer = critic, tokenizer
+    def __init__(self, critic: Critic, tokenizer: PreTrainedTokenizerBase, precision: Precision) -> None:
+        self._critic, self._tokenizer, self._precision = critic, tokenizer, precision
 
     def metrics(self, batch: DataProto, step: int) -> dict[str, float]:
         return self._critic.metrics
@@ -64,7 +65,7 @@ class Criticism(StepPart):
 
     def _write(self, folder: Path) -> None:
         weights = dict(self._critic.export())
-        save_pretrained_atomic(self._critic.model, self._tokenizer, folder, weights=weights)
+        save_pretrained_atomic(self._critic.model, self._tokenizer, folder, weights=weights, precision=self._precision)
 
 
 class Estimates(StepPart):
@@ -92,7 +93,7 @@ class Speed(StepPart):
         self._setting, self._progress, self._output_dir = setting, progress, output_dir
 
     def limits(self, times: Mapping[str, float]) -> dict[str, float]:
-        """Its seconds, and the fraction of it that the step reached."""
+        """The seconds of the best possible step, and the fraction of it that the step reached."""
         began = self._progress.began
         resumed = {RESUMED: float(began)} if 0 < began == self._progress.step - 1 else {}
         return step_limit(times, self._setting) | resumed

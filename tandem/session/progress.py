@@ -41,7 +41,7 @@ class StepPart:
     """A part of a run, as ``Run`` sees it: nothing, unless it says otherwise."""
 
     def running(self) -> AbstractContextManager[None]:
-        """Around the whole loop."""
+        """A context around the whole loop."""
         return nullcontext()
 
     def end_step(self, step: int) -> None:
@@ -58,7 +58,7 @@ class StepPart:
         return {}
 
     def records(self, batch: Any, step: int) -> Sequence[RolloutRecord]:
-        """Samples to write down."""
+        """The samples of the step that a person may want to read."""
         del batch, step
         return ()
 

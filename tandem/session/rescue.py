@@ -20,7 +20,7 @@ from tandem.base.run_folder import CHECKPOINTS
 
 @dataclass(frozen=True)
 class Rescue:
-    """Of the model that ``write`` writes to a folder, as it is after ``steps`` steps of the run in ``output_dir``.
+    """The rescue of a model that ``write`` writes to a folder, after ``steps`` steps of the run in ``output_dir``.
 
     ``part`` names it where it is not all that the run trains.
     """

@@ -112,7 +112,7 @@ class SharedRollout(Reported):
         return {generate.time_key: max(0.0, self._filled_s - waited), score.time_key: waited}
 
     def require_rewards(self, partition: int) -> None:
-        """``fill`` has looked."""
+        """There is nothing to look at: ``fill`` has refused a partition without rewards."""
 
 
 class Workers(Reported):
@@ -146,12 +146,12 @@ class Workers(Reported):
 
     @property
     def streams(self) -> list[RolloutWorker]:
-        """Those at work."""
+        """The workers whose loops are running."""
         return self.workers.streams
 
     @contextmanager
     def working(self, *stages: Stage) -> Iterator[None]:
-        """Around the loop: generation and scoring start with it and end with it."""
+        """A context around the loop: generation and scoring start with it and end with it."""
         require_listed(self._stages, stages, "the rollout workers")
         try:
             self.workers.start()
@@ -174,7 +174,7 @@ class Workers(Reported):
         self.workers.require_rewards(partition)
 
     def awaiting(self, what: str) -> AbstractContextManager[Callable[[], str]]:
-        """Around a wait of the actor's loop for the engines themselves."""
+        """A context around a wait of the actor's loop for the engines themselves."""
 
         def cause() -> str:
             silent = self._plane.silent(_TICK_S) if isinstance(self._plane, Answering) else []
@@ -183,11 +183,11 @@ class Workers(Reported):
         return self._waits.stall_warning(f"(rollout_id={self._progress.step}) {what}", cause)
 
     def check(self) -> None:
-        """See ``Watched``; engines that have died are replaced."""
+        """Raise what ended the rollout workers; engines that have died are replaced."""
         self.workers.check()
 
     def causes(self, partition: int) -> str:
-        """See ``Watched``."""
+        """Which engine or gate the partition waits for, in words."""
         workers = self.workers
         return cause_of_stall(self._plane, self.gate, workers.members, partition, workers.starting)
 
@@ -224,7 +224,7 @@ class RestingWorkers(StepPart):
 
     @property
     def streams(self) -> list[RolloutWorker]:
-        """See ``Workers``."""
+        """The workers whose loops are running."""
         return self._workers.streams
 
     @contextmanager
@@ -251,10 +251,10 @@ class RestingWorkers(StepPart):
             yield
 
     def fill(self, partition: int) -> None:
-        """See ``SharedRollout.fill``."""
+        """Wait until the partition is sealed, and refuse one without any reward."""
         self._waits.until(lambda: self._plane.seal(partition, timeout=_TICK_S), partition)
         self.require_rewards(partition)
 
     def require_rewards(self, partition: int) -> None:
-        """See ``Workers``."""
+        """Raise where no sample of the partition could be scored."""
         self._workers.require_rewards(partition)

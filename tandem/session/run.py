@@ -30,7 +30,7 @@ class Exports(Protocol):
     """Writes the model that is trained."""
 
     def write(self, folder: Path) -> None:
-        """What the run leaves."""
+        """Write the trained model into ``folder``, whole or not at all."""
 
     def write_parts(self, root: Path) -> dict[str, Path]:
         """What a checkpoint holds of it: folders written under ``root``, by name."""
@@ -42,7 +42,7 @@ class Save(Protocol):
     def __call__(
         self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path]
     ) -> object:
-        """``keep``: checkpoints that stay."""
+        """Write a checkpoint of ``step`` under ``root``; ``keep`` is how many checkpoints stay."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ class Run:
             self._record(step)
 
     def stage(self, *stages: Stage) -> AbstractContextManager[None]:
-        """Around stages that are one piece of work of the loop: timed under the first, noted as executed."""
+        """A context around stages that are one piece of work: timed under the first, noted as executed."""
         return self.executing(*(stage.name for stage in stages))
 
     def executing(self, *names: str) -> AbstractContextManager[None]:
-        """``stage``, by name.
+        """A context around stages with these names that are one piece of work of the loop.
 
         From where weights change to the end of the step a signal waits: they are neither of this step nor of the next.
         """
@@ -148,7 +148,7 @@ class Run:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around a whole run: the model is saved at its end; report and closing come whatever happens."""
+        """A context around a whole run: the model is saved at its end; report and closing come whatever happens."""
         started = time.monotonic()
         with self.log:
             try:
@@ -171,7 +171,7 @@ class Run:
         return {label: summary for part in self.parts for label, summary in part.summary().items()}
 
     def _finish(self) -> None:
-        """Write what was trained."""
+        """Write the trained model and what the parts leave with it."""
         final = self.output_dir / FINAL_FOLDER
         with self._rescue().around(final):
             self.exporter.write(final)
@@ -184,7 +184,7 @@ class Run:
         return Rescue(self.exporter.write, self.output_dir, self.progress.step)
 
     def _leave_checkpoint(self) -> None:
-        """At an interrupt: the steps that are done, so that a run goes on from there."""
+        """Save the steps that are done at an interrupt, so that a run goes on from there."""
         done = self.progress.step
         if self.progress.facts is None or not self.trainer.save_on_interrupt:
             return

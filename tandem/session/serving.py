@@ -104,7 +104,7 @@ class ServingRoles(StepPart):
 
     @contextmanager
     def scoring(self, partition: int, stage: str) -> Iterator[None]:
-        """Around a stage: its time is the partition's, also where it works ahead of the actor."""
+        """A context around a stage: its time is the partition's, also where it works ahead of the actor."""
         begun, counted = time.perf_counter(), self._clock()
         yield
         self._seconds[partition, stage] += self._clock() - counted
@@ -125,12 +125,12 @@ class ServingRoles(StepPart):
         return self._reports.get(partition) or self._advantages.report()
 
     def check(self) -> None:
-        """See ``Watched``."""
+        """Raise what ended the loop of a serving role."""
         if self._error is not None:
             raise self._error
 
     def causes(self, partition: int) -> str:
-        """See ``Watched``: roles that wait for weights."""
+        """Which roles wait for which weights version, in words."""
         waiting = [
             f"{model.name} waits for weights version {model.awaited} or newer, it has {model.version}"
             for model in self.models

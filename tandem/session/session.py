@@ -52,7 +52,7 @@ class Session(Generic[R]):
 
     @property
     def actor(self) -> Actor:
-        """Who is trained."""
+        """The actor, who is trained."""
         return self.composite.actor
 
     @property

@@ -101,7 +101,7 @@ class Tuner:
     questions: Sequence[Pair]
 
     def learn(self, examples: Sequence[Example]) -> dict[str, float]:
-        """One optimizer step."""
+        """Take one optimizer step on the examples; its metrics."""
         batch, objective = as_samples(examples), SftObjective()
         denominator = objective.denominator(batch)
         total = self.engine.forward_backward(batch, objective)
@@ -116,7 +116,7 @@ class Tuner:
         }
 
     def save(self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path]) -> object:
-        """See ``Save``."""
+        """Write a checkpoint of the model, its optimizer and its progress under ``root``."""
         return checkpoint.save(
             root, step, tensors={"model": self.engine.state_dict()}, facts=dict(facts), keep=keep, parts=parts
         )

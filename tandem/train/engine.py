@@ -77,7 +77,7 @@ class FsdpEngine:
 
     @property
     def updates(self) -> int:
-        """Optimizer steps applied."""
+        """The number of optimizer steps that were applied."""
         return self._updater.updates
 
     @property
@@ -89,7 +89,7 @@ class FsdpEngine:
 
     @torch.no_grad()
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
-        """See ``TrainEngine.forward``."""
+        """Per-token results without gradient: packed in a canonical order, given in the batch's own."""
         responses = batch.ragged("responses")
         results = _results(want, len(responses.values))
         order = canonical_order(batch)
@@ -108,7 +108,7 @@ class FsdpEngine:
         return {name: responses.like(values) for name, values in results.items()}
 
     def forward_backward(self, batch: DataProto, objective: Objective) -> LossSum:
-        """See ``TrainEngine.forward_backward``."""
+        """Add the gradient of the objective's sum over the batch, one packed micro-batch after the other."""
         needed = objective_columns(objective, batch)
         chosen = batch.select(*dict.fromkeys([*forward_columns(batch), *needed]))
         ordered = chosen.reorder(canonical_order(chosen))
@@ -134,30 +134,30 @@ class FsdpEngine:
         return self._over_ranks(total)
 
     def optim_step(self, denominator: float) -> StepResult:
-        """See ``TrainEngine.optim_step``."""
+        """Divide the accumulated gradient once, clip it, update the parameters, and clear it."""
         return self._updater.step(denominator)
 
     def shards(self) -> dict[str, torch.Tensor]:
-        """See ``TrainEngine.shards``."""
+        """The local shards of the trained parameters, live: copy out of and into them in place."""
         return {name: local_shard(p.detach()) for name, p in self._trained.items()}
 
     def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
-        """See ``TrainEngine.export``."""
+        """(name, full tensor) of ``part``, one at a time; with several ranks all of them must ask."""
         return _EXPORTS[part](self.model.model)
 
     def sleep(self) -> None:
-        """See ``TrainEngine.sleep``: gradients go, moments leave an accelerator for the CPU."""
+        """Let the gradients go, and move the moments from an accelerator to the CPU."""
         self._updater.clear()
         if self.device.type != "cpu":
             self._updater.move_moments(torch.device("cpu"))
 
     def wake(self) -> None:
-        """See ``TrainEngine.wake``."""
+        """Move the moments back to the accelerator."""
         if self.device.type != "cpu":
             self._updater.move_moments(self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``TrainEngine.state_dict``."""
+        """Model, optimizer and progress as sharded tensors and numbers; of a model with adapters only those."""
         moments = self._updater.optimizer.state
         unused = not moments
         own = self._own_state
@@ -183,7 +183,7 @@ class FsdpEngine:
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See ``TrainEngine.load_state_dict``."""
+        """Continue from ``state``. Raises ``DataError`` if adapters were trained on another base."""
         if self._own_state.ignore_frozen_params and state["base"] != self.base_fingerprint():
             raise DataError(
                 "the model is not the one that the saved adapters were trained on: its weights have another "
@@ -213,7 +213,7 @@ class FsdpEngine:
         return bool(adapted_layers(self.model))
 
     def base_fingerprint(self) -> str:
-        """Of all weights that are never trained. A meeting of all ranks the first time."""
+        """The fingerprint of all weights that are never trained. A meeting of all ranks the first time."""
         if self._base is None:
             exported = base_weights(self.model.model)
             self._base = fingerprint((name, tensor) for name, tensor in exported if name not in self._trained)

@@ -77,11 +77,11 @@ class Distillation:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What it reads of the teacher."""
+        """The columns of the teacher that the objective reads."""
         return teacher_columns(DISTILLATIONS[self.type].signature)
 
     def terms(self, given: Mapping[str, Any]) -> DistillationTerms:
-        """Its advantages or loss terms, not yet weighted."""
+        """The objective's advantages or loss terms, not yet weighted."""
         entry = DISTILLATIONS[self.type]
         return entry.target(**{name: given[name] for name in entry.signature.columns}, **self.parameters)
 
@@ -108,7 +108,7 @@ class PolicyObjective:
 
     @property
     def entry(self) -> Entry[Callable[..., PolicyLoss]]:
-        """The registered loss."""
+        """The registered policy loss with its declared facts."""
         return POLICY_LOSSES[self.policy_loss]
 
     @property
@@ -121,7 +121,7 @@ class PolicyObjective:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those of the loss, the reference's log-probs if there is a KL, and what a distillation reads."""
+        """The columns of the loss, of a KL to the reference if there is one, and of a distillation."""
         teaching = self.distillation
         absent = (*COMPUTED, "old_logprobs", *(("advantages",) if teaching is not None and teaching.only else ()))
         own = tuple(c for c in self.entry.signature.columns if c not in absent)
@@ -146,7 +146,7 @@ class PolicyObjective:
     def numerator(
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
     ) -> LossSum:
-        """See ``Objective.numerator``."""
+        """The policy loss with KL, entropy and distillation terms, summed over the rows and not yet divided."""
         whole, mask = columns["response_mask"], loss_mask(columns)
         old = columns.get("old_logprobs", logprobs.detach())
         computed = {"old_logprobs": old, "logprobs": logprobs, "entropies": entropies}
@@ -165,7 +165,7 @@ class PolicyObjective:
         return LossSum(loss_numerator(per_token, mask, self.aggregation), metrics)
 
     def denominator(self, batch: DataProto) -> float:
-        """See ``Objective.denominator``."""
+        """What the summed loss of the whole mini-batch is divided by, as the aggregation says."""
         return denominator(self.aggregation, trained_counts(batch), norm=self.norm)
 
     def _policy(self, given: Mapping[str, Any]) -> PolicyLoss:
@@ -216,7 +216,7 @@ class SftObjective:
     def numerator(
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
     ) -> LossSum:
-        """See ``Objective.numerator``."""
+        """The negative log-likelihood of the learned tokens, summed."""
         del entropies
         mask = columns["response_mask"]
         return LossSum(masked_sum(-logprobs, mask), {"nll": Metric.over(-logprobs, mask)})

@@ -24,7 +24,7 @@ class PreferenceObjective:
 
     @property
     def entry(self) -> Entry[Callable[..., PreferenceLoss]]:
-        """The registered loss."""
+        """The registered preference loss with its declared facts."""
         return PREFERENCE_LOSSES[self.name]
 
     @property
@@ -39,18 +39,18 @@ class PreferenceObjective:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those of the loss."""
+        """The columns that the loss reads, without those computed on the way."""
         return tuple(name for name in self.entry.signature.columns if name not in COMPUTED)
 
     @property
     def optional_columns(self) -> tuple[str, ...]:
-        """Those that the loss can do without."""
+        """The columns that the loss can do without."""
         return self.entry.signature.optional_columns
 
     def numerator(
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
     ) -> LossSum:
-        """See ``Objective.numerator``."""
+        """The terms of the preference loss over the pairs or answers, summed."""
         del entropies
         given = {**columns, "logprobs": logprobs}
         signature = self.entry.signature

@@ -83,7 +83,7 @@ class TrainEngine(Protocol):
         """Give up the memory that only training needs."""
 
     def wake(self) -> None:
-        """Undo ``sleep``."""
+        """Take back the memory that ``sleep`` gave up."""
 
     def state_dict(self) -> dict[str, Any]:
         """Model, optimizer and progress, as sharded tensors and numbers; refers to live memory."""

@@ -132,7 +132,7 @@ def _is_written(part: Part, tensor: torch.Tensor, rank: int) -> bool:
 
 
 def _own_memory(shard: torch.Tensor, beside: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """On the CPU, contiguous, sharing nothing with what is in the same file."""
+    """The tensors on the CPU, contiguous, sharing nothing with what is in the same file."""
     plain = shard.cpu().contiguous()
     storage = plain.untyped_storage().data_ptr()
     shared = any(kept.untyped_storage().data_ptr() == storage for kept in beside.values())

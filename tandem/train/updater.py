@@ -60,7 +60,7 @@ class Updater:
         return StepResult(applied, float(norm), lr, self.updates, self.skipped)
 
     def clear(self) -> None:
-        """Let the gradients go."""
+        """Let the gradients go, and their memory with them."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def as_configured(self) -> None:

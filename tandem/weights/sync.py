@@ -140,7 +140,7 @@ class WeightSync:
 
     @property
     def version(self) -> int | None:
-        """Of the last push; None before the first."""
+        """The version of the last push; None before the first."""
         return self._version
 
     @property

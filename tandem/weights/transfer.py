@@ -30,12 +30,12 @@ class Transfer(Generic[T]):
 
     @property
     def under_way(self) -> bool:
-        """Neither done nor failed."""
+        """Whether the transfer is neither done nor failed."""
         return self._thread.is_alive()
 
     @property
     def late(self) -> bool:
-        """Under way, and its time is over."""
+        """Whether the transfer is under way and its time is over."""
         return self.under_way and self._left() == 0.0
 
     def join(self) -> None:

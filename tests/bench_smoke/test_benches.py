@@ -13,14 +13,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from bench import generate, logprob_memory, measured_run, plain_grpo, quickstart
+from bench import generate, load_probe, logprob_memory, measured_run, memory, plain_grpo, quickstart
 from bench.peers import compare
 from tandem.config.load import load_words
 from tandem.config.schema import Config, SftConfig
-from tandem.models.loading import new_model, save_pretrained_atomic
+from tandem.models.loading import as_causal_lm, new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer, load_tokenizer
 from tandem.plan.plan import compile_plan
 from tandem.session.sft import llama_shape
+from tools.families import build
 
 ROOT = Path(__file__).parents[2]
 PLAIN: Any = plain_grpo  # written without types, to be as plain as can be
@@ -170,3 +171,17 @@ def test_generation_against_a_plain_loop() -> None:
 def test_memory_of_logprobs() -> None:
     for chunked in (True, False):
         assert logprob_memory.measure(64, 128, 8, chunked)["seconds"] >= 0
+
+
+def test_an_estimate_of_memory_and_its_peak_come_from_one_run(tmp_path: Path) -> None:
+    words = memory.run(4, 4, 2, 2, actor_rollout_ref__model__lora_rank=2)
+    found = memory.child(memory.write(tmp_path, memory.shape(12, 16, 1), words))
+    assert found["estimate"] > 0 and found["measured"] > 0
+    assert {"actor weights", "actor activations", "rollout KV cache"} <= found["parts"].keys()
+
+
+def test_the_proof_of_a_model_is_done_anew_each_time_it_is_measured() -> None:
+    model = as_causal_lm(build("llama"))
+    assert load_probe.proof(model) > 0
+    assert load_probe.forwards(model) == load_probe.forwards(model) > 4
+    assert model.proved == {"training", "generation"}

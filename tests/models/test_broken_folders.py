@@ -10,8 +10,14 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tandem.base.errors import DataError
+from tandem.base.manifest import MANIFEST, write_manifest
+from tandem.config.model import ModelConfig
 from tandem.models.loading import load_causal_lm, load_model
+from tandem.models.value_model import load_value_model
+from tandem.plan.model import read_model
+from tandem.session.exports import copy_model
 from tests.e2e.seven import make_task
+from tools.families import build
 
 
 @pytest.fixture
@@ -37,6 +43,12 @@ def drop_one(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def add_one(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.extra.weight"] = weights["model.norm.weight"].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut weights": (cut_weights, "could not be read"),
     "empty weights": (lambda f: (f / "model.safetensors").write_bytes(b""), "could not be read"),
@@ -44,6 +56,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "unknown architecture": (lambda f: edit_config(f, model_type="nonesuch"), "could not be read"),
     "another width": (lambda f: edit_config(f, hidden_size=32), "could not be read"),
     "more layers": (lambda f: edit_config(f, num_hidden_layers=3), "9 weights .*model.layers.2"),
+    "fewer layers": (lambda f: edit_config(f, num_hidden_layers=1), "9 weights .*not in the model.*model.layers.1"),
+    "a weight too many": (add_one, "1 weights .*not in the model.*'model.layers.1.mlp.extra.weight'"),
     "a weight short": (drop_one, "1 weights .*'model.layers.1.mlp.up_proj.weight'"),
 }
 
@@ -56,3 +70,33 @@ def test_a_broken_folder_is_named_and_never_filled_up_with_random_weights(folder
         with pytest.raises(DataError, match=cause) as error:
             load(folder)
         assert str(folder) in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["fewer layers", "a weight too many"])
+def test_a_critic_takes_another_head_and_loses_nothing_beneath_it(folder: Path, kind: str) -> None:
+    BROKEN[kind][0](folder)
+    with pytest.raises(DataError, match=r"not in the model that config.json describes, 'model.layers.1"):
+        load_value_model(ModelConfig(path=str(folder)))
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+def test_a_folder_with_fewer_layers_than_weights_is_not_exported(folder: Path, tmp_path: Path, manifest: bool) -> None:
+    edit_config(folder, num_hidden_layers=1)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    if manifest:
+        write_manifest(folder)
+    with pytest.raises(DataError, match=r"config.json has 1 layers, and there are weights of more, model.layers.1"):
+        copy_model(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "longcat_flash", "hrm_text", "zamba2", "jamba"])
+def test_what_a_family_saves_is_all_taken(family: str, tmp_path: Path) -> None:
+    build(family).save_pretrained(tmp_path)
+    assert read_model(tmp_path).surplus is None
+    assert load_model(tmp_path).num_parameters() > 0
+
+
+def test_layers_that_predict_further_tokens_may_stand_behind_the_last(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=1, num_nextn_predict_layers=1)
+    assert read_model(folder).surplus is None

@@ -185,6 +185,15 @@ def test_a_package_that_is_missing_can_be_planned_and_not_be_run(declare: Declar
     assert later.key == f"{ROLLOUT}.name" and "no-such-package>=1" in later.reason and "pip install" in later.remedy
 
 
+def test_an_engine_on_several_devices_can_be_planned_and_not_be_run(declare: Declare, plan_of: Plans) -> None:
+    words = (HYBRID, "execution.resource={rollout: [1, 2]}", f"{ROLLOUT}.tensor_model_parallel_size=2")
+    plan = plan_of(declare(tensor_parallel=True), *words)
+    assert not plan.problems and not plan.runs
+    (later,) = plan.later
+    assert later.key == f"{ROLLOUT}.tensor_model_parallel_size" and "one device" in later.reason
+    assert plan_of(declare(), *words).runs  # one that has nothing of the kind has two engines
+
+
 def test_what_an_engine_leaves_aside_is_told(declare: Declare, plan_of: Plans) -> None:
     name = declare(weights=("own",), seeds=False)
     notes = plan_of(name, f"{ROLLOUT}.max_num_batched_tokens=999", f"{ROLLOUT}.gpu_memory_utilization=0.5").notes

@@ -152,3 +152,18 @@ def test_answers_that_never_end_can_not_all_be_left_out(problems_of: Problems) -
     (problem,) = problems_of(*never)
     assert problem.key == "algorithm.overlong" and "ignore_eos" in problem.reason
     assert problems_of(*never, f"{ROLLOUT}.stop_token_ids=[3]") == []
+
+
+def test_weights_of_more_layers_than_the_config_has_are_refused(
+    place: Path, problems_of: Problems, sft_plan_of: SftPlans
+) -> None:
+    layers = {f"model.layers.{i}.mlp.up_proj.weight": 4 for i in range(3)}
+    beside = {"vision_tower.layers.9.weight": 4, "mtp.layers.7.weight": 4}
+    write_weights(place / "model" / "model.safetensors", {**layers, **beside})
+    (problem,) = problems_of()
+    assert problem.key == f"{MODEL}.path" and problem.remedy
+    assert "has 2 layers" in problem.reason and "model.layers.2.mlp.up_proj.weight" in problem.reason
+    (problem,) = sft_plan_of().problems
+    assert problem.key == "model.path"
+    write_weights(place / "model" / "model.safetensors", {**dict(list(layers.items())[:2]), **beside})
+    assert problems_of() == []

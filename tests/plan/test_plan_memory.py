@@ -28,8 +28,7 @@ def test_memory_is_counted_from_the_headers_of_the_weights(place: Path, plan_of:
     assert memory.parts["actor weights"] == 4 * parameters
     assert memory.parts["actor optimizer"] == 8 * parameters
     assert "rollout weights" not in memory.parts
-    assert memory.parts["rollout KV cache"] == 2 * 4 * 2 * 2 * 16 * 32 * 256
-    assert memory.total == sum(memory.parts.values())
+    assert memory.parts["rollout KV cache"] == 2 * 4 * 2 * 2 * 16 * (32 * 128 + 8 * 128)  # a prompt stands there once
     with_ref = plan_of("algorithm.kl.in=loss").memory[0]
     assert with_ref.total - memory.total == 2 * 4 * parameters  # the reference, and the actor while it is in place
 
@@ -84,3 +83,74 @@ def test_targets_are_looked_for_among_the_modules_of_the_model(place: Path, plan
     assert "'v_proj'" in unknown.remedy
     assert head.value == "lm_head"
     assert "q_proj, v_proj" in head.remedy
+
+
+def moe(place: Path, family: str) -> None:
+    experts = {
+        f"model.layers.0.mlp.experts.{i}.{name}.weight": [64, 32] for i in range(4) for name in ("w1", "w2", "w3")
+    }
+    attention = {f"model.layers.0.self_attn.{name}_proj.weight": [64, 32] for name in "qv"}
+    write_header(place / "model", {**experts, **attention, "model.layers.0.mlp.gate.weight": [4, 64]})
+    config = place / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": family}))
+
+
+def test_experts_that_are_one_parameter_get_no_adapter_and_the_plan_says_so(place: Path, plan_of: Plans) -> None:
+    moe(place, "mixtral")
+    plan = plan_of("actor_rollout_ref.model.lora_rank=4")
+    assert plan.problems == ()
+    assert plan.memory[0].parts["actor gradients"] == 4 * 4 * (64 + 32) * 2
+    (note,) = (note for note in plan.notes if "all-linear" in note)
+    assert "experts of the family mixtral" in note and "w1" in note
+    targets = "actor_rollout_ref.model.lora_target_modules=[q_proj, w1, gate_up_proj, gate, nothing]"
+    problems = plan_of("actor_rollout_ref.model.lora_rank=4", targets).problems
+    assert [problem.value for problem in problems] == ["w1", "gate_up_proj", "gate", "nothing"]
+    assert all("no linear modules" in problem.reason and "q_proj, v_proj" in problem.remedy for problem in problems[:3])
+
+
+def test_an_adapter_of_experts_is_no_start(place: Path, plan_of: Plans) -> None:
+    moe(place, "mixtral")
+    (place / "adapter").mkdir()
+    config = {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj", "w1"]}
+    (place / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    (problem,) = plan_of("actor_rollout_ref.model.adapter_path=adapter").problems
+    assert "w1" in problem.reason and "Merge it" in problem.remedy
+
+
+def test_what_takes_turns_is_not_added_up(place: Path, plan_of: Plans) -> None:
+    write_header(place / "model", {"a": [1000, 640]})
+    (memory,) = plan_of("algorithm.adv_estimator=gae", "critic.enable=true").memory
+    turns: dict[str | None, int] = {}
+    for part in memory.held.values():
+        turns[part.turn] = turns.get(part.turn, 0) + (part.size or 0)
+    assert len(turns) == 4 and memory.known
+    assert memory.total == turns.pop(None) + max(turns.values())
+    (alone,) = plan_of().memory
+    assert memory.total - alone.total == 12 * 640_000  # weights and moments of the critic, which stay
+
+
+def test_a_step_holds_what_its_batch_has_and_no_more_than_its_budget(place: Path, plan_of: Plans) -> None:
+    write_header(place / "model", {"a": [1000, 640]})
+    lengths = ["data.max_prompt_length=16", "data.max_response_length=16"]
+    few = plan_of(*lengths, "data.train_batch_size=2").memory[0].parts["actor activations"]
+    double = plan_of(*lengths, "data.train_batch_size=4").memory[0].parts["actor activations"]
+    cut = plan_of(*lengths, "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=256")
+    assert few is not None and double == 2 * few == 2 * cut.memory[0].parts["actor activations"]  # type: ignore[operator]
+    one = plan_of(*lengths, "actor_rollout_ref.actor.ppo_micro_batch_size=1").memory[0].parts["actor activations"]
+    assert one is not None and few == 8 * one
+
+
+def test_a_teacher_whose_files_are_not_here_is_unknown(place: Path, plan_of: Plans) -> None:
+    write_header(place / "model", {"a": [1000, 640]})
+    words = ("algorithm.distillation.type=reverse_kl", "actor_rollout_ref.teacher.path=owner/elsewhere")
+    (memory,) = plan_of(*words).memory
+    assert memory.parts["teacher weights"] is None and not memory.known and memory.total > 16 * 640_000
+
+
+def test_a_run_that_this_machine_cannot_hold_is_warned_of(place: Path, plan_of: Plans) -> None:
+    write_header(place / "model", {"a": [1 << 20, 1 << 24]})
+    notes = plan_of("runtime.device=cpu").notes
+    assert any(note.startswith("WARNING: the step can need about") and "this machine has" in note for note in notes)
+    assert not any("WARNING" in note for note in plan_of("runtime.device=cuda").notes)
+    write_header(place / "model", {"a": [1000, 640]})
+    assert not any("WARNING" in note for note in plan_of("runtime.device=cpu").notes)

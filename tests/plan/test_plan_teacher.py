@@ -175,7 +175,7 @@ REFUSED = [
     ((f"{TOP[:-3]}0}}", TAUGHT), "algorithm.distillation.top_k", "must be > 0", "64"),
     ((f"{TOP[:-3]}101}}", TAUGHT), "algorithm.distillation.top_k", "26", "1 to 26"),
     (
-        ("algorithm.distillation={type: jsd_topk, beta: 1.0}", TAUGHT),
+        ("algorithm.distillation={type: jsd_topk, beta: 1.0, top_k: 20}", TAUGHT),
         "algorithm.distillation.beta",
         "must be < 1",
         "> 0 and < 1",

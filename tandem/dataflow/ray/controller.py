@@ -76,7 +76,7 @@ class Controller:
         return self._written(tickets, outcomes, blocker, error)
 
     async def drop(self, ticket: Ticket, reason: str) -> Written:
-        """Drop a group; an error travels in the answer."""
+        """Drop a group, or note that one ``sample`` of it failed; an error travels in the answer."""
         try:
             outcome = self._ledger.drop(ticket, reason, time.monotonic())
         except TandemError as problem:

@@ -52,7 +52,7 @@ class StorageUnit:
             await self._controller.await_change.remote(written.change, deadline.left)
 
     async def drop(self, ticket: Ticket, reason: str) -> Outcome:
-        """Have the controller drop a group, and free what nobody needs then."""
+        """Have the controller drop a group or one ``sample`` of it, and free what nobody needs then."""
         async with self._one_writer:
             written: Written = await self._controller.drop.remote(ticket, reason)
             self._free([ticket], written)

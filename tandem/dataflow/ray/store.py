@@ -135,7 +135,7 @@ class RayStore(DataPlane):
         return {actor.name: reply.within(REPLY_SECONDS) for actor, reply in zip(actors, replies, strict=True)}
 
     def silent(self, seconds: float) -> list[str]:
-        """See ``Answering``."""
+        """The actors that give no sign of life within so many seconds, in words."""
         actors = (self._controller, *self._units)
         replies = [(actor.name, actor.submit("pid", awaited="a sign of life")) for actor in actors]
         end, found = Deadline(seconds), []

@@ -10,8 +10,10 @@ from tandem.base.errors import Problem
 from tandem.base.registry import near
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config, TrainerConfig
+from tandem.models.families import FUSED_EXPERTS, FUSED_NAMES, notes_on_adapters, without_adapter
 from tandem.plan.adapters import (
     ADAPTER,
+    adaptable,
     in_a_layer,
     is_target,
     pushed_part,
@@ -42,9 +44,15 @@ def check_adapters(key: str, model: ModelConfig, facts: ModelFacts | None) -> It
         reason = f"the forward computes in float32 ({key}.dtype), so the weights must be there in float32"
         yield Problem(f"{key}.lora_base_dtype", dtype, reason, "Write dtype: bfloat16 too, or leave it out")
     if model.adapter_path is not None:
-        yield from _check_start(key, model)
+        yield from _check_start(key, model, facts)
     elif model.trains_adapters:
         yield from _check_targets(f"{key}.lora_target_modules", model, facts)
+
+
+def notes_on_targets(model: ModelConfig, facts: ModelFacts | None) -> Iterator[str]:
+    """What adapters on all linear modules leave out."""
+    if facts is not None and model.lora_rank and model.lora_target_modules == "all-linear":
+        yield from notes_on_adapters(facts.families)
 
 
 def check_pushed(config: Config, shares: bool) -> Iterator[Problem]:
@@ -68,7 +76,7 @@ def check_exported(trainer: TrainerConfig, model: ModelConfig) -> Iterator[Probl
         yield Problem("trainer.export", "adapter", reason, "Write merged, or lora_rank: 16 in the model's section")
 
 
-def _check_start(key: str, model: ModelConfig) -> Iterator[Problem]:
+def _check_start(key: str, model: ModelConfig, facts: ModelFacts | None) -> Iterator[Problem]:
     """Whether the folder that a run starts from holds adapters that can be trained, and nothing else contradicts it."""
     assert model.adapter_path is not None
     path, folder = f"{key}.adapter_path", Path(model.adapter_path).expanduser()
@@ -87,6 +95,12 @@ def _check_start(key: str, model: ModelConfig) -> Iterator[Problem]:
         if found.config.get(name) not in plain:
             reason = f"it was trained with {name} {found.config[name]!r}, which is more than LoRA's two matrices"
             yield Problem(path, model.adapter_path, reason, "Merge it into its model first, and start from that")
+    families = () if facts is None else facts.families
+    targets = found.config.get("target_modules")
+    for target in targets if isinstance(targets, list) else ():
+        if without_adapter(families, str(target)):
+            reason = f"it adapts {target}, and the experts of the family {families[-1]} are no linear modules"
+            yield Problem(path, model.adapter_path, reason, "Merge it into its model first, and start from that")
     if model.lora_rank not in (0, found.rank):
         reason = f"the adapter in {model.adapter_path} has the rank {found.rank}"
         yield Problem(f"{key}.lora_rank", model.lora_rank, reason, "Leave it out: the rank is the adapter's own")
@@ -99,10 +113,16 @@ def _check_targets(key: str, model: ModelConfig, facts: ModelFacts | None) -> It
         yield Problem(key, [], "LoRA with no module to adapt trains nothing", "Write all-linear")
     if targets == "all-linear" or facts is None or not facts.matrices:
         return
-    known = sorted({name.rpartition(".")[2] for name in facts.matrices if in_a_layer(name)})
+    able = adaptable(facts)
+    known = sorted({name.rpartition(".")[2] for name in able if in_a_layer(name)})
+    fused = next((family for family in facts.families if family in FUSED_EXPERTS), None)
     for index, target in enumerate(targets):
-        modules = [name for name in facts.matrices if is_target(name, target)]
-        if not modules:
+        modules = [name for name in able if is_target(name, target)]
+        joined = target.rpartition(".")[2] in FUSED_NAMES or any(is_target(name, target) for name in facts.matrices)
+        if not modules and fused is not None and joined:
+            reason = f"it means experts or their router, and those of the family {fused} are no linear modules"
+            yield Problem(f"{key}[{index}]", target, reason, f"Take it out; modules of a layer: {', '.join(known)}")
+        elif not modules:
             hint = near(target, known)
             yield Problem(f"{key}[{index}]", target, "the model has no such module", f"{hint[0].upper()}{hint[1:]}")
         elif outside := [name for name in modules if not in_a_layer(name)]:

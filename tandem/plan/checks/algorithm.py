@@ -31,7 +31,7 @@ COLDEST = 0.01
 
 
 def check_algorithm(config: Config, entries: Entries) -> Iterator[Problem]:
-    """All of them."""
+    """Every problem of the section ``algorithm`` and of what it asks other sections for."""
     yield from _check_loss(config, entries)
     yield from _check_estimator(config, entries)
     yield from _check_kl(config)
@@ -119,7 +119,7 @@ def _check_estimator(config: Config, entries: Entries) -> Iterator[Problem]:
 
 
 def _check_weights(config: Config, entries: Entries) -> Iterator[Problem]:
-    """Of an estimator with a weight for each part of the reward."""
+    """Every problem of the weights of an estimator that has one for each part of the reward."""
     weights, reward = entries.advantage_parameters.get("weights"), config.reward_manager
     if entries.advantage is None or "reward_components" not in entries.advantage.signature.columns:
         return
@@ -204,7 +204,7 @@ def _check_groups(config: Config, entries: Entries) -> Iterator[Problem]:
 
 
 def _scope(entry: Entry[Any] | None) -> Scope:
-    """Of an entry that is used; the narrowest where none is."""
+    """The scope of an entry that is used; the narrowest where none is."""
     return Scope.TOKEN if entry is None else entry.scope
 
 

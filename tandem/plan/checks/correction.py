@@ -16,7 +16,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def check_correction(config: Config, entries: Entries) -> Iterator[Problem]:
-    """All of them."""
+    """Every problem of the rollout correction."""
     yield from _check_settings(config)
     yield from _check_distribution(config, entries)
     yield from _check_effect(config, entries)

@@ -25,7 +25,7 @@ def read_critic(config: Config, actor: ModelFacts | None) -> tuple[ModelFacts | 
 
 
 def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None, own_loop: bool) -> Iterator[Problem]:
-    """All of them; none where there is no critic. ``facts`` are those of its own model, if it has one.
+    """Every problem of the critic, if there is one; ``facts`` are those of its own model, if it has one.
 
     ``own_loop``: see ``check_schedule``.
     """
@@ -66,7 +66,7 @@ def _check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem
 
 
 def _check_tokens(config: Config, own: ModelConfig) -> Iterator[Problem]:
-    """Where both vocabularies can be read without loading a tokenizer."""
+    """Problems of the critic's tokens, where both vocabularies can be read without loading a tokenizer."""
     folders = [model_folder(path) for path in (config.actor_rollout_ref.model.tokenizer, own.tokenizer)]
     actor, critic = (None if folder is None else vocabulary_of(folder) for folder in folders)
     problem = None if actor is None or critic is None else other_tokens(config, actor, critic)

@@ -14,6 +14,7 @@ from tandem.config.schema import Config, DataConfig, SftConfig, SourceConfig
 from tandem.data.base_source import BaseDataSource
 from tandem.data.examples import ExampleColumns
 from tandem.data.files import open_tables
+from tandem.data.modalities import beyond_text
 from tandem.data.rows import Row, RowError
 from tandem.data.tasks import TaskTable
 from tandem.data.template import REMEDY, Template, TemplateError
@@ -29,7 +30,7 @@ _ALSO = {"data.answer_key": ", or null for none", "data.template": ", or {{{{{}}
 
 
 def check_data(config: Config) -> Iterator[Problem]:
-    """Training and held-out prompts."""
+    """Every problem of the training and held-out prompts."""
     data = config.data
     yield from check_given(data)
     keys = _column_keys(data)
@@ -44,7 +45,7 @@ def check_data(config: Config) -> Iterator[Problem]:
 
 
 def check_given(data: DataConfig) -> Iterator[Problem]:
-    """Where rows come from, and how a prompt is made of one."""
+    """Problems of where rows come from, and of how a prompt is made of one."""
     ways = {
         "train_files": bool(data.train_files),
         "reasoning_gym": data.reasoning_gym is not None,
@@ -58,7 +59,7 @@ def check_given(data: DataConfig) -> Iterator[Problem]:
 
 
 def check_sft_data(config: SftConfig) -> Iterator[Problem]:
-    """Training and held-out examples."""
+    """Every problem of the training and held-out examples."""
     data = config.data
     ways = {"train_files": bool(data.train_files), "source": data.source is not None, "mix": bool(data.mix)}
     yield from _check_one_way(ways)
@@ -155,6 +156,10 @@ def check_files(key: str, files: Sequence[str], columns: Columns, on_bad_row: st
             yield Problem(at, name, _without_name(bad[0], name), "Mend the file, or write on_bad_row: drop")
         elif rows:
             yield from _check_columns(rows, columns)
+        for column, held in islice((found for row in rows for found in beyond_text(row.values)), 1):
+            reason = f"its rows have {held}, and models are trained on text alone"
+            remedy = "Leave such rows out" if "messages" in held else f"Take rows of text, without a column {column}"
+            yield Problem(at, name, reason, remedy)
 
 
 def _check_columns(rows: Sequence[Row], columns: Columns) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def check_engine(config: Config, entries: Entries, runtime: str) -> Iterator[Problem]:
-    """All of them."""
+    """Every problem between the rollout section and what the engine declares."""
     yield from _check_weights(config, runtime)
     yield from _check_process(config, runtime)
     yield from _check_update(config)

@@ -21,7 +21,7 @@ P = "data.train_batch_size"
 
 
 def check_execution(config: Config, placed: tuple[Placement, ...]) -> Iterator[Problem]:
-    """All of them."""
+    """Every problem of the mode, its devices and its sizes."""
     yield from _check_roles(config)
     yield from _check_devices(config, placed)
     yield from _check_batches(config)

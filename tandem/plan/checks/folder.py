@@ -42,7 +42,7 @@ def _is_all(path: str) -> bool:
 
 
 def tokenizer_of(model: ModelConfig) -> TokenizerFacts | None:
-    """Of the model's tokenizer; None where its files are not here, or are broken."""
+    """The facts of the model's tokenizer; None where its files are not here, or are broken."""
     folder = model_folder(model.tokenizer)
     facts = None if folder is None or not _is_all(model.tokenizer) else read_tokenizer(folder)
     return None if facts is None or facts.fault is not None else facts
@@ -67,7 +67,7 @@ def check_template(config: Config) -> Iterator[Problem]:
 
 
 def check_sft_template(config: SftConfig) -> Iterator[Problem]:
-    """As ``check_template``, for fine-tuning: its columns say what is rendered."""
+    """Problems of the chat template in fine-tuning, whose columns say what is rendered."""
     model, data = config.model, config.data
     facts = None if model.new is not None else tokenizer_of(model)
     has = facts is None or facts.chat_template if model.new is None else model.new.chat_template is not None
@@ -98,7 +98,7 @@ def check_ends(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
 
 
 def notes_on_ends(config: Config) -> Iterator[str]:
-    """Where no token ends an answer."""
+    """A note where no token ends an answer."""
     rollout, facts = config.actor_rollout_ref.rollout, tokenizer_of(config.actor_rollout_ref.model)
     if facts is not None and facts.ends is False and not rollout.stop_token_ids and not rollout.ignore_eos:
         yield (

@@ -8,7 +8,7 @@ from pathlib import Path
 from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
-from tandem.models.families import REFUSED
+from tandem.models.families import AS_TEXT, REFUSED
 from tandem.models.fetch import DEFAULT_ROOT
 from tandem.plan.adapters import ADAPTER, read_adapter
 from tandem.plan.batch import longest_sequence
@@ -45,10 +45,17 @@ def _refused(key: str, model: ModelConfig, facts: ModelFacts) -> Iterator[Proble
         if family in REFUSED:
             reason = f"the model family {family} can't be trained or sampled: {REFUSED[family]}"
             yield Problem(f"{key}.path", model.path, reason, "Choose a model of a family in docs/models.md")
+    if facts.senses and not AS_TEXT & set(facts.families):
+        named = facts.families[0] if facts.families else "unknown"
+        reason = f"models of the family {named} read more than text ({', '.join(facts.senses)}), which comes later"
+        yield Problem(f"{key}.path", model.path, reason, "Choose a language model; docs/models.md lists families")
+    if facts.surplus is not None:
+        remedy = "Write the number of layers that the weights have into it, or save the model again"
+        yield Problem(f"{key}.path", model.path, facts.surplus, remedy)
 
 
 def _adapter_as_model(key: str, path: str, folder: Path) -> Problem:
-    """For a folder of PEFT where a model belongs."""
+    """The problem of a PEFT folder where a model belongs."""
     base = read_adapter(folder).base or "BASE_MODEL"
     remedy = f"Write {key}.path: {base} and {key}.adapter_path: {path}"
     return Problem(f"{key}.path", path, "the folder holds a LoRA adapter, not the model that it belongs to", remedy)

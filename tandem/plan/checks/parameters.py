@@ -109,7 +109,7 @@ def _misfit(key: str, value: Any, parameter: Parameter, annotation: Any, first: 
 
 
 def with_article(words: str) -> str:
-    """``a number``, ``an integer``."""
+    """The words with their article: ``a number``, ``an integer``."""
     return f"{'an' if words.startswith('integer') else 'a'} {words}"
 
 
@@ -162,7 +162,7 @@ def readable(annotation: object) -> Any:
 
 
 def _plain_type(annotation: Any) -> Any:
-    """Of a type: itself, with sequences as lists and mappings as dicts, as YAML gives them."""
+    """The type itself, with sequences as lists and mappings as dicts, as YAML gives them."""
     annotation = getattr(annotation, "__value__", annotation)  # of a ``type`` statement
     if annotation in NAMED.values() or annotation is type(None):
         return annotation

@@ -23,7 +23,7 @@ WEIGHTS = ("desirable_weight", "undesirable_weight")
 
 
 def check_preferences(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
-    """All of them."""
+    """Every problem of training on preferences."""
     yield from _check_loss(config, loss)
     yield from _check_ignored(config)
     yield from check_reference(config)

@@ -25,7 +25,7 @@ HEADS = {"score", "classifier", "classification_head", "logits_proj"}
 
 
 def check_reward(config: Config) -> Iterator[Problem]:
-    """Of ``reward_manager``, whose type, parameters and parts are all checked without running a file of the user's."""
+    """Every problem of ``reward_manager``: type, parameters and parts, without running a file of the user's."""
     reward = config.reward_manager
     yield from problems(reward.type, reward.file, reward.parameters, config.plugins)
     for scorer in scorers_of(config):

@@ -152,7 +152,7 @@ def _read(folder: Path) -> Saved:
 
 
 def nothing_to_resume(trainer: TrainerConfig) -> Problem:
-    """That there is no checkpoint, and what else was found."""
+    """The problem that there is no checkpoint, with what else was found."""
     folder = Path(trainer.output_dir).expanduser()
     rows = read_rows(folder / METRICS_FILE)
     there = [f"{len(rows)} steps in {METRICS_FILE}"] if rows else []

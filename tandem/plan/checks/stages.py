@@ -22,7 +22,7 @@ TOKEN_LEVEL = "token_level"
 
 
 def check_stages(config: Config, entries: Entries) -> Iterator[Problem]:
-    """All of them."""
+    """Every problem of the stages that plug-ins add."""
     yield from _check_names(config)
     if entries.stages:
         yield from _check_columns(config, entries)

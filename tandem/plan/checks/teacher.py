@@ -29,7 +29,7 @@ OBJECTIVE = "algorithm.distillation"
 
 
 def check_teacher(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterator[Problem]:
-    """All of them; ``facts`` are the actor's."""
+    """Every problem of the teachers; ``facts`` are the actor's."""
     teaching = config.algorithm.distillation
     yield from _check_named(config)
     yield from _check_objective(config, entries, facts)
@@ -150,7 +150,7 @@ def comparable(config: Config, teacher: Teacher) -> bool:
 
 
 def key_of(teacher: Teacher) -> str:
-    """Where the config names it."""
+    """The key under which the config names the teacher."""
     return f"{KEY}.path" if teacher.rest else f"{KEY}.by_source.{teacher.sources[0]}"
 
 

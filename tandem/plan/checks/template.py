@@ -19,13 +19,13 @@ _SAID = "what was said"
 
 
 def notes_on_template(config: Config) -> Iterator[str]:
-    """Of a run whose prompts the chat template wraps."""
+    """Notes on a run whose prompts the chat template wraps."""
     if config.data.chat:
         yield from _notes(*_of_folder(config.actor_rollout_ref.model.tokenizer))
 
 
 def notes_on_conversations(config: SftConfig) -> Iterator[str]:
-    """Of a fine-tuning on conversations."""
+    """Notes on a fine-tuning on conversations."""
     data, new = config.data, config.model.new
     columns = [example_columns(data), *(example_columns(data, part) for part in data.mix)]
     if not any(found.chat or found.messages_key is not None for found in columns):
@@ -65,7 +65,7 @@ def _of_folder(path: str) -> tuple[str | None, list[str]]:
 
 
 def _texts(folder: Path, config: Mapping[str, Any], ids: list[str]) -> list[object]:
-    """Of special tokens, by their ids; the large file is read only if the small one lacks some."""
+    """The texts of special tokens, by their ids; the large file is read only if the small one lacks some."""
     small = config.get("added_tokens_decoder") or {}
     names = {token: entry.get("content") for token, entry in small.items()}
     if not set(ids) <= {*names, "None"}:

@@ -43,7 +43,7 @@ class Reads(Generic[S]):
 
 
 def schedule_reads(prefix: str, schedule_of: Callable[[S], str]) -> tuple[Reads[S], ...]:
-    """Those of an optimizer's section at ``prefix``."""
+    """The reads of an optimizer's section at ``prefix``."""
     return (
         Reads(
             (f"{prefix}.min_lr_ratio",),
@@ -61,7 +61,7 @@ def schedule_reads(prefix: str, schedule_of: Callable[[S], str]) -> tuple[Reads[
 
 
 def adapter_reads(prefix: str, model_of: Callable[[S], ModelConfig | None]) -> tuple[Reads[S], ...]:
-    """Those of LoRA in a model's section at ``prefix``."""
+    """The reads of LoRA in a model's section at ``prefix``."""
 
     def made(setting: S) -> bool:
         model = model_of(setting)

@@ -28,6 +28,12 @@ TRAINER_READS: tuple[Reads[SftSetting], ...] = (
         "Leave it out, or use `tandem sft`",
     ),
     Reads(
+        ("trainer.export_dtype",),
+        lambda s: False,
+        "a trainer of your own leaves the model in the dtype that it has",
+        "Leave it out, or use `tandem sft`",
+    ),
+    Reads(
         ("data.source", "data.mix"),
         lambda s: False,
         "a trainer of your own has its rows from the data source that fit() is given",

@@ -12,13 +12,13 @@ from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_
 
 @dataclass(frozen=True)
 class SftSetting:
-    """A config of fine-tuning."""
+    """A config of fine-tuning, with what the table of reads asks about it."""
 
     config: SftConfig
 
     @property
     def columns(self) -> tuple[ExampleColumns, ...]:
-        """Those of each data set."""
+        """The columns that make an example, of each data set."""
         data = self.config.data
         return tuple(example_columns(data, part) for part in data.mix) or (example_columns(data),)
 
@@ -34,6 +34,12 @@ _CONVERSATIONS = "rows are conversations: data.messages_key names them"
 READS: tuple[Reads[SftSetting], ...] = (
     *schedule_reads("optim", lambda s: s.config.optim.schedule),
     *adapter_reads("model", lambda s: s.config.model),
+    Reads(
+        ("trainer.export_dtype",),
+        lambda s: s.config.trainer.export == "merged",
+        "trainer.export is adapter, and an adapter stays in float32",
+        "Leave it out, or write trainer.export: merged",
+    ),
     Reads(
         ("model.dtype", "model.tokenizer_path", "model.trust_remote_code"),
         lambda s: s.config.model.new is None,

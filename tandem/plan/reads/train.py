@@ -357,6 +357,12 @@ DATA: tuple[Reads[Setting], ...] = (
         "evaluation.temperature 0 is greedy",
         noted=True,
     ),
+    Reads(
+        ("trainer.export_dtype",),
+        lambda s: s.config.trainer.export == "merged" or s.config.critic.enable,
+        "trainer.export is adapter, and an adapter stays in float32",
+        "Leave it out, or write trainer.export: merged",
+    ),
     checkpoint_reads(lambda s: s.config.trainer),
 )
 

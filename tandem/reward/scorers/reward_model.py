@@ -155,4 +155,9 @@ def _trained(path: str, dtype: torch.dtype) -> Any:
             f"{path} is no trained classifier: it has no weights for {names}, which would be drawn at random. Write "
             "the folder of a model that was trained as AutoModelForSequenceClassification"
         )
+    if surplus := sorted(found["unexpected_keys"]):
+        raise DataError(
+            f"{path} has {len(surplus)} weights that its config.json has no place for, {surplus[0]} among them: write "
+            "a config.json that fits them, or save the classifier again"
+        )
     return model

@@ -35,7 +35,7 @@ class EnginePool:
         return min(engine.version for engine in self.engines.values())
 
     def generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
-        """See ``RolloutEngine.generate``; requests go to the engines in turn, all at the start.
+        """Deal the requests to the engines in turns, all at the start; groups come as they finish.
 
         What an engine that dies owed is asked of the others; ``EngineDiedError`` once there is none.
         """
@@ -79,7 +79,7 @@ class EnginePool:
                 del alive[found.name]
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
-        """See ``RolloutEngine.load``; engines answer one after the other, and alike."""
+        """Load every engine, one after the other; all must answer the same fingerprint."""
         pairs = None if weights is None else list(weights)
         answers = {engine.load(pairs, version) for engine in self.engines.values()}
         if len(answers) != 1:
@@ -95,13 +95,13 @@ class EnginePool:
             engine.resume()
 
     def sleep(self) -> None:
-        """See ``RolloutEngine.sleep``. One that has died needs none: whoever watches over it finds that out."""
+        """Put every engine to sleep. One that has died needs none: whoever watches over it finds that out."""
         for engine in self.engines.values():
             with suppress(EngineDiedError):
                 engine.sleep()
 
     def wake(self) -> None:
-        """See ``sleep``."""
+        """Wake every engine but those that have died."""
         for engine in self.engines.values():
             with suppress(EngineDiedError):
                 engine.wake()

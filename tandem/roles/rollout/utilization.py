@@ -13,7 +13,7 @@ from tandem.dataflow.tickets import Ticket
 
 
 def wall() -> float:
-    """Seconds of ``time.perf_counter``."""
+    """A reading of the clock, in seconds of ``time.perf_counter``."""
     return time.perf_counter()
 
 
@@ -32,7 +32,7 @@ class StepClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around a step."""
+        """Run the clock for the time of the block."""
         self._state = self(), wall()
         try:
             yield

@@ -34,7 +34,7 @@ _LEAVE_S = 10.0  # for a loop whose engine has died to hand its tickets on
 
 
 class RolloutWorker(Rollout):
-    """One engine's loop.
+    """The loop of one rollout engine, in a thread of its own.
 
     It consumes tickets that the gate admits and produces groups with their rewards in the data plane. It waits for the
     gate (unblocked by a publication), for the engine's next group, and for scorings; all of these end with ``stop``. An
@@ -79,7 +79,7 @@ class RolloutWorker(Rollout):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread of the loop."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -100,7 +100,7 @@ class RolloutWorker(Rollout):
             raise DeadlineError(f"waited {seconds:g} s for {self.name} to finish what it generates and rest")
 
     def work(self) -> None:
-        """Ask for tickets again."""
+        """Ask for tickets again after a rest."""
         self._resting = False
         self._gate.wake()
 
@@ -300,7 +300,7 @@ class UpdatedStream:
         return fingerprint
 
     def answer(self, prompts: Sequence[torch.Tensor]) -> list[Answer]:
-        """See ``Answering``."""
+        """The engine's own answers to ``prompts``, to be compared with the actor's."""
         engine = self._stream.engine
         if self._asleep:
             engine.wake()
@@ -323,7 +323,7 @@ class UpdatedStream:
 
 
 def silence(rollout: RolloutWorker) -> str:
-    """That the engine gives no sign of life, and for how long; nothing of one that does."""
+    """Words that tell for how long the engine gave no sign of life; none of one that does."""
     silent_s = rollout.engine.silent_s() if isinstance(rollout.engine, Heartbeat) else 0.0
     return f"gave no sign of life for {silent_s:.0f} s" if silent_s > QUIET_S else ""
 

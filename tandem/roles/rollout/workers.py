@@ -27,7 +27,7 @@ _REST_S = 600.0
 
 
 class RolloutWorkers:
-    """``streams`` are the loops at work, ``fleet`` their engines, ``publisher`` brings them weights.
+    """``streams`` are the loops at work, ``pool`` their engines, ``publisher`` brings them weights.
 
     The loop of an engine that dies leaves its tickets to the others. ``restart`` starts the engine again, at most
     ``max_restarts`` times each; it gets tickets once it has loaded the version of the day. One death more is raised by
@@ -57,7 +57,7 @@ class RolloutWorkers:
         self._resting = False
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the loops of all workers."""
         for stream in self.streams:
             stream.start()
 
@@ -78,7 +78,7 @@ class RolloutWorkers:
             stream.rest(_REST_S)
 
     def work(self) -> None:
-        """End the rest."""
+        """End the rest: every worker asks for tickets again."""
         self._resting = False
         for stream in self.streams:
             stream.work()

@@ -97,7 +97,7 @@ class CriticTraining(NamedTuple):
 
 
 def critic_training(plan: Plan, steps: int) -> CriticTraining:
-    """For a run of so many ``steps``."""
+    """The training of the critic in a run of so many ``steps``."""
     assert plan.critic is not None  # whoever asks has looked
     return CriticTraining(max(1, steps * plan.batch.mini_batches * plan.critic.epochs), plan.critic.max_tokens)
 

@@ -145,7 +145,7 @@ class PromptLoader:
         return f"{self._source.counts}; {left}"
 
     def __len__(self) -> int:
-        """Batches in one epoch."""
+        """The number of whole batches in one epoch."""
         return len(self._source) // self._batch_size
 
     def __iter__(self) -> Iterator[PromptBatch]:

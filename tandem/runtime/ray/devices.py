@@ -28,7 +28,7 @@ class Inventory:
 
     @classmethod
     def of(cls, nodes: Mapping[str, Mapping[str, float]], available: Mapping[str, float]) -> Inventory:
-        """From the resources of each live node and what is left of them."""
+        """The inventory from the resources of each live node and what is left of them."""
         kind = next((k for k in (GPU, SLOT) if any(resources.get(k, 0) >= 1 for resources in nodes.values())), CPU)
         return cls(kind, {name: int(r.get(kind, 0)) for name, r in nodes.items()}, int(available.get(kind, 0)))
 

@@ -42,7 +42,7 @@ def relay(spec: EngineSpec, line: Collected) -> None:
 
 
 def _pass_on(line: Line, process: Line) -> None:
-    """The owner's messages."""
+    """Pass the owner's messages on to the process."""
     shared = SharedWeights()
     while (message := line.receive()) is not None:
         if message.kind == "load":

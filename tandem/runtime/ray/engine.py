@@ -52,7 +52,7 @@ class RayEngine(HostedEngine):
         super().__init__(name, host, spec.version, Patience(start_s, deadline_s, silence_s))
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
-        """See ``RolloutEngine.load``. What lies in Ray's shared memory is handed over; the rest is copied there first.
+        """Hand over what lies in Ray's shared memory; the rest is copied there first.
 
         A source that fails leaves the engine as it was.
         """
@@ -73,7 +73,7 @@ class ActorHost:
 
     @property
     def pid(self) -> int:
-        """Of the actor's process; waits for its start. 0 for one that died before."""
+        """The id of the actor's process, once it has started; 0 for one that died before."""
         try:
             return int(self._started.result())
         except TandemError:
@@ -101,12 +101,12 @@ class OwnerLine:
     def send(
         self, kind: str, tensors: Mapping[str, torch.Tensor] | None = None, file: int | None = None, **fields: Any
     ) -> None:
-        """See ``Line``; files can't travel."""
+        """Deliver a message to the engine's actor; files can't travel."""
         assert file is None
         self._remote.submit("deliver", kind, fields, pack(dict(tensors or {})))
 
     def receive(self) -> Message | None:
-        """See ``Line``."""
+        """The next message of the engine; None once the line is closed or the actor dead."""
         while not self._arrived:
             if self._closed.is_set():
                 return None
@@ -119,7 +119,7 @@ class OwnerLine:
         return self._arrived.popleft()
 
     def close(self) -> None:
-        """See ``Line``."""
+        """End the waiting for messages."""
         self._closed.set()
 
 
@@ -159,22 +159,22 @@ class HostedLine:
 
     @property
     def heard(self) -> bool:
-        """See ``Collected``."""
+        """Whether all that was sent has been collected."""
         return self._sent.empty()
 
     def send(
         self, kind: str, tensors: Mapping[str, torch.Tensor] | None = None, file: int | None = None, **fields: Any
     ) -> None:
-        """See ``Line``; files can't travel."""
+        """Leave a message for the owner to collect; files can't travel."""
         assert file is None
         self._sent.put((kind, fields, pack(dict(tensors or {}))))
 
     def receive(self) -> Message | None:
-        """See ``Line``. The actor ends with its owner, so there is always somebody at the other end."""
+        """The next message. The actor ends with its owner, so there is always somebody at the other end."""
         return self.arrived.get()
 
     def close(self) -> None:
-        """See ``Line``."""
+        """Wake the receiver with None."""
         self.arrived.put(None)
 
     def take(self, seconds: float) -> list[_Sent]:

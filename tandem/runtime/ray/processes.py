@@ -121,7 +121,7 @@ class RayRuntime:
         return self.slots[placement.group][: placement.devices]
 
     def _part(self, role: str) -> float:
-        """Of each device, for one of the roles that take turns on it."""
+        """The part of each device for one of the roles that take turns on it."""
         group = self._placement(role).group
         return 1.0 / sum(other.group == group for other in self.placements)
 

@@ -125,7 +125,7 @@ class RankActor:
         return init_device_mesh(device, (self._world,))
 
     def pid(self) -> int:
-        """Of this process: an answer shows that it lives."""
+        """The id of this process: an answer shows that it lives."""
         return os.getpid()
 
     def call(self, packed: Packed) -> Packed:
@@ -150,7 +150,7 @@ class _Unpacked:
     reply: Reply
 
     def result(self, timeout: float | None = None) -> Any:
-        """See ``rank_calls.Reply``."""
+        """The unpacked answer. Raises ``TimeoutError`` if it is not there in time."""
         return unpack(self.reply.result(timeout))
 
 
@@ -167,22 +167,22 @@ class RayRank:
         return f"{self.remote.name} (pid {self.pid})"
 
     def submit(self, call: Call[RayTrainRank, T]) -> _Unpacked | Reply:
-        """See ``RankHandle.submit``."""
+        """Send the call to the rank's actor; the reply is unpacked when it is asked for."""
         if not hasattr(TrainRank, call.name):
             return self.remote.submit("call_with_references", call, awaited="buckets of weights")
         return _Unpacked(self.remote.submit("call", pack(call), awaited=f"the answer to {call.name}()"))
 
     def check(self) -> None:
-        """See ``RankHandle.check``."""
+        """Raise if the rank is gone. One question is open at most; a rank at work answers it later."""
         self._pulse.look()
 
     def silent_s(self) -> float:
-        """See ``RankHandle.silent_s``. A thread of its own answers, beside whatever the rank is doing."""
+        """Seconds since the last sign of life; a thread of its own gives it, whatever the rank is doing."""
         self._pulse.look()
         return self._pulse.silent_s
 
     def kill(self) -> None:
-        """End the process."""
+        """End the process of the rank at once."""
         self.remote.kill()
 
 

@@ -68,7 +68,7 @@ class RayRoles:
         self.pool = EnginePool({engine.name: engine for engine in started})
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
-        """See ``Runtime``."""
+        """Actor and critic as groups of ranks on the cluster, with the engines that are there."""
         config, section = self._config, self._config.actor_rollout_ref.model
         tokens = TokenIds.of(tokenizer)
         model = describe_causal_lm(section.path, trust_remote_code=section.trust_remote_code, tokens=tokens)
@@ -80,16 +80,16 @@ class RayRoles:
         return assemble_composite(config, self._plan, tokenizer, model, actor, self.pool, critic, self.scorer)
 
     def restart(self, name: str) -> RolloutEngine:
-        """See ``Runtime``."""
+        """Start the engine ``name`` again."""
         return self._cluster.restart(name)
 
     def plane(self, ledger: Ledger) -> RayStore:
-        """See ``Runtime``."""
+        """A store of a controller and storage units on the cluster, over ``ledger``."""
         execution = self._config.execution
         return self._cluster.store(ledger, execution.deadline_s, execution.data_plane.num_data_storage_units)
 
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
-        """See ``Runtime``."""
+        """What puts the ranks' weights into Ray's object store, while training goes on."""
         bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
         ranks = cast("TrainGroup[RayTrainRank]", composite.actor.ranks)  # ``composite`` made them
         part = self._plan.pushed
@@ -97,7 +97,7 @@ class RayRoles:
         return RemoteSnapshots(ranks, bucket_bytes, part=part)
 
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> GroupScorer:
-        """See ``Runtime``."""
+        """A group of ranks of its own for ``role``, with weights that move or from ``path``."""
         several = len(self._plan.teachers) if role == TEACHER else 1
         bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
         called = f"{role} {path}" if several > 1 else role
@@ -107,7 +107,7 @@ class RayRoles:
         return GroupScorer(group, bucket_bytes, beside)
 
     def close(self) -> None:
-        """See ``Runtime``."""
+        """End every actor and give the devices back."""
         self._cluster.close()
 
     def _group(
@@ -145,30 +145,30 @@ class GroupScorer:
         self._held: Weights = ()
 
     def keep(self, weights: Weights) -> Weights:
-        """See ``Scorer``; holding the references keeps them."""
+        """The weights themselves: holding the references keeps what they refer to."""
         return weights
 
     def fingerprint(self, weights: Weights) -> str:
-        """See ``Scorer``."""
+        """The fingerprint of ``weights``; of adapters joined with that of their base."""
         own = weights.fingerprint if isinstance(weights, RemoteWeights) else fingerprint(weights)
         return own if self._beside is None else joined(own, self._beside())
 
     def place(self, weights: Weights) -> None:
-        """See ``Scorer``."""
+        """Have every rank take the weights, by reference."""
         remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights, self._bucket_bytes)
         self._ranks.call(RayTrainRank.take_weights, list(remote.refs))
         self._held = remote
 
     def held(self) -> Weights:
-        """See ``Scorer``."""
+        """The weights that the ranks took last."""
         return self._held
 
     def silent(self) -> list[str]:
-        """See ``Watchable``."""
+        """The ranks that give no sign of life, in words."""
         return self._ranks.silent()
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
-        """See ``Scorer``."""
+        """Per-token results by name, computed by the ranks, each on its share."""
         return self._ranks.forward(batch, want)
 
 
@@ -187,7 +187,7 @@ def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
 
 
 def rank_engine(config: Config, total_updates: int, mesh: DeviceMesh | None) -> FsdpEngine:
-    """In a rank of the actor: the model loaded anew, as one of the ranks of ``mesh``.
+    """The engine of a rank of the actor: the model loaded anew, as one of the ranks of ``mesh``.
 
     ``total_updates`` is where a falling learning rate ends.
     """
@@ -197,7 +197,7 @@ def rank_engine(config: Config, total_updates: int, mesh: DeviceMesh | None) -> 
 
 
 def critic_engine(config: Config, training: CriticTraining, mesh: DeviceMesh | None) -> FsdpEngine:
-    """In a rank of the critic."""
+    """The engine of a rank of the critic."""
     model = critic_value_model(config, model_tokenizer(config.actor_rollout_ref.model))
     return value_engine(config, training, model, mesh)
 
@@ -205,5 +205,5 @@ def critic_engine(config: Config, training: CriticTraining, mesh: DeviceMesh | N
 def forward_engine(
     config: Config, pushed: Pushed, moves: bool, path: str | None, mesh: DeviceMesh | None
 ) -> FsdpEngine:
-    """In a rank of a role that only scores; see ``replica``."""
+    """The engine of a rank of a role that only scores; see ``replica``."""
     return build_forward_engine(config, replica(config, pushed, moves=moves, path=path), mesh)

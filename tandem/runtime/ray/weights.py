@@ -53,7 +53,7 @@ class RemoteWeights:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of all pairs, which never change: computed once, whoever asks."""
+        """The fingerprint of all pairs, which never change: computed once, whoever asks."""
         return fingerprint(dict(self).items())
 
     def fetch(self) -> None:
