@@ -196,7 +196,7 @@ def nothing_left(model: PreTrainedModel, surplus: set[str]) -> set[str]:
 
 
 def below_another_head(model: PreTrainedModel, surplus: set[str]) -> set[str]:
-    """Of a model that got another head, the weights that were beneath the old one must be its own."""
+    """The weights beneath the old head of a model that got another one: they must be its own."""
     beneath = f"{model.base_model_prefix}."
     return {name for name in surplus if name.startswith(beneath) or any(part.isdigit() for part in name.split("."))}
 
