@@ -195,7 +195,7 @@ _COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids)$|\.attention\
 
 
 def nothing_left(model: PreTrainedModel, surplus: set[str]) -> set[str]:
-    """All weights in the files of a model must be its own, but for what it computes and what predicts further tokens."""
+    """All weights in the files must be the model's own, but for what it computes and what predicts further tokens."""
     text = model.config.get_text_config()
     layers, ahead = (getattr(text, name, None) or 0 for name in ("num_hidden_layers", "num_nextn_predict_layers"))
     behind = {f"layers.{layers + i}." for i in range(ahead)} | {"mtp."}
