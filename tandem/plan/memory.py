@@ -173,10 +173,8 @@ class _Batch:
 
 def _micro_batch(config: Config, facts: ModelFacts, ranks: int, budget: int) -> _Batch:
     longest, n = longest_sequence(config), samples_per_prompt(config)
-    samples, most = (
-        math.ceil(mini_batch_prompts(config) * n / ranks),
-        config.actor_rollout_ref.actor.ppo_micro_batch_size,
-    )
+    most = config.actor_rollout_ref.actor.ppo_micro_batch_size
+    samples = math.ceil(mini_batch_prompts(config) * n / ranks)
     bounded = min(samples, max(1, budget // longest), samples if most is None else most)
     samples = n if config.trainer.exact else bounded
     copies = 1 if _each_alone(facts) else min(n, samples)
