@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
                     if number:
                         rates[name].append(rate)
             report[str(flight)] = {name: rounded(statistics.median(found)) for name, found in rates.items()}
+            print(f"{flight} in flight: {report[str(flight)]}", file=sys.stderr, flush=True)
         report["probe_s"] = {name: rounded(probed(engine, prompts)) for name, engine in engines.items()}
     finally:
         for engine in engines.values():

@@ -15,11 +15,12 @@ from tandem.algorithms.advantage import gae, reinforce_plus_plus
 from tandem.algorithms.baselines import gdpo, gpg, optimal_token_baseline, reinforce_plus_plus_baseline
 from tandem.algorithms.behaviour_losses import decoupled_ppo, m2po
 from tandem.algorithms.masked import masked_whiten
+from tandem.algorithms.policy_loss import ppo_clip
 from tandem.algorithms.preference_losses import orpo
 from tandem.algorithms.ratio_losses import dppo_kl, dppo_tv
 from tandem.algorithms.reduce import loss_numerator
 from tandem.algorithms.rollout_correction import Rejection, correct_rollout
-from tandem.algorithms.sequence_losses import clip_cov, gspo
+from tandem.algorithms.sequence_losses import clip_cov, geo_mean, gspo
 
 
 def row(*values: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -248,3 +249,48 @@ def test_the_epsilon_of_whitening_is_under_the_root() -> None:
     """Variance 5e-9: beside 1e-8 under the root the values shrink to sqrt(1/3) of their normal size."""
     white = masked_whiten(row(0.0, 1e-4), torch.ones(1, 2, dtype=torch.bool))
     assert white[0].tolist() == pytest.approx([-H / math.sqrt(3), H / math.sqrt(3)], rel=1e-9)
+
+
+# -- how many are clipped --
+
+
+@pytest.mark.parametrize("loss", [ppo_clip, gspo])
+@pytest.mark.parametrize(
+    ("drift", "advantage", "clipped"),
+    [(0.1, 1.0, 0.0), (0.1, -1.0, 0.0), (0.5, 1.0, 1.0), (0.5, -1.0, 0.0), (-0.5, -1.0, 1.0), (-0.5, 1.0, 0.0)],
+)
+def test_only_where_the_clip_takes_the_gradient_a_token_counts_as_clipped(
+    loss: object, drift: float, advantage: float, clipped: float
+) -> None:
+    assert callable(loss)
+    result = loss(row(drift, drift), row(0, 0), row(advantage, advantage), torch.ones(1, 2, dtype=torch.bool))
+    assert result.metrics["clipfrac"].mean == clipped
+
+
+@pytest.mark.parametrize(
+    ("drift", "advantage", "upper", "lower"),
+    [
+        (0.5, 1, 1, 0),
+        (0.5, -1, 0, 1),
+        (-0.5, 1, 1, 0),
+        (-0.5, -1, 0, 1),
+        (0.1, 1, 0, 0),
+        (0.1, -1, 0, 0),
+        (0.5, 0, 0, 0),
+    ],
+)
+def test_geo_mean_tells_of_the_tokens_outside_by_the_sign_of_their_advantage(
+    drift: float, advantage: float, upper: float, lower: float
+) -> None:
+    result = geo_mean(row(drift), row(0), row(advantage), torch.ones(1, 1, dtype=torch.bool))
+    assert (result.metrics["clipfrac"].mean, result.metrics["clipfrac_lower"].mean) == (upper, lower)
+
+
+def test_clip_cov_draws_only_tokens_that_the_clip_left_their_gradient() -> None:
+    """Covariances 0.5 and 0.5; the first ratio rose beyond its clip, so that only the second can be silenced."""
+    logprobs, old = row(-1.0, -2.0).requires_grad_(), row(-2.0, -2.0)
+    result = clip_cov(
+        logprobs, old, row(1.0, -1.0), torch.ones(1, 2, dtype=torch.bool), clip_cov_ratio=1.0, clip_cov_lb=0.1
+    )
+    assert result.metrics["clipfrac"].mean == 0.5
+    assert result.per_token[0].tolist() == pytest.approx([-1.2, 0.0])
