@@ -55,6 +55,18 @@ def install() -> None:
         signal.signal(number, _hear)
 
 
+def installed() -> bool:
+    """Whether signals are handled as this module says."""
+    return signal.getsignal(signal.SIGTERM) is _hear
+
+
+def ignore() -> None:
+    """The process ends, and nothing is left to interrupt: signals change neither that nor its exit code."""
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
 def restore() -> None:
     """Give the signals back to who had them before."""
     for number, handler in _state.before.items():

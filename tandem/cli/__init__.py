@@ -11,7 +11,10 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Entry point of the ``tandem`` command. An interrupt while this imports ends without a traceback too."""
+    """Entry point of the ``tandem`` command. An interrupt while this imports ends without a traceback too.
+
+    Once the command is over, its exit code stands: what ends then is the interpreter.
+    """
     interrupts.install()
     try:
         from tandem.cli.app import main as run
@@ -21,3 +24,5 @@ def main() -> None:
         number = interrupts.requested() or signal.SIGINT
         sys.stderr.write(f"{interrupts.WORDS[signal.Signals(number)]}\n")
         sys.exit(128 + number)
+    finally:
+        interrupts.ignore()

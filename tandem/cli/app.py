@@ -80,6 +80,7 @@ def reported(command: str = "", words: Sequence[str] = ()) -> Iterator[None]:
     Ctrl-C and SIGTERM end what was started and write what is written at the end of a run; the message names what goes
     on with ``command`` and its ``words``.
     """
+    outer = interrupts.installed()  # by a process that ends with this command
     interrupts.install()
     try:
         with _errors_in_words():
@@ -92,7 +93,8 @@ def reported(command: str = "", words: Sequence[str] = ()) -> Iterator[None]:
         typer.echo(_interrupted(number, command, words), err=True)
         raise typer.Exit(128 + number) from None
     finally:
-        interrupts.restore()
+        if not outer:
+            interrupts.restore()
 
 
 def _interrupted(number: int, command: str, words: Sequence[str]) -> str:
@@ -162,10 +164,10 @@ def plan(
 
     Exit code 2 if anything is, or if it can't be run here.
     """
-    from tandem.cli.planning import plan_words
-    from tandem.cli.show import show
-
     with reported():
+        from tandem.cli.planning import plan_words
+        from tandem.cli.show import show
+
         planned = plan_words(words or [])
         if tune is not None and not planned.problems:
             from tandem.cli.tuning import tune_words
@@ -180,10 +182,10 @@ def plan(
 @app.command(context_settings=RAW)
 def train(words: Words = None) -> None:
     """Train with reinforcement learning."""
-    from tandem.cli.planning import runnable_train
-    from tandem.cli.show import show_notes
-
     with reported("train", words or []):
+        from tandem.cli.planning import runnable_train
+        from tandem.cli.show import show_notes
+
         config, compiled = runnable_train(words or [])
         show_notes(compiled)
         with interrupts.held():  # libraries make other errors of an interrupt in their imports
@@ -196,10 +198,10 @@ def train(words: Words = None) -> None:
 @app.command(context_settings=RAW)
 def sft(words: Words = None) -> None:
     """Fine-tune a model on examples."""
-    from tandem.cli.planning import runnable_sft
-    from tandem.cli.show import show_notes
-
     with reported("sft", words or []):
+        from tandem.cli.planning import runnable_sft
+        from tandem.cli.show import show_notes
+
         config, compiled = runnable_sft(words or [])
         show_notes(compiled)
         with interrupts.held():
@@ -215,9 +217,9 @@ def evaluate(
     words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its config.")] = None,
 ) -> None:
     """Score a model on the held-out prompts of its config."""
-    from tandem.cli.planning import check_evaluated
-
     with reported():
+        from tandem.cli.planning import check_evaluated
+
         check_evaluated(source, words or [])
         from tandem.control.eval import run_eval
 

@@ -75,7 +75,8 @@ def load_words(words: Sequence[str], kind: Any = None) -> Config | SftConfig:
     """``load_config`` for a whole command line: ``[run.yaml] [key=value ...] [--flag value ...]``."""
     arguments = read_arguments(words, kind or Config)
     tree, problems = _read_file(arguments)
-    if kind is None and kind_of(tree) is SftConfig:
+    roots = {assignment.path.partition(".")[0]: None for assignment in arguments.assignments}
+    if kind is None and kind_of(tree if arguments.files else roots) is SftConfig:
         kind = SftConfig
         arguments = read_arguments(words, kind)
     kind = kind or Config
@@ -145,7 +146,7 @@ def _validate(
     problems = list(problems)
     if kind is Config:
         problems += place_kl(tree, command_line)
-        place_others(tree)
+        problems += place_others(tree)
     drop_empty(tree, kind)
     try:
         config = kind.model_validate(tree)

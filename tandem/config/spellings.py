@@ -101,26 +101,28 @@ def _weigh(kl: dict[str, Any], name: str, value: object, command_line: Collectio
     return []
 
 
-def place_others(tree: dict[Any, Any]) -> None:
+def place_others(tree: dict[Any, Any]) -> list[Problem]:
     """Each beta becomes an item of ``optim.betas``, and the switch of TensorBoard one of ``trainer.logger``.
 
-    ``adv_estimator: ppo`` means gae with a critic, and ``dpo`` the loss that learns from pairs; a plug-in may have its
-    own under these names.
+    What contradicts them is refused. ``adv_estimator: ppo`` means gae with a critic, and ``dpo`` the loss that learns
+    from pairs; a plug-in may have its own under these names.
     """
     section = tree.get("actor_rollout_ref")
     actor = section.get("actor") if isinstance(section, dict) else None
     optim = actor.get("optim") if isinstance(actor, dict) else None
-    if isinstance(optim, dict) and (given := [optim.pop(name, None) for name in BETAS]) != [None, None]:
-        there = optim.get("betas", [0.9, 0.999])
-        optim["betas"] = [own if new is None else new for new, own in zip(given, there, strict=False)]
+    problems = _place_betas(optim) if isinstance(optim, dict) else []
     trainer = tree.get("trainer")
-    if isinstance(trainer, dict) and trainer.pop("use_tensorboard", False) is True:
+    switch = trainer.pop("use_tensorboard", False) if isinstance(trainer, dict) else False
+    if not isinstance(switch, bool):
+        remedy = "Write true, or trainer.logger: [console, tensorboard]"
+        problems.append(Problem("trainer.use_tensorboard", switch, "not true or false", remedy))
+    if isinstance(trainer, dict) and switch is True:
         names = trainer.get("logger", ["console"])
         names = [names] if isinstance(names, str) else list(names)
         trainer["logger"] = list(dict.fromkeys([*names, "tensorboard"]))
     algorithm = tree.get("algorithm")
     if not isinstance(algorithm, dict) or tree.get("plugins"):
-        return
+        return problems
     if algorithm.get("adv_estimator") == "ppo":
         algorithm["adv_estimator"] = "gae"
         critic = tree.setdefault("critic", {}) or {}
@@ -128,6 +130,22 @@ def place_others(tree: dict[Any, Any]) -> None:
     elif algorithm.get("adv_estimator") == "dpo" and "policy_loss" not in algorithm:
         del algorithm["adv_estimator"]
         algorithm["policy_loss"] = {"type": "dpo"}
+    return problems
+
+
+def _place_betas(optim: dict[Any, Any]) -> list[Problem]:
+    """Each beta becomes an item of ``betas``; one that stands there with another value is a contradiction."""
+    given, written = [optim.pop(name, None) for name in BETAS], optim.get("betas")
+    if given == [None, None]:
+        return []
+    there = written if isinstance(written, list | tuple) else [0.9, 0.999]
+    pairs = list(zip(BETAS, given, there, strict=False))
+    optim["betas"] = [own if new is None else new for _, new, own in pairs]
+    return [
+        Problem(f"actor_rollout_ref.actor.optim.{name}", new, f"optim.betas has {own} for it", "Keep one of the two")
+        for name, new, own in pairs
+        if written is not None and new is not None and new != own
+    ]
 
 
 def choose_mode(modes: set[str], written: list[str], tree: dict[Any, Any]) -> list[Problem]:

@@ -28,7 +28,7 @@ def run_eval(source: Path, words: Sequence[str]) -> int:
     """Score a model on the held-out prompts of its config; ``source`` is a run's folder or a config file."""
     quiet()
     file = source / CONFIG_FILE if source.is_dir() else source
-    config = load_config(file, [] if source.is_dir() else words)
+    config = load_config(file, [] if source.is_dir() else [*words, "trainer.resume=null"])
     if not isinstance(config, Config):
         raise DataError(f"{source}: is an SFT run; write a training config with data.val_files to evaluate its model")
     if source.is_dir():

@@ -72,7 +72,7 @@ class JsonlTable:
         if number == 1:
             line = line.removeprefix(BYTE_ORDER_MARK)
         try:
-            values = json.loads(line.decode("utf-8"))
+            values = json.loads(line.decode("utf-8"), object_pairs_hook=_mapping)
         except UnicodeDecodeError as error:
             detail = (
                 f"not UTF-8 at byte {error.start + 1} of the line (0x{line[error.start]:02x}): save the file as UTF-8"
@@ -80,6 +80,9 @@ class JsonlTable:
             raise RowError(self.name, number, "not utf-8", detail) from None
         except json.JSONDecodeError as error:
             detail = f"invalid JSON at column {error.colno}: {error.msg}. Each line holds one whole JSON object"
+            raise RowError(self.name, number, "invalid json", detail) from None
+        except _TwiceError as error:
+            detail = f"the key {error.args[0]!r} stands twice in one object: keep the one that is meant"
             raise RowError(self.name, number, "invalid json", detail) from None
         except ValueError as error:  # a number of more digits than Python reads
             detail = f"{str(error).partition(';')[0]}: write such a number as text"
@@ -90,6 +93,19 @@ class JsonlTable:
             detail = f'a JSON {type(values).__name__}, not an object: each line holds one object like {{"prompt": …}}'
             raise RowError(self.name, number, "invalid json", detail)
         return Row(self.name, number, values)
+
+
+class _TwiceError(Exception):
+    """A key of a JSON object that has it already."""
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of ``pairs``; of two with one key Python would silently keep the last."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return values
 
 
 class ParquetTable:

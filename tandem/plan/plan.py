@@ -20,7 +20,7 @@ from tandem.plan.checks.adapters import check_adapters, check_exported, check_pu
 from tandem.plan.checks.algorithm import check_algorithm
 from tandem.plan.checks.correction import correction_notes
 from tandem.plan.checks.critic import check_critic, check_critic_schedule, read_critic
-from tandem.plan.checks.data import check_data
+from tandem.plan.checks.data import check_data, notes_on_files
 from tandem.plan.checks.engine import check_engine, engine_notes
 from tandem.plan.checks.execution import check_execution
 from tandem.plan.checks.folder import check_ends, check_files_of, check_template, notes_on_ends
@@ -294,6 +294,7 @@ def _notes(config: Config, entries: Entries, facts: ModelFacts | None, runtime: 
     if sum(config.execution.resource.get("advantages", (0, 0))) > 1:
         yield "execution.resource.advantages reserves nothing: advantages are computed beside the driver, on no device"
     yield from notes_on_teacher(config)
+    yield from notes_on_files(config.data)
     if not learns_preferences(config):
         yield from correction_notes(config, entries)
         yield from notes_on_ends(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -59,8 +60,10 @@ class ActorRolloutRef:
         replace the configured ones; samples of another temperature than the configured one are off-policy. At
         temperature 0 answers are greedy, and the n of a prompt are equal.
         """
-        if temperature is not None and not temperature >= 0:
+        if temperature is not None and not (_is_number(temperature) and temperature >= 0):
             raise ContractError(f"rollout temperature = {temperature!r}: write above 0, or 0 for greedy answers")
+        if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
+            raise ContractError(f"rollout top_p = {top_p!r}: write above 0 and at most 1, which keeps all tokens")
         greedy = temperature == 0
         sampling = replace(
             self.sampling,
@@ -77,6 +80,10 @@ class ActorRolloutRef:
         self.calls += 1
         groups = [as_batch(prompt, outputs[i], i, self.tokenizer) for i, prompt in enumerate(asked)]
         return DataProto.concat(groups)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def compute_grpo_loss(

@@ -62,12 +62,20 @@ def _wrong(output: Any, asked: set[int | str], sampling: Sampling) -> str | None
     """What is not as the protocol has it, in words."""
     if not isinstance(output, GroupOutput):
         return f"{type(output).__name__} instead of a GroupOutput"
-    key, samples = output.request.key, output.samples
-    if key not in asked:
-        return f"a group {key!r} that nobody waits for"
+    request: Any = output.request
+    samples: Any = output.samples
+    if not isinstance(request, GroupRequest):
+        return f"a group of {request!r} instead of a GroupRequest"
+    if request.key not in asked:
+        return f"a group {request.key!r} that nobody waits for"
+    key = request.key
+    if not isinstance(samples, tuple | list):
+        return f"{samples!r} as the samples of group {key!r} instead of a tuple"
     if len(samples) != sampling.samples:
         return f"{len(samples)} samples of group {key!r} instead of {sampling.samples}"
     for number, sample in enumerate(samples):
+        if not isinstance(sample, SampleOutput):
+            return f"{sample!r} as sample {number} of group {key!r} instead of a SampleOutput"
         if wrong := _wrong_sample(sample, sampling.max_tokens):
             return f"sample {number} of group {key!r} {wrong}"
     return None

@@ -32,6 +32,8 @@ KINDS = {
     "ray": ("train", f"execution={{mode: hybrid, resource: {{actor: [1, 2], rollout: [1, 1]}}, {STREAMING}}}"),
 }
 BLOWS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL, "a child's SIGKILL": None}
+REPORTS = ("note: ", "WARNING ", "the step under way")
+"""How lines begin that a run may write before its last one."""
 ENDS = {"SIGINT": (130, "interrupted"), "SIGTERM": (143, "terminated")}
 
 
@@ -104,7 +106,7 @@ class Arena:
         except (subprocess.TimeoutExpired, psutil.Error) as error:
             process.kill()
             return f"no end: {error}"
-        lines = [line for line in told.splitlines() if not line.startswith("note: ")]
+        lines = [line for line in told.splitlines() if not line.startswith(REPORTS)]
         if fault := _wrong_end(blow, process.returncode, lines):
             return fault
         if left := [child.pid for child in children if _alive(child)]:
@@ -169,6 +171,8 @@ def _wrong_end(blow: Blow, code: int, lines: list[str]) -> str | None:
     if code == 0 and (blow.name not in ENDS or not lines):
         return None  # it had ended before, or it survived the death of a child
     told = "\n".join(lines[-12:])
+    if blow.name in ENDS and code == -BLOWS[blow.name].value and blow.after == 0 and blow.seconds < 1.5:  # type: ignore[union-attr]
+        return None  # before the command's first line of code
     if "Traceback" in "\n".join(lines):
         return f"a traceback: {told}"
     if blow.name in ENDS:

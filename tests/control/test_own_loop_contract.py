@@ -222,8 +222,14 @@ def test_a_rollout_at_temperature_0_is_greedy(task: Path, temperature: float) ->
     assert all(row == rows[i // 8 * 8] for i, row in enumerate(rows))
 
 
-@pytest.mark.parametrize("temperature", [-1.0, float("nan")])
-def test_a_temperature_without_a_distribution_is_refused(task: Path, temperature: float) -> None:
+@pytest.mark.parametrize("top_p", [0, 1.5, "0.9", float("nan"), True])
+def test_a_nucleus_without_tokens_is_refused(task: Path, top_p: Any) -> None:
+    with pytest.raises(ContractError, match=r"rollout top_p = .*write above 0 and at most 1"):
+        built(task).rollout(PROMPTS, top_p=top_p)
+
+
+@pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf"), "1.0", True])
+def test_a_temperature_without_a_distribution_is_refused(task: Path, temperature: Any) -> None:
     with pytest.raises(ContractError, match=r"rollout temperature = .*write above 0, or 0 for greedy answers"):
         built(task).rollout(PROMPTS, temperature=temperature)
 

@@ -240,6 +240,15 @@ def test_accounts_tell_where_every_sample_went() -> None:
         replace(book.accounts(), produced=5).check()
 
 
+def test_what_an_ended_part_of_a_run_had_queued_is_dropped_there() -> None:
+    part = Accounts(10, 4, 5, {"equal rewards": 1}).ended()
+    part.check()
+    assert part == Accounts(10, 4, 0, {"equal rewards": 1, "generated again after a resume": 5})
+    both = part + Accounts(6, 5, 0, {"equal rewards": 1})
+    both.check()
+    assert both == Accounts(16, 9, 0, {"equal rewards": 2, "generated again after a resume": 5})
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
@@ -253,15 +262,6 @@ def test_accounts_tell_where_every_sample_went() -> None:
         (lambda book: book.load_state_dict(ledger(5).state_dict(), 0.0), "another|shape"),
     ],
 )
-def test_what_an_ended_part_of_a_run_had_queued_is_dropped_there() -> None:
-    part = Accounts(10, 4, 5, {"equal rewards": 1}).ended()
-    part.check()
-    assert part == Accounts(10, 4, 0, {"equal rewards": 1, "generated again after a resume": 5})
-    both = part + Accounts(6, 5, 0, {"equal rewards": 1})
-    both.check()
-    assert both == Accounts(16, 9, 0, {"equal rewards": 2, "generated again after a resume": 5})
-
-
 def test_misuse_is_named(broken: Any, message: str) -> None:
     with pytest.raises(ContractError, match=message):
         broken(ledger())

@@ -131,7 +131,7 @@ def test_the_command_that_goes_on_says_once_from_where(given: list[str], kept: l
 def test_a_file_that_cannot_be_written_is_one_line_with_its_name(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """The first model in a checkpoint can't be written; what to go on from is told only where there is something."""
+    """The first model in a checkpoint can't be written: what was trained is kept beside the run's folder."""
     file = tmp_path / "run" / "checkpoints" / "somewhere"
 
     def failing(*_: object) -> None:
@@ -140,4 +140,5 @@ def test_a_file_that_cannot_be_written_is_one_line_with_its_name(
     monkeypatch.setattr(Exporter, "write_parts", failing)
     result = run("train", *words, f"trainer.output_dir={tmp_path / 'run'}")
     assert result.exit_code == 1
-    assert result.stderr == f"error: {file}: {os.strerror(number)}. Mend that\n"
+    kept = f"The model of step 2 was written to {tmp_path / 'run-step-2'} instead"
+    assert result.stderr == f"error: {file}: can't be written ({os.strerror(number)}). {kept}\n"

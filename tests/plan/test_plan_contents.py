@@ -41,11 +41,11 @@ def names(plan: Plan) -> list[str]:
 
 def test_a_plan_says_where_rewards_are_made(plan_of: Plans) -> None:
     assert plan_of().scoring == ScoringPlan(("exact",), 1, ())
-    parts = "[{type: reward_model, path: m, device: 'cuda:3'}, {type: exact}]"
+    parts = "[{type: reward_model, path: some/m, device: 'cuda:3'}, {type: exact}]"
     plan = plan_of(f"reward_manager={{type: weighted_sum, workers: 2, parts: {parts}}}")
     assert plan.scoring == ScoringPlan(("weighted_sum", "reward_model", "exact"), 2, ("cuda:3",))
     assert plan.problems == ()
-    threads = plan_of("reward_manager={type: reward_model, path: m}", "runtime.threads=true").scoring
+    threads = plan_of("reward_manager={type: reward_model, path: some/m}", "runtime.threads=true").scoring
     assert threads == ScoringPlan(("reward_model",), 0, ("cpu",))
 
 

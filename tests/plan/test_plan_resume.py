@@ -14,6 +14,7 @@ from tandem.config.load import load_words
 from tandem.config.schema import Config, SftConfig
 from tandem.config.tree import paths_of
 from tandem.control.entry import run_sft
+from tandem.control.eval import run_eval
 from tandem.plan.checks.resumed import KEPT
 from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.sft import SftPlan, compile_sft_plan
@@ -232,6 +233,12 @@ def test_a_checkpoint_of_another_kind_of_run_says_which_command_goes_on(run: lis
 def test_every_key_that_must_stay_is_a_key_of_a_config() -> None:
     known = paths_of(Config).keys() | paths_of(SftConfig).keys()
     assert {key for kept in KEPT for key in kept.keys} <= known
+
+
+def test_an_evaluation_does_not_go_on_from_the_checkpoint_that_its_config_names(run: list[str], tmp_path: Path) -> None:
+    held_out = write_rows(tmp_path / "val.jsonl", [{"prompt": "3>", "answer": "3333"}])
+    words = [*run[1:], f"data.val_files=[{held_out}]", "trainer.resume=latest", "trainer.seed=1"]
+    assert run_eval(Path(run[0]), words) == 0
 
 
 def test_the_command_refuses_as_the_plan_does(run: list[str]) -> None:

@@ -65,6 +65,9 @@ WRONG: dict[str, tuple[Callable[[GroupOutput], Any], str]] = {
     ),
     "too few samples": (lambda o: replace(o, samples=o.samples[:1]), "1 samples of group 0 instead of 2"),
     "a group of nobody's": (lambda o: replace(o, request=replace(o.request, key="x")), "'x' that nobody waits for"),
+    "no sample": (lambda o: replace(o, samples=(o.samples[0], None)), "None as sample 1 of group 0 instead of a Sam"),
+    "no samples": (lambda o: replace(o, samples=None), "None as the samples of group 0 instead of a tuple"),
+    "no request": (lambda o: replace(o, request=None), "a group of None instead of a GroupRequest"),
     "something else": (lambda o: o.samples, "tuple instead of a GroupOutput"),
 }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
@@ -37,11 +39,31 @@ def check_data(config: Config) -> Iterator[Problem]:
     yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row)
     yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row)
     yield from check_overlap(data.train_files, data.val_files)
+    if data.template is None and data.reasoning_gym is None and data.on_bad_row == "error":
+        yield from _check_prompt(data)
     if data.reasoning_gym is not None:
         yield from _check_task(data.reasoning_gym)
         if data.val_files:
             reason = "the held-out prompts of a procedural task are further questions of it"
             yield Problem("data.val_files", data.val_files, reason, "Leave it out")
+
+
+def _check_prompt(data: DataConfig) -> Iterator[Problem]:
+    """Whether the first prompt is one; ``check_files`` says what is wrong with file or column."""
+    with suppress(DataError, OSError):
+        row = next((row for table in open_tables(data.train_files[:1]) for row in islice(table.scan(), 1)), None)
+        value = row.find(data.prompt_key) if isinstance(row, Row) else "none"
+        if isinstance(row, Row) and (not isinstance(value, str | list | tuple) or len(value) == 0):
+            reason = f"{row.table}, row {row.number}: {value!r} is neither text nor a list of messages"
+            remedy = f"Write the column of the prompts; data.template: '{{{data.prompt_key}}}' makes text of a number"
+            yield Problem("data.prompt_key", data.prompt_key, reason, remedy)
+
+
+def notes_on_files(data: DataConfig) -> Iterator[str]:
+    """Of a file that is named more than once."""
+    for name, count in Counter(str(Path(name).expanduser().resolve()) for name in data.train_files).items():
+        if count > 1:
+            yield f"data.train_files names {name} {count} times: each pass draws its rows as often"
 
 
 def check_given(data: DataConfig) -> Iterator[Problem]:

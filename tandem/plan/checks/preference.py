@@ -67,6 +67,9 @@ def _check_data(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
     if data.label_key is None and data.chosen_key == data.rejected_key:
         reason = f"the better and the worse answer are the same column {data.chosen_key!r}"
         yield Problem("data.rejected_key", data.rejected_key, reason, "Write the column of the worse answer")
+    if data.label_key is not None and data.label_key == data.response_key:
+        reason = "it is the column of the answer, and a label is true or false"
+        yield Problem("data.label_key", data.label_key, reason, "Write the column of the label")
     if data.label_key is not None and paired:
         reason = f"{loss.name} compares the two answers of a prompt, and labelled rows have one each"
         yield Problem("data.label_key", data.label_key, reason, f"Leave it out, or write {LOSS}.type: kto")

@@ -94,11 +94,11 @@ def _check_folder(scorer: Part) -> Iterator[Problem]:
     path = scorer.parameters.get("path")
     if scorer.type != "reward_model" or scorer.file is not None or not isinstance(path, str):
         return
-    if looks_like_path(path) and not Path(path).expanduser().is_dir():
-        yield Problem(f"{scorer.key}.path", path, "there is no such folder", "Name a Hugging Face folder or a hub id")
-        return
     folder = model_folder(path)
-    if folder is not None and (reason := _no_classifier(folder)) is not None:
+    if folder is None and (looks_like_path(path) or "/" not in path):
+        what = "there is no such folder" if path else "no model is named"
+        yield Problem(f"{scorer.key}.path", path, what, "Name a Hugging Face folder or a hub id, which has an owner")
+    elif folder is not None and (reason := _no_classifier(folder)) is not None:
         remedy = "Name the folder of a model that was trained as AutoModelForSequenceClassification"
         yield Problem(f"{scorer.key}.path", path, reason, remedy)
 

@@ -20,6 +20,7 @@ from tandem.train import saved
 from tandem.train.saved import STATE, checkpoints_in
 
 RESUME = "trainer.resume"
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 _PATHS = re.compile(r"(\.|_)(path|file|files|folder|dir)(\[\d+\])?$|\.by_source\.[^.]*$")
 """Keys of what is read, those of plug-ins' parameters too."""
 
@@ -28,6 +29,10 @@ def check_output(trainer: TrainerConfig, document: BaseModel) -> Iterator[Proble
     """Whether ``trainer.output_dir`` can be written, holds nothing of the user's, and is not what the run reads."""
     if not trainer.output_dir:
         yield Problem(KEY, "", "a run needs a folder to write to", "Write a folder, such as runs/first")
+        return
+    if variable := _VARIABLE.search(trainer.output_dir):
+        reason = f"nothing is put in for {variable[0]} here, so that the folder would be called so"
+        yield Problem(KEY, trainer.output_dir, reason, "Write the path itself")
         return
     folder = place = Path(trainer.output_dir).expanduser()
     try:

@@ -115,7 +115,8 @@ class RankActor:
         patience = timedelta(seconds=setup.meeting_s)
         if self._store is None:
             self._store = TCPStore(*meeting, self._world, False, patience, wait_for_workers=False)
-        if meeting[0] == _LOOPBACK:  # whatever the machine is called elsewhere, the ranks are all on it
+        networks = [name for _, name in socket.if_nameindex()]
+        if meeting[0] == _LOOPBACK and "lo" in networks:  # whatever the machine's name is, all ranks are on it
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         found = "cuda" if torch.cuda.is_available() else "cpu"
         device = found if setup.device == "auto" else setup.device
