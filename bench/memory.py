@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 Tree = dict[str, Any]
-STEPS = 3
+STEPS = 2
 SCORER = "def anything(response: str) -> float:\n    return len(set(response)) % 7 / 7\n"
 """Grades that differ, so that every step trains."""
 
@@ -53,20 +53,14 @@ def run(prompt: int, answer: int, prompts: int, n: int, **more: Any) -> Tree:
 
 
 SHAPES: dict[str, tuple[Tree, Tree]] = {
-    "wide": (shape(1000, 768, 8), run(32, 32, 8, 4)),
-    "long answers": (shape(1000, 384, 6), run(64, 448, 8, 8)),
-    "large vocabulary": (shape(20000, 384, 2), run(64, 64, 8, 8)),
-    "critic": (
-        shape(1000, 512, 6),
-        run(64, 128, 8, 4, critic__enable=True, algorithm__adv_estimator="gae"),
-    ),
+    "wide": (shape(1000, 640, 6), run(32, 32, 8, 4)),
+    "long answers": (shape(1000, 256, 4), run(16, 240, 4, 8)),
+    "large vocabulary": (shape(20000, 256, 2), run(32, 32, 8, 4)),
+    "critic": (shape(1000, 384, 5), run(32, 64, 8, 4, critic__enable=True, algorithm__adv_estimator="gae")),
     "bfloat16, checkpointing, reference": (
-        shape(4000, 512, 8, heads=8, kv=2),
+        shape(4000, 512, 6, heads=8, kv=2),
         run(
-            64,
-            192,
-            8,
-            8,
+            *(32, 96, 8, 4),
             actor_rollout_ref__model__dtype="bfloat16",
             actor_rollout_ref__model__gradient_checkpointing=True,
             algorithm__kl__in="loss",

@@ -27,7 +27,7 @@ class NoPlan:
         return False
 
     def to_json(self) -> str:
-        """The problems as JSON, for machines."""
+        """The problems as JSON, for machines; without secrets."""
         shown = NoPlan(tuple(problem.hidden() for problem in self.problems))
         return json.dumps({"kind": None, **asdict(shown)}, default=repr, ensure_ascii=False, indent=2)
 

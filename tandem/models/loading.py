@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -189,14 +190,20 @@ def nothing_added(model: PreTrainedModel, missing: set[str]) -> set[str]:
     return missing
 
 
+_COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids)$|\.attention\.bias$")
+"""Tables that older files hold and that a model makes by itself."""
+
+
 def nothing_left(model: PreTrainedModel, surplus: set[str]) -> set[str]:
-    """All weights in the files of a model must be its own."""
-    del model
-    return surplus
+    """All weights in the files must be the model's own, but for what it computes and what predicts further tokens."""
+    text = model.config.get_text_config()
+    layers, ahead = (getattr(text, name, None) or 0 for name in ("num_hidden_layers", "num_nextn_predict_layers"))
+    behind = {f"layers.{layers + i}." for i in range(ahead)} | {"mtp."}
+    return {name for name in surplus if not _COMPUTED.search(name) and not any(part in name for part in behind)}
 
 
 def below_another_head(model: PreTrainedModel, surplus: set[str]) -> set[str]:
-    """Of a model that got another head, the weights that were beneath the old one must be its own."""
+    """The weights beneath the old head of a model that got another one: they must be its own."""
     beneath = f"{model.base_model_prefix}."
     return {name for name in surplus if name.startswith(beneath) or any(part.isdigit() for part in name.split("."))}
 

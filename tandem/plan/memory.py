@@ -6,11 +6,11 @@ For N parameters on R train ranks (parameters, gradients and moments are sharded
   is N, or with LoRA the adapters' parameters: rank x (rows + columns) of each adapted matrix;
 - tags: 4T / R for each copy beside the weights in place, and once more for the actor while another one takes its
   place; a reference that is the base with the adapters off is no copy; a teacher of its own: 4 bytes a parameter / R;
-- activations of one micro-batch: its tokens are those of the mini-batch at its longest, at most the token budget. Each
-  keeps in each layer 6 vectors of the hidden size in float32 (residuals and norms), and in the dtype of the forward its
-  queries, output, keys and values twice (attention gathers them for each answer) and 4 vectors of the MLP's width
-  (counted by hand on a Llama layer; Korthikanti et al., arXiv 2205.05198, count alike). With gradient checkpointing:
-  the inputs of the layers, and one layer's inside;
+- activations of one micro-batch: its samples are those of the mini-batch at their longest, within the token budget, and
+  a prompt that they share runs once. Each token that runs keeps in each layer 6 vectors of the hidden size in float32
+  (residuals and norms), and in the dtype of the forward 4 more, its keys and values, and 4 vectors of the MLP's width
+  (counted by hand on a Llama layer; Korthikanti et al., arXiv 2205.05198, count alike); attention gathers keys and
+  values once more for each sample. With gradient checkpointing: the inputs of the layers, and one layer's inside;
 - log-probs: logits of one chunk (or of the whole micro-batch, if that is less), four times, and the gradient of the
   head beside the one that it is added to; not for the critic;
 - rollout: weights (0 where the engine uses the actor's own); keys and values of the answers in flight, in columns that
@@ -150,16 +150,11 @@ def _trained(
     ranks = placement.devices
     trained = adapter_parameters(model, facts) if model.trains_adapters else facts.parameters
     weights = facts.parameters + (trained if model.trains_adapters else 0)
-    tokens = _micro_batch_tokens(config, ranks, budget)
-    inside = _bytes_inside(facts, BYTES[model.dtype])
-    kept = (
-        MASTER * (facts.hidden or 0) * facts.layers + inside if model.gradient_checkpointing else inside * facts.layers
-    )
     found = {
         "weights": Part(MASTER * weights // ranks),
         "gradients": Part(MASTER * trained // ranks, turn),
         "optimizer": Part(2 * MASTER * trained // ranks),
-        "activations": Part(kept * tokens, turn),
+        "activations": Part(_activations(model, facts, _micro_batch(config, facts, ranks, budget)), turn),
     }
     if model.dtype != "float32":
         found["cast weights"] = Part(BYTES[model.dtype] * facts.parameters, turn)
@@ -168,27 +163,44 @@ def _trained(
     return {f"{role} {name}": part for name, part in found.items()}
 
 
-def _micro_batch_tokens(config: Config, ranks: int, budget: int) -> int:
-    """The most tokens that a forward with gradient runs on one rank."""
+@dataclass(frozen=True)
+class _Batch:
+    """The largest micro-batch of a rank: ``tokens`` of its samples, ``run`` of them where prompts are shared."""
+
+    tokens: int
+    run: int
+
+
+def _micro_batch(config: Config, facts: ModelFacts, ranks: int, budget: int) -> _Batch:
     longest, n = longest_sequence(config), samples_per_prompt(config)
-    samples = math.ceil(mini_batch_prompts(config) * n / ranks)
     most = config.actor_rollout_ref.actor.ppo_micro_batch_size
-    if config.trainer.exact:
-        return n * longest
-    return min(max(budget, longest), longest * (samples if most is None else min(samples, most)))
+    samples = math.ceil(mini_batch_prompts(config) * n / ranks)
+    bounded = min(samples, max(1, budget // longest), samples if most is None else most)
+    samples = n if config.trainer.exact else bounded
+    copies = 1 if _each_alone(facts) else min(n, samples)
+    prompts = math.ceil(samples / copies) * config.data.max_prompt_length
+    return _Batch(samples * longest, prompts + samples * config.data.max_response_length)
 
 
-def _bytes_inside(facts: ModelFacts, width: int) -> int:
-    """What a token keeps in one layer for the backward."""
-    hidden, mlp = facts.hidden or 0, facts.inside or 4 * (facts.hidden or 0)
-    keys = (facts.kv_heads or 0) * (facts.head_dim or 0)
+def _each_alone(facts: ModelFacts) -> bool:
+    """Whether each document has a row of its own, and its own prompt in it."""
+    return any(family in PER_DOCUMENT for family in facts.families)
+
+
+def _activations(model: ModelConfig, facts: ModelFacts, batch: _Batch) -> int:
+    """What one micro-batch keeps for the backward."""
+    width, hidden, layers = BYTES[model.dtype], facts.hidden or 0, facts.layers or 0
+    mlp, keys = facts.inside or 4 * hidden, (facts.kv_heads or 0) * (facts.head_dim or 0)
     casts = 2 * hidden if width < MASTER else 0
-    return MASTER * 6 * hidden + width * (4 * hidden + 4 * keys + 4 * mlp + casts)
+    inside = (MASTER * 6 * hidden + width * (4 * hidden + 2 * keys + 4 * mlp + casts)) * batch.run
+    inside += width * 2 * keys * batch.tokens
+    return MASTER * hidden * layers * batch.run + inside if model.gradient_checkpointing else inside * layers
 
 
 def _logprobs(config: Config, facts: ModelFacts, placement: Placement) -> int:
     vocabulary = sampled_tokens(config.actor_rollout_ref.model, facts) or 0
-    tokens = _micro_batch_tokens(config, placement.devices, config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu)
+    budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+    tokens = _micro_batch(config, facts, placement.devices, budget).tokens
     answers = tokens * config.data.max_response_length // longest_sequence(config)
     model = config.actor_rollout_ref.model
     head = 0 if model.trains_adapters else MASTER * vocabulary * (facts.hidden or 0)
@@ -201,7 +213,7 @@ def _rollout(config: Config, facts: ModelFacts, shares: bool) -> dict[str, Part]
     width, ranks, n = BYTES[model.dtype], engine_width(config), rollout.n
     rows = min(rollout.max_num_seqs, config.data.train_batch_size * n)
     per_token = 2 * width * facts.layers * (facts.kv_heads or 0) * (facts.head_dim or 0)
-    shared = n > 1 and not any(family in PER_DOCUMENT for family in facts.families)
+    shared = n > 1 and not _each_alone(facts)
     prompt, answer = config.data.max_prompt_length, config.data.max_response_length
     columns = _columns(answer if shared else prompt + answer)
     prompts = math.ceil(rows / n) * _columns(prompt) if shared else 0

@@ -89,7 +89,7 @@ class LocalRank(Generic[RankT_co]):
         self.name = f"rank 0 of the {role} in this process"
 
     def submit(self, call: Call[RankT_co, T]) -> Done[T]:
-        """Make the call at once; what comes back is done already."""
+        """Make the call, and give its result; its error is raised here."""
         return Done(call.on(self.rank))
 
     def check(self) -> None:

@@ -100,3 +100,12 @@ def test_what_a_family_saves_is_all_taken(family: str, tmp_path: Path) -> None:
 def test_layers_that_predict_further_tokens_may_stand_behind_the_last(folder: Path) -> None:
     edit_config(folder, num_hidden_layers=1, num_nextn_predict_layers=1)
     assert read_model(folder).surplus is None
+    assert load_model(folder).config.num_hidden_layers == 1
+
+
+def test_tables_that_a_model_computes_are_no_weights(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    for name in ("self_attn.rotary_emb.inv_freq", "attn.masked_bias", "attn.attention.bias"):
+        weights[f"model.layers.0.{name}"] = weights["model.norm.weight"].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert load_model(folder).num_parameters() > 0

@@ -137,7 +137,7 @@ def test_a_step_holds_what_its_batch_has_and_no_more_than_its_budget(place: Path
     cut = plan_of(*lengths, "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=256")
     assert few is not None and double == 2 * few == 2 * cut.memory[0].parts["actor activations"]  # type: ignore[operator]
     one = plan_of(*lengths, "actor_rollout_ref.actor.ppo_micro_batch_size=1").memory[0].parts["actor activations"]
-    assert one is not None and few == 8 * one
+    assert one is not None and 4 * one < few < 8 * one  # a prompt that samples of a micro-batch share runs once
 
 
 def test_a_teacher_whose_files_are_not_here_is_unknown(place: Path, plan_of: Plans) -> None:
