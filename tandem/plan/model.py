@@ -43,8 +43,8 @@ class ModelFacts:
     """Width of a layer's MLP that a token goes through: of all its experts together where there are some."""
     senses: tuple[str, ...] = ()
     """Sections of its config for what else it reads than text, such as ``vision_config``."""
-    surplus: str | None = None
-    """What the weight files have beyond the layers of ``config.json``, in words; None where nothing is known of it."""
+    misfit: str | None = None
+    """Why the weight files are not those of the layers of ``config.json``; None where nothing is known of it."""
 
 
 def looks_like_path(path: str) -> bool:
@@ -101,7 +101,7 @@ def read_model(folder: Path) -> ModelFacts:
         },
         inside=_inside(text),
         senses=tuple(key for key in config if key.endswith("_config") and key.split("_")[0] in _SENSES),
-        surplus=_surplus(text, shapes),
+        misfit=_misfit(text, shapes),
         families=tuple(dict.fromkeys(str(part["model_type"]) for part in (config, text) if "model_type" in part)),
     )
 
@@ -117,22 +117,31 @@ def _inside(text: Mapping[str, Any]) -> int | None:
     return None if one is None else one * (experts + shared) + (_number(text, "shared_expert_intermediate_size") or 0)
 
 
-def _surplus(text: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """What of the ``names`` of weights belongs to layers that the config lacks; other parts have counts of their own.
+def _misfit(text: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """Why the ``names`` of weights are not those of the config's layers; other parts have counts of their own.
 
     Layers that predict further tokens stand behind the last one.
     """
     layers = _number(text, "num_hidden_layers", "n_layer")
-    if layers is None:
+    places = {number: name for name in names if (number := _layer(name)) is not None}
+    if layers is None or not places:
         return None
-    ahead = _number(text, "num_nextn_predict_layers") or 0
-    for name in names:
-        parts = name.split(".")
-        place = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
-        listed = place > 0 and parts[place - 1] in _STACKS and not _OTHER_PARTS.search(".".join(parts[:place]))
-        if listed and int(parts[place]) >= layers + ahead:
-            return f"its config.json has {layers} layers, and there are weights of more, {name} among them"
+    last = max(places)
+    if last >= layers + (_number(text, "num_nextn_predict_layers") or 0):
+        return f"its config.json has {layers} layers, and there are weights of more, {places[last]} among them"
+    if last < layers - 1:
+        return (
+            f"its config.json has {layers} layers, and there are weights of {last + 1}, the last of them {places[last]}"
+        )
     return None
+
+
+def _layer(name: str) -> int | None:
+    """The number of the layer that a weight belongs to; None where it belongs to none of the language model's."""
+    parts = name.split(".")
+    place = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
+    listed = place > 0 and parts[place - 1] in _STACKS and not _OTHER_PARTS.search(".".join(parts[:place]))
+    return int(parts[place]) if listed else None
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int | None:
@@ -167,8 +176,7 @@ def vocabulary_of(folder: Path) -> dict[str, int] | None:
 
 
 def sampled_tokens(model: ModelConfig, facts: ModelFacts | None) -> int | None:
-    """The number of ids that can be sampled: those of the tokenizer that the model embeds; None where no file says.
-    says."""
+    """The number of ids that can be sampled: those of the tokenizer that the model embeds; None if no file says."""
     folder = model_folder(model.tokenizer)
     own = None if folder is None else vocabulary_of(folder)
     count = None if own is None else TokenIds.among(own.values()).count

@@ -121,8 +121,8 @@ def copy_model(saved: Path, out: Path, adapter: bool | None = None) -> None:
 def _require_undamaged(source: Path, saved: Path) -> None:
     """Raise ``DataError`` with the file that isn't as written; of a folder without checksums, what its sizes tell."""
     check_weight_files(source)
-    if (source / "config.json").is_file() and (surplus := read_model(source).surplus) is not None:
-        raise DataError(f"{source}: {surplus}. Write a config.json that fits its weights, or export another checkpoint")
+    if (source / "config.json").is_file() and (misfit := read_model(source).misfit) is not None:
+        raise DataError(f"{source}: {misfit}. Write a config.json that fits its weights, or export another checkpoint")
     if (source / MANIFEST).exists():
         verify(source, own_changes=source == saved)
     elif (saved / MANIFEST).exists():

@@ -90,16 +90,22 @@ def test_a_folder_with_fewer_layers_than_weights_is_not_exported(folder: Path, t
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_with_more_layers_than_weights_is_refused_by_its_headers(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=4)
+    misfit = "its config.json has 4 layers, and there are weights of 2, up to model.layers.1"
+    assert (read_model(folder).misfit or "").startswith(misfit)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "longcat_flash", "hrm_text", "zamba2", "jamba"])
 def test_what_a_family_saves_is_all_taken(family: str, tmp_path: Path) -> None:
     build(family).save_pretrained(tmp_path)
-    assert read_model(tmp_path).surplus is None
+    assert read_model(tmp_path).misfit is None
     assert load_model(tmp_path).num_parameters() > 0
 
 
 def test_layers_that_predict_further_tokens_may_stand_behind_the_last(folder: Path) -> None:
     edit_config(folder, num_hidden_layers=1, num_nextn_predict_layers=1)
-    assert read_model(folder).surplus is None
+    assert read_model(folder).misfit is None
     assert load_model(folder).config.num_hidden_layers == 1
 
 

@@ -49,9 +49,9 @@ def _refused(key: str, model: ModelConfig, facts: ModelFacts) -> Iterator[Proble
         named = facts.families[0] if facts.families else "unknown"
         reason = f"models of the family {named} read more than text ({', '.join(facts.senses)}), which comes later"
         yield Problem(f"{key}.path", model.path, reason, "Choose a language model; docs/models.md lists families")
-    if facts.surplus is not None:
+    if facts.misfit is not None:
         remedy = "Write the number of layers that the weights have into it, or save the model again"
-        yield Problem(f"{key}.path", model.path, facts.surplus, remedy)
+        yield Problem(f"{key}.path", model.path, facts.misfit, remedy)
 
 
 def _adapter_as_model(key: str, path: str, folder: Path) -> Problem:
