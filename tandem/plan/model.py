@@ -23,6 +23,9 @@ _SENSES = ("vision", "image", "video", "audio", "speech")
 
 _OTHER_PARTS = re.compile("vision|visual|audio|encoder|tower|mtp|module")
 
+_REPEATED = re.compile("loop|cycle|recur|repeat", re.IGNORECASE)
+"""In keys of families that go through the same layers several times, and count each time."""
+
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -129,7 +132,7 @@ def _misfit(text: Mapping[str, Any], names: Iterable[str]) -> str | None:
     last = max(places)
     if last >= layers + (_number(text, "num_nextn_predict_layers") or 0):
         return f"its config.json has {layers} layers, and there are weights of more, {places[last]} among them"
-    if last < layers - 1:
+    if last < layers - 1 and not any(_REPEATED.search(key) for key in text):
         return (
             f"its config.json has {layers} layers, and there are weights of {last + 1}, the last of them {places[last]}"
         )

@@ -96,7 +96,7 @@ def test_a_folder_with_more_layers_than_weights_is_refused_by_its_headers(folder
     assert (read_model(folder).misfit or "").startswith(misfit)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "longcat_flash", "hrm_text", "zamba2", "jamba"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "longcat_flash", "hrm_text", "dory", "zamba2", "jamba"])
 def test_what_a_family_saves_is_all_taken(family: str, tmp_path: Path) -> None:
     build(family).save_pretrained(tmp_path)
     assert read_model(tmp_path).misfit is None
