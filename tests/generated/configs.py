@@ -74,6 +74,7 @@ def _base(kind: str, here: Path) -> tuple[str, ...]:
 
 def problems_of(drawn: Drawn) -> list[Problem]:
     """What the plan says against it; a fault of the test where a refusal names no key, or something else is raised."""
+    _clear(drawn)  # else a run before would be there to go on from
     try:
         (runnable_sft if drawn.command == "sft" else runnable_train)(drawn.words)
     except ConfigError as error:
@@ -110,8 +111,7 @@ def _names(problem: Problem, option: Sequence[str]) -> bool:
 
 def fault_of(drawn: Drawn, here: Path) -> str | None:
     """What went wrong in a run that the plan accepts; None where it ended as it should."""
-    for old in here.glob("run*"):
-        shutil.rmtree(old)
+    _clear(drawn)
     result: Any = run(drawn.command, *drawn.words)
     raised = result.exception
     if raised is not None and not isinstance(raised, SystemExit):
@@ -125,6 +125,14 @@ def fault_of(drawn: Drawn, here: Path) -> str | None:
     if not any((here / "run" / "final").glob("*.safetensors")):
         return "no model was left"
     return None
+
+
+def _clear(drawn: Drawn) -> None:
+    """Remove what runs before have left."""
+    (word,) = (word for word in drawn.base if word.startswith("trainer.output_dir="))
+    output = Path(word.partition("=")[2])
+    for old in output.parent.glob(f"{output.name}*"):
+        shutil.rmtree(old)
 
 
 def smallest(drawn: Drawn, here: Path) -> Drawn:

@@ -284,7 +284,7 @@ SFT: list[Option] = [
      ("data.mix=[{{files: [{here}/examples.jsonl]}}]",)),
     ways("data.chat", "true"),
     ways("data.add_eos", "false"),
-    (*ways("data.max_length", "8", "32", "64"),
+    (*ways("data.max_length", "9", "32", "64"),
      ("data.max_length=7", "data.on_overlong=drop"), ("data.max_length=7", "data.on_overlong=right")),
     ways("data.train_batch_size", "1", "3", "8", "99"),
     ways("data.max_token_len_per_gpu", "16", "8"),

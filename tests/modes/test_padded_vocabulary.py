@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tandem.control.afterwards import run_eval
 
+from tandem.control.eval import run_eval
 from tandem.models.loading import load_model, new_model, save_pretrained_atomic
 from tandem.models.tokenizer import load_tokenizer
 from tests.e2e.seven import SHAPE, make_task, train, write_rows
