@@ -133,9 +133,7 @@ def _misfit(text: Mapping[str, Any], names: Iterable[str]) -> str | None:
     if last >= layers + (_number(text, "num_nextn_predict_layers") or 0):
         return f"its config.json has {layers} layers, and there are weights of more, {places[last]} among them"
     if last < layers - 1 and not any(_REPEATED.search(key) for key in text):
-        return (
-            f"its config.json has {layers} layers, and there are weights of {last + 1}, the last of them {places[last]}"
-        )
+        return f"its config.json has {layers} layers, and there are weights of {last + 1}, up to {places[last]}"
     return None
 
 
