@@ -151,7 +151,7 @@ class Catalog(Sequence[T], Generic[T]):
 
 
 def _refuse_beyond_text(row: Row) -> None:
-    """Raise ``RowError`` for a row with images or sound: without them, its text would be trained on as if it were all."""
+    """Raise ``RowError`` for a row with images or sound: its text alone would be trained on as if it were all."""
     for _, held in beyond_text(row.values):
         raise row.bad("more than text", f"it has {held}, and models are trained on text alone: leave such rows out")
 
