@@ -286,5 +286,5 @@ def test_weights_that_dont_fit_their_config_are_told(task: Path, teacher: Path, 
     mixed = tmp_path / "mixed"
     shutil.copytree(big, mixed)
     shutil.copy(teacher / "config.json", mixed / "config.json")
-    with pytest.raises(DataError, match="mixed"):
+    with pytest.raises(ConfigError, match="mixed"):
         train(task, by(mixed), distillation(ONLY["reverse_kl"]), *SHORT, f"trainer.output_dir={tmp_path / 'run'}")

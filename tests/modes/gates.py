@@ -178,7 +178,7 @@ def observe(session: Streaming, log: EventLog, patch: pytest.MonkeyPatch) -> lis
     noting(trainer, "forward", forward)
     noting(trainer, "forward_backward", lambda *_: f"backward {session.run.progress.step}")
     noting(session.plane, "seal", lambda partition, *_: f"seal {partition}")
-    noting(session.rollout.keeper, "acknowledge", lambda _, version: f"acknowledged {version}")
+    noting(session.rollout.gate, "acknowledge", lambda _, version: f"acknowledged {version}")
 
     def end_step(step: int, batch: DataProto, update: dict[str, float]) -> None:
         batches.append(batch)

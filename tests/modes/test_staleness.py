@@ -193,7 +193,7 @@ class TestStalls:
 
     def test_rollout_that_is_paused(self, session: Streaming, caplog: pytest.LogCaptureFixture) -> None:
         session.weights.push(0)
-        session.rollout.keeper.pause("rollout-0", "its health check failed")
+        session.rollout.gate.pause("rollout-0", "its health check failed")
         warning, error = self.stalled(session, caplog)
         assert "'rollout-0' is paused: its health check failed" in warning
         assert "its health check failed" in error
