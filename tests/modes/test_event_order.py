@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tandem.control.entry import LOOPS
-from tandem.dataflow.tickets import Ticket
+from tandem.dataflow.tickets import Request, Ticket
 from tandem.rollout.hf import HfEngine
 from tandem.train.engine import FsdpEngine
 from tests.e2e.seven import equal, training_engine
@@ -115,9 +115,9 @@ def test_b48_with_no_staleness_and_slow_publications_the_run_ends(
     batches = observe(session, log, monkeypatch)
     take = session.plane.take
 
-    def asked(*args: Any, **options: Any) -> Any:
-        log.note(f"asked for {options['partition']}")
-        return take(*args, **options)
+    def asked(request: Request, *args: Any, **options: Any) -> Any:
+        log.note(f"asked for {request.partition}")
+        return take(request, *args, **options)
 
     monkeypatch.setattr(session.plane, "take", asked)
     run(session)
