@@ -129,3 +129,10 @@ def test_an_export_without_room_is_one_line_and_no_fault_of_the_input(folder: Pa
     told = "no room is left to write to (File too large: a full disk, a quota, a limit of sizes)"
     assert str(raised.value) == f"{tmp_path / 'out'}: {told}. Choose another folder"
     assert raised.value.exit_code == 1 and not list(tmp_path.glob("*out*"))
+
+
+def test_weights_of_another_vocabulary_are_refused_by_their_headers(folder: Path) -> None:
+    assert read_model(folder).misfit is None
+    edit_config(folder, vocab_size=5)
+    misfit = read_model(folder).misfit or ""
+    assert misfit.startswith("its config.json has a vocab_size of 5, and ") and misfit.endswith(" rows")
