@@ -47,8 +47,8 @@ _LOOKS_LIKE_KEY = re.compile(
 """Keys as services write them: known by how they begin."""
 
 _WORDS_IN_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_TELLING = frozenset({"secret", "password", "passwd", "passphrase", "pwd", "signature", "credential", "credentials"})
-_TELLING_AT_THE_END = frozenset({"token", "tok", "key", "sig", "auth", "authorization", "pass", "cookie", "jwt"})
+_CREDENTIAL = frozenset({"secret", "password", "passwd", "passphrase", "pwd", "signature", "credential", "credentials"})
+_CREDENTIAL_AT_THE_END = frozenset({"token", "tok", "key", "sig", "auth", "authorization", "pass", "cookie", "jwt"})
 _LONG = ("token", "secret", "password", "signature", "credential", "apikey", "accesskey", "secretkey", "privatekey")
 _PATH = re.compile(r"[-+~]*[A-Za-z_][\w.-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -61,17 +61,19 @@ def hide(text: str) -> str:
     """
     text = _OF_USERS.sub(rf"\g<scheme>{HIDDEN}@", text)
     text = _OF_USERS_WITHOUT_SCHEME.sub(rf"\g<before>{HIDDEN}@", text)
-    text = _IN_QUERY.sub(lambda found: f"{found['name']}={HIDDEN}" if _tells(found["name"]) else found[0], text)
+    text = _IN_QUERY.sub(
+        lambda found: f"{found['name']}={HIDDEN}" if _names_credential(found["name"]) else found[0], text
+    )
     text = _IN_HEADER.sub(rf"\g<name>\g<gap>{HIDDEN}", text)
     return _LOOKS_LIKE_KEY.sub(HIDDEN, text)
 
 
-def _tells(name: str) -> bool:
+def _names_credential(name: str) -> bool:
     """Whether what a query or a variable calls ``name`` is a credential: ``X-Amz-Signature``, ``private_token``."""
     words = [word.lower() for word in _WORDS_IN_NAME.findall(unquote(name)) if not word.isdigit()]
     if not words:
         return False
-    return not _TELLING.isdisjoint(words) or words[-1] in _TELLING_AT_THE_END or words[-1].endswith(_LONG)
+    return not _CREDENTIAL.isdisjoint(words) or words[-1] in _CREDENTIAL_AT_THE_END or words[-1].endswith(_LONG)
 
 
 def hide_in(value: Any, key: str = "") -> Any:
@@ -130,7 +132,7 @@ def hides(key: str, value: str) -> bool:
 
 def is_env_of_secret(key: str) -> bool:
     """Whether ``key`` names the environment variable of a secret, as ``api_key_env`` does."""
-    return key.lower().endswith("_env") and _tells(key[: -len("_env")])
+    return key.lower().endswith("_env") and _names_credential(key[: -len("_env")])
 
 
 def is_variable(value: str) -> bool:

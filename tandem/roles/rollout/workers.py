@@ -207,8 +207,8 @@ class RolloutWorkers:
         self._deaths[name] += 1
         if self._deaths[name] > self._max_restarts:
             raise error
-        told = f"Its tickets go to others; it is started again ({self._deaths[name]})"
-        logger.warning("%s", sentences(error, told))
+        message = f"Its tickets go to others; it is started again ({self._deaths[name]})"
+        logger.warning("%s", sentences(error, message))
         self._gate.join(name)
         stream = self._starting[name] = self._restart(name)
         self._everyone.append(stream)
