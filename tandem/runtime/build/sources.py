@@ -182,7 +182,7 @@ class PromptLoader:
             yield self._next()
 
     def steps(self) -> Iterator[PromptBatch]:
-        """Those of the run: ``trainer.total_steps``, or what ``trainer.total_epochs`` joined end to end make."""
+        """The batches of the run: ``trainer.total_steps``, or what ``trainer.total_epochs`` joined end to end make."""
         while self._count.taken < self._steps:
             yield self._next()
 
