@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Generic, Protocol, TypeVar, overload
 
 from tandem.base.errors import DataError
+from tandem.data.modalities import beyond_text
 from tandem.data.rows import Row, RowError, Table
 
 
@@ -129,6 +130,7 @@ class Catalog(Sequence[T], Generic[T]):
         try:
             if isinstance(row, RowError):
                 raise row
+            _refuse_beyond_text(row)
             item = self._encode(table, row)
         except RowSkipped as skipped:
             tally.drop(skipped.reason, f"row {tally.rows} of all, {skipped.reason}")
@@ -146,6 +148,12 @@ class Catalog(Sequence[T], Generic[T]):
         self._places[1].append(number)
         if self._items is not None:
             self._items.append(item)
+
+
+def _refuse_beyond_text(row: Row) -> None:
+    """Raise ``RowError`` for a row with images or sound: its text alone would be trained on as if it were all."""
+    for _, held in beyond_text(row.values):
+        raise row.bad("more than text", f"it has {held}, and models are trained on text alone: leave such rows out")
 
 
 def _rows(table: Table) -> Iterator[Row | RowError]:

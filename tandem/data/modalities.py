@@ -32,7 +32,7 @@ def kind_in_messages(value: object) -> str | None:
 def beyond_text(row: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """(column, what it holds) of a row's columns that hold more than text; empty ones hold nothing."""
     for column, value in row.items():
-        if column in COLUMNS and value is not None and value not in ("", [], {}, ()):
+        if column in COLUMNS and value is not None and not (isinstance(value, Sequence | Mapping) and not value):
             yield column, f"the column {column}"
         elif (kind := kind_in_messages(value)) is not None:
             yield column, f"messages with a part of the type {kind} in the column {column}"

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ from tandem.models.token_ids import TokenIds
 _STACKS = ("layers", "h", "blocks")
 """What families call the list of their layers."""
 
-_SENSES = ("vision", "image", "video", "audio", "speech")
+_SENSES = frozenset({"vision", "visual", "vit", "image", "video", "audio", "speech"})
+
+_TABLES = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|lm_head|embed_out)\.weight$")
+"""Matrices with a row for each id of the vocabulary."""
 
 _OTHER_PARTS = re.compile("vision|visual|audio|encoder|tower|mtp|module")
 
@@ -103,10 +106,33 @@ def read_model(folder: Path) -> ModelFacts:
             if name.endswith(".weight") and len(shape) == 2
         },
         inside=_inside(text),
-        senses=tuple(key for key in config if key.endswith("_config") and key.split("_")[0] in _SENSES),
-        misfit=_misfit(text, shapes),
+        senses=tuple(_senses(config)),
+        misfit=_misfit(text, shapes) or _other_vocabulary(text, shapes),
         families=tuple(dict.fromkeys(str(part["model_type"]) for part in (config, text) if "model_type" in part)),
     )
+
+
+def _senses(config: Mapping[str, Any]) -> Iterator[str]:
+    """Keys of sections, or of parts of a name, for what else is read than text; empty ones are for nothing."""
+    for key, value in config.items():
+        words = set(key.split("_"))
+        if not value or key == "text_config":
+            continue
+        if isinstance(value, Mapping):
+            if words & _SENSES or (key.endswith("_config") and any(_senses(value))):
+                yield key
+        elif "tower" in words and words & _SENSES:
+            yield key
+
+
+def _other_vocabulary(text: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> str | None:
+    """Why the embedding or the head is not of the config's vocabulary; None where nothing is known of it."""
+    size = _number(text, "vocab_size")
+    for name, shape in shapes.items():
+        known = _TABLES.search(name) and not _OTHER_PARTS.search(name) and len(shape) == 2
+        if size is not None and known and shape[0] != size:
+            return f"its config.json has a vocab_size of {size}, and {name} has {shape[0]} rows"
+    return None
 
 
 def _inside(text: Mapping[str, Any]) -> int | None:

@@ -8,11 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import threading
 from collections import deque
 from pathlib import Path
 
+from tandem.rollout.interpreter import folders_of_the_user
 from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Channel
 
@@ -45,7 +45,7 @@ class HostProcess:
         folders = [folder or os.getcwd() for folder in sys.path]
         program = [sys.executable, "-P", "-m", _HOST]
         if spec.python is not None:
-            folders = [folder for folder in folders if not _of_this_environment(folder)]
+            folders = folders_of_the_user()
             program = [spec.python, "-P", "-c", _ELSEWHERE, str(Path(__file__).parents[1])]
         with theirs:
             self._child = subprocess.Popen(
@@ -92,14 +92,3 @@ class HostProcess:
             self._lines.append(line)
             with contextlib.suppress(OSError, ValueError):  # ours may be closed
                 sys.stderr.write(line)
-
-
-def _of_this_environment(folder: str) -> bool:
-    """Whether a folder of ``sys.path`` holds the packages of this interpreter, not modules of the user's."""
-    own = {Path(path).resolve() for path in sysconfig.get_paths().values()}
-    place = Path(folder).resolve()
-    return (
-        place.suffix == ".zip"
-        or bool(own & {place, *place.parents})
-        or place.name in ("site-packages", "dist-packages")
-    )

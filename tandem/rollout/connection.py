@@ -113,6 +113,11 @@ class Connection:
                 self._wait(lambda: self._ready, "its start", Deadline(self._patience.start_s, self._begun))
 
     @property
+    def came_up(self) -> bool:
+        """Whether the process has ever taken orders, also where it has ended since."""
+        return self._ready
+
+    @property
     def ready(self) -> bool:
         """Whether the process takes orders. Raises what its start raised."""
         self.check("its start")

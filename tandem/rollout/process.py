@@ -78,6 +78,11 @@ class HostedEngine:
         """Words that tell since when the process starts, and its last sign of life; empty once it takes orders."""
         return self._link.starting
 
+    @property
+    def came_up(self) -> bool:
+        """Whether the engine has ever started, also where it has ended since."""
+        return self._link.came_up
+
     def is_ready(self) -> bool:
         """Whether the engine has started. Raises what its start raised."""
         return self._link.ready

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tandem.base.errors import DataError
+from tandem.data.catalog import Catalog, OnBadRow
 from tandem.data.files import open_tables
 from tandem.data.rows import Row, RowError, RowsTable
 
@@ -149,3 +151,24 @@ def test_an_integer_that_python_does_not_read_is_the_row_s_fault(tmp_path: Path)
     assert "a.jsonl, row 2: Exceeds the limit" in str(rows[1]) and "write such a number as text" in str(rows[1])
     with pytest.raises(RowError, match="row 2"):
         table.row(2)
+
+
+def test_a_row_with_images_is_a_bad_row_however_late_it_comes(tmp_path: Path) -> None:
+    @dataclass
+    class Text:
+        text: object
+        cut: bool = False
+
+    path = tmp_path / "rows.jsonl"
+    rows: list[dict[str, object]] = [{"prompt": f"{x}"} for x in range(150)]
+    rows[140]["images"] = [{"bytes": "x"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tables = open_tables([path])
+
+    def encode(table: int, row: Row) -> Text:
+        return Text(row["prompt"])
+
+    with pytest.raises(RowError, match=r"row 141: it has the column images.*text alone"):
+        Catalog(tables, encode)
+    kept = Catalog(tables, encode, on_bad_row=OnBadRow.DROP)
+    assert len(kept) == 149 and kept.counts.dropped == {"more than text": 1}

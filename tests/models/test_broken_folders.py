@@ -115,3 +115,10 @@ def test_tables_that_a_model_computes_are_no_weights(folder: Path) -> None:
         weights[f"model.layers.0.{name}"] = weights["model.norm.weight"].clone()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     assert load_model(folder).num_parameters() > 0
+
+
+def test_weights_of_another_vocabulary_are_refused_by_their_headers(folder: Path) -> None:
+    assert read_model(folder).misfit is None
+    edit_config(folder, vocab_size=5)
+    misfit = read_model(folder).misfit or ""
+    assert misfit.startswith("its config.json has a vocab_size of 5, and ") and misfit.endswith(" rows")

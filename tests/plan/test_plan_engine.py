@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from tandem.base.errors import Problem
 from tandem.plan.plan import Plan
-from tandem.rollout import registry
+from tandem.rollout import interpreter, registry
 from tandem.rollout.capabilities import EngineCapabilities
 from tandem.rollout.registry import register_engine
 
@@ -37,6 +38,8 @@ def declare(monkeypatch: pytest.MonkeyPatch) -> Iterator[Declare]:
     monkeypatch.setattr(registry.engines, "_entries", dict(registry.engines._entries))
 
     def declared(**capabilities: Any) -> str:
+        registry.engines._entries.pop("limited", None)
+
         @register_engine("limited", capabilities=EngineCapabilities(**{**FULL, **capabilities}))
         def limited(model: object, *, max_num_batched_tokens: int = 1) -> Any:
             raise AssertionError
@@ -169,12 +172,56 @@ def test_an_interpreter_is_for_an_engine_in_a_process_of_its_own(
     word, name = f"{ROLLOUT}.python={program}", declare()
     (problem,) = problems_of(name, HYBRID, word)
     assert (problem.key, problem.reason) == (f"{ROLLOUT}.python", "there is no such program")
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
     assert problems_of(name, HYBRID, word) == []
     for words, reason in (((), "trainer's process"), ((HYBRID, "runtime.threads=true"), "this process")):
         (problem,) = problems_of(name, word, *words)
         assert problem.key == f"{ROLLOUT}.python" and reason in problem.reason
     assert problems_of(name, word, HYBRID, RAY) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (None, "it is no Python of version 3.11 or later"),
+        ("exit 0", "it answered ''"),
+        ("sleep 60", "no answer within 0.2 s"),
+        ('exec {python} -S "$@"', "needs the package torch, which is not installed there"),
+    ],
+)
+def test_an_interpreter_that_an_engine_can_not_live_in_is_refused_by_the_plan(
+    declare: Declare,
+    problems_of: Problems,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: str | None,
+    reason: str,
+) -> None:
+    program = Path("/bin/ls") if lines is None else place / "python"
+    if lines is not None:
+        program.write_text(f"#!/bin/sh\n{lines.format(python=sys.executable)}\n")
+        program.chmod(0o755)
+    if "0.2" in reason:
+        monkeypatch.setattr(interpreter, "ANSWER_S", 0.2)
+    (problem,) = problems_of(declare(), HYBRID, f"{ROLLOUT}.python={program}")
+    assert problem.key == f"{ROLLOUT}.python" and reason in problem.reason and problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("package", "versions", "reason"),
+    [
+        ("no-such-package", ">=1", "needs the package no-such-package>=1, which is not installed there"),
+        ("torch", "<1", "needs the package torch<1, and "),
+        ("torch", ">=1", None),
+    ],
+)
+def test_an_interpreter_without_the_engines_package_is_refused_by_the_plan(
+    declare: Declare, problems_of: Problems, package: str, versions: str, reason: str | None
+) -> None:
+    found = problems_of(declare(package=package, versions=versions), HYBRID, f"{ROLLOUT}.python={sys.executable}")
+    assert [problem.key for problem in found] == ([] if reason is None else [f"{ROLLOUT}.python"])
+    assert all(reason is not None and reason in problem.reason for problem in found)
 
 
 def test_a_package_that_is_missing_can_be_planned_and_not_be_run(declare: Declare, plan_of: Plans) -> None:

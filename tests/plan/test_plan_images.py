@@ -63,6 +63,34 @@ def test_a_model_that_reads_images_is_refused_wherever_it_is_named(
     assert "vision_config" in problem.reason
 
 
+@pytest.mark.parametrize(
+    ("key", "section"),
+    [
+        ("vision_config", {"depth": 2}),
+        ("audio_config", {"layers": 2}),
+        ("visual", {"width": 8}),
+        ("vit_config", {"depth": 2}),
+        ("mm_vision_tower", "openai/clip"),
+        ("thinker_config", {"audio_config": {"layers": 2}, "text_config": MODEL_CONFIG}),
+    ],
+)
+def test_a_section_for_other_senses_is_refused_whatever_it_is_called(
+    place: Path, problems_of: Problems, key: str, section: object
+) -> None:
+    write_model(place / "sees", model_type="seer", **MODEL_CONFIG, **{key: section})
+    found = [problem for problem in problems_of(f"{MODEL}=sees") if "more than text" in problem.reason]
+    assert [problem.key for problem in found] == [MODEL] and key in found[0].reason
+
+
+@pytest.mark.parametrize("empty", [None, {}])
+def test_an_empty_section_and_the_number_of_an_image_token_are_for_nothing(
+    place: Path, problems_of: Problems, empty: object
+) -> None:
+    more = {"vision_config": empty, "mm_vision_tower": None, "image_token_id": 7, "rope_config": {"base": 1}}
+    write_model(place / "reads", model_type="llama", **MODEL_CONFIG, **more)
+    assert problems_of(f"{MODEL}=reads") == []
+
+
 def test_one_that_loads_as_a_language_model_is_noted(place: Path, plan_of: Plans) -> None:
     write_model(place / "sees", **{**VISION, "model_type": "gemma3"})
     plan = plan_of(f"{MODEL}=sees")
@@ -110,3 +138,14 @@ def test_text_and_empty_columns_are_no_images(place: Path, problems_of: Problems
     (place / "seen.jsonl").write_text(10 * (json.dumps(row) + "\n"))
     assert problems_of("data.train_files=[seen.jsonl]") == []
     assert checked_messages(asked()) == asked()
+
+
+def test_images_in_a_later_row_are_refused_whatever_becomes_of_bad_rows(
+    place: Path, problems_of: Problems, sft_plan_of: SftPlans
+) -> None:
+    row = {"prompt": "1+1=", "answer": "2"}
+    (place / "seen.jsonl").write_text(3 * (json.dumps(row) + "\n") + json.dumps({**row, "images": [{"bytes": "x"}]}))
+    for way in ("error", "drop"):
+        words = ["data.train_files=[seen.jsonl]", f"data.on_bad_row={way}"]
+        assert unseen(problems_of(*words)).key == "data.train_files[0]"
+        assert unseen(sft_plan_of(*words).problems).key == "data.train_files[0]"

@@ -26,6 +26,7 @@ from tandem.roles.rollout.filling import FAILED, Filling
 from tandem.roles.rollout.utilization import Utilization
 from tandem.roles.rollout.worker import RolloutWorker, UpdatedStream, cause_of_stall
 from tandem.roles.rollout.workers import RolloutWorkers
+from tandem.rollout.process import HostedEngine
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
 from tandem.weights.sync import Snapshot, WeightSync
 from tests.roles.fake_roles import LENGTH, FakeEngine, FakeScoring, FakeTokenizer, prompts
@@ -273,6 +274,23 @@ def test_b83_one_death_too_many_ends_the_run_with_it(restarts: int, lives: int) 
     with pytest.raises(EngineDiedError, match="only was killed by SIGKILL"):
         company.train()
     assert len(company.made["only"]) == lives
+
+
+class NeverUp(DyingEngine, HostedEngine):
+    """An engine whose process ended before it took an order."""
+
+    came_up = False
+
+    def wait_until_ready(self) -> None:
+        self.kill()
+        self.check()
+
+
+def test_an_engine_that_never_came_up_is_not_started_again() -> None:
+    company = Company(lambda name, life: NeverUp(name, 0), ["only"])
+    with pytest.raises(EngineDiedError, match="only was killed by SIGKILL"):
+        company.train()
+    assert len(company.made["only"]) == 1
 
 
 def test_b83_a_death_is_noticed_while_nobody_asks_the_engine_for_anything() -> None:

@@ -1,4 +1,4 @@
-"""Contradictions between the config and the data files, of which the first row is read."""
+"""Contradictions between the config and the data files, of which the first rows are read."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def check_files(key: str, files: Sequence[str], columns: Columns, on_bad_row: st
         at = f"{key}[{index}]"
         try:
             (table,) = open_tables([name])
-            first = list(islice(table.scan(), 1 if on_bad_row == "error" else SAMPLED_ROWS))
+            first = list(islice(table.scan(), SAMPLED_ROWS))
         except (DataError, OSError) as error:
             yield Problem(at, name, _without_name(error, name), "Write an existing data file")
             continue
@@ -177,7 +177,7 @@ def check_files(key: str, files: Sequence[str], columns: Columns, on_bad_row: st
         elif bad and on_bad_row == "error":
             yield Problem(at, name, _without_name(bad[0], name), "Mend the file, or write on_bad_row: drop")
         elif rows:
-            yield from _check_columns(rows, columns)
+            yield from _check_columns(rows[:1] if on_bad_row == "error" else rows, columns)
         for column, held in islice((found for row in rows for found in beyond_text(row.values)), 1):
             reason = f"its rows have {held}, and models are trained on text alone"
             remedy = "Leave such rows out" if "messages" in held else f"Take rows of text, without a column {column}"

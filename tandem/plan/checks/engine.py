@@ -13,6 +13,7 @@ from tandem.plan.checks.correction import cut_sampling, readers
 from tandem.plan.engine import engine_capabilities, shares_weights
 from tandem.plan.entries import Entries
 from tandem.rollout.capabilities import Distribution
+from tandem.rollout.interpreter import fault_of_interpreter
 
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -70,6 +71,8 @@ def _check_process(config: Config, runtime: str) -> Iterator[Problem]:
     elif not (Path(value).is_file() and os.access(value, os.X_OK)):
         reason = "there is no such program"
         yield Problem(key, value, reason, "Write the python of the engine's environment, such as venv/bin/python")
+    elif (fault := fault_of_interpreter(value, capabilities)) is not None:
+        yield Problem(key, value, fault, "Write the python of an environment that has it (docs/engines.md)")
 
 
 def _check_update(config: Config) -> Iterator[Problem]:

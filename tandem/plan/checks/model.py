@@ -50,7 +50,7 @@ def _refused(key: str, model: ModelConfig, facts: ModelFacts) -> Iterator[Proble
         reason = f"models of the family {named} read more than text ({', '.join(facts.senses)}), which comes later"
         yield Problem(f"{key}.path", model.path, reason, "Choose a language model; docs/models.md lists families")
     if facts.misfit is not None:
-        remedy = "Write the number of layers that the weights have into it, or save the model again"
+        remedy = "Write what the weights have into it, or save the model again"
         yield Problem(f"{key}.path", model.path, facts.misfit, remedy)
 
 

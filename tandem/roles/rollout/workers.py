@@ -31,7 +31,8 @@ class RolloutWorkers:
 
     The loop of an engine that dies leaves its tickets to the others. ``restart`` starts the engine again, at most
     ``max_restarts`` times each; it gets tickets once it has loaded the version of the day. One death more is raised by
-    ``check``. All methods are for one thread, that of the actor's loop.
+    ``check``, and so is that of an engine that never took an order: it would end so each time. All methods are
+    for one thread, that of the actor's loop.
     """
 
     def __init__(
@@ -198,6 +199,8 @@ class RolloutWorkers:
         self.streams.remove(stream)
         self._pool.engines.pop(stream.name, None)
         self.publisher.leave(stream.name)
+        if isinstance(stream.engine, HostedEngine) and not stream.engine.came_up and not self._deaths[stream.name]:
+            raise error
         self._start_again(stream.name, error)
 
     def _start_again(self, name: str, error: EngineDiedError) -> None:
