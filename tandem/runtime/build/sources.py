@@ -127,7 +127,7 @@ class _Taken:
     asked: float
     taken: int = 0
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Print that the loop ended early, if it did."""
         if 0 < self.taken < self.asked:
             print(
@@ -157,7 +157,7 @@ class PromptLoader:
         self._steps = self._most if passes is None else min(self._most, passes * len(source) // batch_size)
         # What the rests of several epochs add is for steps() alone.
         self._count = _Taken(self._most if passes is None else min(self._most, passes * len(self)))
-        weakref.finalize(self, self._count.tell)
+        weakref.finalize(self, self._count.report)
 
     @property
     def left_over(self) -> int:
