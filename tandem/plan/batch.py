@@ -86,8 +86,10 @@ def plan_batch(config: Config, train_ranks: int, rows: int | None) -> BatchPlan:
 def epochs(config: Config) -> int | None:
     """Passes over the data: one where nothing bounds the run, without bound where only steps do."""
     trainer = config.trainer
-    written = trainer.total_epochs if "total_epochs" in trainer.model_fields_set else None
-    return 1 if written is None and trainer.total_steps is None else written
+    passes, steps = trainer.total_epochs, trainer.total_steps
+    if passes is not None and "total_epochs" in trainer.model_fields_set:
+        return passes
+    return 1 if steps is None else None
 
 
 def name_epochs(config: Config, most: int) -> None:
