@@ -163,9 +163,10 @@ REFUSALS = [
     ("actor_rollout_ref.ref.update_interval=5", "actor_rollout_ref.ref.update_interval", "no reference", "kl.in"),
     ("algorithm.loss_scale_factor=7", "algorithm.loss_scale_factor", "seq-mean-token-sum-norm", "Remove"),
     # sampling and log-probs
-    (f"{ROLLOUT}.temperature=0", f"{ROLLOUT}.temperature", "0 or less", "above 0"),
-    (f"{ROLLOUT}.temperature=-1.0", f"{ROLLOUT}.temperature", "0 or less", "above 0"),
-    (f"{ROLLOUT}.temperature=1e-9", f"{ROLLOUT}.temperature", "practically greedy", "above 0"),
+    (f"{ROLLOUT}.temperature=0", f"{ROLLOUT}.temperature", "0 or less", "0.01 or more"),
+    (f"{ROLLOUT}.temperature=-1.0", f"{ROLLOUT}.temperature", "0 or less", "0.01 or more"),
+    (f"{ROLLOUT}.temperature=0.005", f"{ROLLOUT}.temperature", "practically greedy", "0.01 or more"),
+    (f"{ROLLOUT}.temperature=1e-9", f"{ROLLOUT}.temperature", "practically greedy", "0.01 or more"),
     (f"{ROLLOUT}.do_sample=false", f"{ROLLOUT}.do_sample", "greedy", "true"),
     (f"{ROLLOUT}.top_k=0", f"{ROLLOUT}.top_k", "no token", "-1"),
     (f"algorithm.use_tis=true {ROLLOUT}.top_p=0.9", "algorithm.use_tis", "truncated distribution", "logprobs_of: full"),
@@ -354,6 +355,24 @@ REFUSALS = [
     (f"{MODEL}.lora_target_modules=[q_proj]", f"{MODEL}.lora_target_modules", "no adapters", "lora_rank: 16"),
     (f"{CORRECTION}.veto=1.0", f"{CORRECTION}.veto", "must be < 1", "< 1"),
     (f"{MODEL}.lora_rank=4 {MODEL}.lora_target_modules=[]", f"{MODEL}.lora_target_modules", "nothing", "all-linear"),
+    (
+        f"{MODEL}.lora_rank=4 {MODEL}.lora_target_modules=[all-linear]",
+        f"{MODEL}.lora_target_modules",
+        "the name of none",
+        "without brackets",
+    ),
+    (
+        f"{MODEL}.lora_rank=4 {MODEL}.lora_target_modules=q_proj",
+        f"{MODEL}.lora_target_modules",
+        "a text where a list belongs",
+        "Write [q_proj]; or all-linear",
+    ),
+    (
+        f"{MODEL}.lora_rank=4 {MODEL}.lora_target_modules=all-liner",
+        f"{MODEL}.lora_target_modules",
+        "not one of the choices",
+        "Did you mean 'all-linear'?",
+    ),
     ("execution.weight_sync.lora=adapter", "execution.weight_sync.lora", "no adapter to send", "lora_rank: 16"),
     (
         f"{HYBRID} trainer.exact=true {MODEL}.lora_rank=4 execution.weight_sync.lora=merged",
