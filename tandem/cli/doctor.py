@@ -21,10 +21,10 @@ OPTIONAL = {
     "gguf": ("smollm2", "tandem models fetch"),
     "accelerate": ("smollm2", "tandem models fetch"),
     "ray": ("ray", "several devices"),
-    "vllm": ("vllm", "the engine vllm"),
-    "sglang": ("sglang", "the engine sglang"),
 }
 """Module -> the extra that brings it, and what it is for."""
+
+_VLLM = "the engine vllm lives in an environment of its own: make engine-vllm, then rollout.python (docs/engines.md)"
 
 
 def examine() -> str:
@@ -80,6 +80,8 @@ def _missing() -> Iterator[str]:
             yield f"optional      {module} is not installed ({purpose}): pip install 'tandem-rl[{extra}]'"
         else:
             yield f"optional      {module} {version_of(module.replace('_', '-')) or ''} ({purpose})"
+    found = "" if importlib.util.find_spec("vllm") is None else f"vllm {version_of('vllm') or ''} is installed here; "
+    yield f"optional      {found}{_VLLM}"
 
 
 def version_of(package: str) -> str | None:

@@ -185,7 +185,7 @@ class Endings:
 
 
 def endless_turns(ending: str, ends: str) -> str:
-    """A message that turns end with no end token, as ``told``, and the remedy; ``ends`` are the model's end tokens."""
+    """A message that turns end with no end token, as ``ending`` says, and the remedy; ``ends`` are the model's own."""
     return (
         f"{ending}, which is no end token of the model (it has {ends}): it would not learn to stop. Let the chat "
         "template end each assistant turn with an end token, or name the template's own: eos_token in "

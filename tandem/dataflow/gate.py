@@ -42,15 +42,6 @@ class Closed:
         return self.reason
 
 
-@dataclass(frozen=True)
-class Holding:
-    """A ticket being filled: by whom, since when."""
-
-    ticket: Ticket
-    engine: str
-    since: float
-
-
 def _asks(method: Callable[Concatenate[Gate, P], T]) -> Callable[Concatenate[Gate, P], T]:
     """One thread at a time."""
 
@@ -230,12 +221,6 @@ class Gate:
         if not self._end(ticket):
             raise ContractError(f"{ticket} isn't out; tickets come from admit()")
         self._refill(ticket)
-
-    @_asks
-    def holdings(self) -> list[Holding]:
-        """All tickets being filled, the longest first."""
-        out = [Holding(ticket, engine, since) for ticket, (engine, since) in self._out.items()]
-        return sorted(out, key=lambda holding: holding.since)
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 

@@ -150,7 +150,7 @@ def is_adapter(name: str) -> bool:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Until the end of the block ``model`` computes as it did without adapters, bit by bit. Only for no-grad forwards.
+    """Until the end of the block ``model`` computes as it did without adapters, bit by bit.
 
     Only for no-grad forwards.
     """

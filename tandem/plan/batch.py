@@ -86,7 +86,20 @@ def plan_batch(config: Config, train_ranks: int, rows: int | None) -> BatchPlan:
 def epochs(config: Config) -> int | None:
     """Passes over the data: one where nothing bounds the run, without bound where only steps do."""
     trainer = config.trainer
-    return 1 if trainer.total_epochs is None and trainer.total_steps is None else trainer.total_epochs
+    passes, steps = trainer.total_epochs, trainer.total_steps
+    if passes is not None and "total_epochs" in trainer.model_fields_set:
+        return passes
+    return 1 if steps is None else None
+
+
+def name_epochs(config: Config, most: int) -> None:
+    """Where ``total_steps`` alone bounds the run: ``most`` becomes ``total_epochs``, for a user's loop over them.
+
+    It is not written, so ``epochs`` and what is planned stay as they are.
+    """
+    if epochs(config) is None:
+        config.trainer.model_fields_set.discard("total_epochs")
+        config.trainer.__dict__["total_epochs"] = most
 
 
 def total_steps(config: Config, rows: int | None) -> int | None:

@@ -27,8 +27,8 @@ _GREEDY = Sampling(n=1, max_tokens=1, greedy=True)
 
 
 class LogprobProbe:
-    """A ``Probe`` of the weights in place on ``ranks``: at the first push, and at those of versions that ``every``
-    divides."""
+    """A ``Probe`` of the weights in place on ``ranks``: at the first push, at those of versions that ``every`` divides,
+    and where one is due for somebody who joined."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class LogprobProbe:
         self._every, self._tolerance = every, tolerance
         self._first = True
 
-    def expected(self, version: int) -> Expected | None:
+    def expected(self, version: int, *, due: bool = False) -> Expected | None:
         """What the actor answers to the prompts, by one forward; None where this version is not to be asked."""
-        due, self._first = self._first or version % self._every == 0, False
+        due, self._first = due or self._first or version % self._every == 0, False
         if not due:
             return None
         answers = Ragged.from_rows([prompt[:1] for prompt in self._prompts])  # whatever is behind, they are read before

@@ -221,7 +221,7 @@ class TrainGroup(Generic[RankT_co]):
         error.__cause__ = next(iter(failed.values()))
         return error
 
-    # --- dealing -----------------------------------------------------------------------------------------------------
+    # --- sharding ----------------------------------------------------------------------------------------------------
 
     def _shard(self, batch: DataProto, whole_groups: bool = False) -> list[torch.Tensor]:
         whole = whole_groups or self._whole_groups

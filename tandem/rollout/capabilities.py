@@ -33,14 +33,12 @@ class EngineCapabilities:
     While new weights come
         ``in_flight``: what running generations can do instead of being finished first. ``abort``: ``pause(abort=True)``
         ends them where they are, and a request that has them among ``begun`` goes on; ``keep``: they go on over a
-        ``load``, their keys and values as ``keep_kv`` says. ``prefix_cache``: keys and values of prompts are kept
-        between requests, and ``load`` lets go of them.
+        ``load``, their keys and values as ``keep_kv`` says.
     Samples
         ``logprobs``: the distributions whose log-probs it can give. ``sampled``, that a token was drawn from; ``full``,
         that before top-k and top-p; ``raw``, the model's own, at temperature 1. ``seeds``: a sample's random stream is
         a function of its seed alone. ``lowest_temperature`` at which it draws, beside greedy answers. ``exact``: with
         that setting its tokens are bit-equal whatever else is in flight.
-        ``images``: prompts may hold some.
     Package
         ``package`` that its factory imports, of a version in the range ``versions`` (as pip writes it). ``builds``:
         names under which pip knows other builds of it.
@@ -56,12 +54,10 @@ class EngineCapabilities:
     frees: tuple[Literal["kv_cache", "weights"], ...] = ()
     in_flight: tuple[InFlight, ...] = ()
     keep_kv: tuple[KeepKV, ...] = ("old",)
-    prefix_cache: bool = False
     logprobs: tuple[Distribution, ...] = ("sampled",)
     seeds: bool = False
     lowest_temperature: float = 0.0
     exact: bool = False
-    images: bool = False
     package: str | None = None
     versions: str = ""
     builds: tuple[str, ...] = ()

@@ -31,7 +31,6 @@ LATER: dict[str, EngineCapabilities] = {
         frees=("kv_cache", "weights"),
         in_flight=("abort", "keep"),
         keep_kv=("old", "recompute"),
-        prefix_cache=True,
         logprobs=("sampled", "raw"),
     ),
 }
@@ -158,7 +157,6 @@ def hf(
         frees=("kv_cache", "weights"),
         in_flight=("abort", "keep"),
         keep_kv=("old", "recompute"),
-        prefix_cache=True,
         logprobs=("sampled",),
         seeds=True,
         lowest_temperature=0.01,

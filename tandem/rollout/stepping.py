@@ -73,7 +73,7 @@ class SteppedEngine:
         self._context = context
         self._calls = 0
         self._awake = True
-        self._whole = whole
+        self._lacks = "" if whole else "no weights have been loaded yet"  # why it can't generate
         self._boundary = DecodeLock(patience)
         self._applied_s = 0.0
 
@@ -95,9 +95,9 @@ class SteppedEngine:
         """A time in which no token is made and new weights come. If it fails half-way, nothing is generated after."""
         with self._boundary.change():
             started = time.perf_counter()
-            self._whole = False
+            self._lacks = "the last load() failed half-way"
             yield
-            self._whole, self._version = True, version
+            self._lacks, self._version = "", version
             self._applied_s = time.perf_counter() - started
 
     # --- the protocol ------------------------------------------------------------------------------------------------
@@ -164,8 +164,8 @@ class SteppedEngine:
                 with self._boundary.token(aborts) as going:
                     if not going or self._version != version:
                         return
-                    if not self._whole:
-                        raise TandemError("the last load() failed half-way: load a complete set of weights first")
+                    if self._lacks:
+                        raise TandemError(f"{self._lacks}: load a complete set of weights first")
                     while running.room and not waiting.empty:
                         running.admit(waiting.take(running.room, self._max_num_batched_tokens), version)
                     running.step(version)

@@ -33,7 +33,7 @@ class Ranks:
         self.check, self._silent = check, silent
 
     def causes(self, partition: int) -> str:
-        """Nothing: a rank that fails says so by ``check``."""
+        """The ranks that give no sign of life; one that fails says so by ``check``."""
         del partition
         return "; ".join(self._silent())
 

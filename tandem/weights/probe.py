@@ -78,5 +78,8 @@ class Answering(Protocol):
 class Probe(Protocol):
     """Who knows what engines must answer."""
 
-    def expected(self, version: int) -> Expected | None:
-        """What the weights of this moment, to be sent as ``version``, answer; None where nobody is to be asked."""
+    def expected(self, version: int, *, due: bool = False) -> Expected | None:
+        """What the weights of this moment, to be sent as ``version``, answer; None where nobody is to be asked.
+
+        ``due``: somebody is, who was never asked.
+        """

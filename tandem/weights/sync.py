@@ -130,7 +130,8 @@ class WeightSync:
         self._overlap, self._deadline_s, self._health_s = overlap, deadline_s, health_s
         self._version: int | None = None
         self._current: Snapshot | None = None
-        self._expected: Expected | None = None
+        self._expected: Expected | None = None  # of the current version
+        self._unasked: set[str] = set()  # names of receivers that joined between two probes
         self._deliveries: dict[str, Transfer[float]] = {}
         self._awaited: tuple[str, Mapping[str, Transfer[Any]]] | None = None
         self._prepared: dict[str, float] = {}  # seconds, by receiver
@@ -159,7 +160,8 @@ class WeightSync:
     def push(self, version: int) -> dict[str, float]:
         """Send the weights of this moment as ``version``, the one after the last.
 
-        Gives seconds by phase: ``wait`` for the push before, ``health``, ``snapshot``, and those of ``arrived``. Raises
+        Gives seconds by phase: ``wait`` for the push before, ``health``, ``snapshot``, in which the trainer answers the
+        probe too, and those of ``arrived``. Raises
         ``DeadlineError`` naming the receivers that are awaited, ``TandemError`` for one whose weights are not those
         that were sent.
         """
@@ -173,7 +175,7 @@ class WeightSync:
             self._check_health()
         with _timed(phases, "snapshot"):
             self._current = self._snapshot()
-            self._expected = None if self._probe is None else self._probe.expected(version)
+            self._expect(version)
         self._version = version
         self._send(self._current, version)
         if not self._overlap:
@@ -212,13 +214,19 @@ class WeightSync:
         self._receivers.clear()
 
     def join(self, name: str, receiver: Receiver) -> None:
-        """A receiver more, which loads the last version that was pushed before this returns."""
+        """A receiver more, which loads the last version that was pushed before this returns.
+
+        It is asked what it generates with then, or, where that version was not due, at the next push: by now the
+        trainer may have other weights.
+        """
         if name in self._receivers:
             raise ContractError(f"receiver {name!r} is there already; one that restarts leaves first")
         self.wait()
         if self._current is not None and self._version is not None:
             transfer = self._deliver(name, receiver, self._current, self._version, self._current.fingerprint)
             self._join({name: transfer}, self._deadline_s, f"weights version {self._version}")
+            if self._expected is None and isinstance(receiver, Answering):
+                self._unasked.add(name)
         self._receivers[name] = receiver
 
     def leave(self, name: str) -> None:
@@ -227,8 +235,17 @@ class WeightSync:
             raise ContractError(f"receiver {name!r} is unknown; there are {sorted(self._receivers)}")
         del self._receivers[name]
         self._deliveries.pop(name, None)
+        self._unasked.discard(name)
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _expect(self, version: int) -> None:
+        """Compute what receivers must answer to ``version``, if they are to be asked."""
+        self._expected = None
+        if self._probe is not None:
+            self._expected = self._probe.expected(version, due=bool(self._unasked))
+        if self._expected is not None:
+            self._unasked.clear()
 
     def _send(self, snapshot: Snapshot, version: int) -> None:
         expected = Transfer("the fingerprint of the snapshot", snapshot.fingerprint)

@@ -215,6 +215,11 @@ def test_doctor_works_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         assert word in result.stdout
 
 
+def test_doctor_sends_whoever_wants_vllm_to_its_own_environment() -> None:
+    (line,) = [line for line in tandem("doctor").stdout.splitlines() if "vllm" in line]
+    assert "make engine-vllm" in line and "pip install" not in line
+
+
 def test_models_fetch_names_what_there_is() -> None:
     result = tandem("models", "fetch", "smolm2-135m")
     assert result.exit_code == 1

@@ -21,6 +21,7 @@ from tandem import (
 from tandem.base.errors import ConfigError, ContractError
 from tandem.config.load import load_words
 from tandem.config.schema import Config
+from tandem.plan.plan import compile_plan
 from tests.e2e.seven import make_task
 
 
@@ -191,6 +192,50 @@ def test_steps_end_a_loop_that_has_more_epochs(task: Path, capsys: pytest.Captur
     assert config.trainer.total_epochs == 9 and loader.left_over == 0
     assert sum(1 for _ in range(9) for _ in loader) == 3
     assert capsys.readouterr().out == ""
+
+
+LENGTHS = {  # 10 prompts, 2 batches of 4 an epoch; epochs joined end to end: 3 are 7 batches and a half
+    "trainer.total_steps=5": 5,
+    "trainer.total_steps=null trainer.total_epochs=3": 7,
+    "trainer.total_steps=5 trainer.total_epochs=2": 5,
+    "trainer.total_steps=9 trainer.total_epochs=3": 7,
+    "trainer.total_steps=null": 2,
+}
+
+
+@pytest.mark.parametrize("words", LENGTHS)
+def test_a_loop_over_steps_makes_those_of_the_built_in_loop(
+    task: Path, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(task, "data.train_batch_size=4", *words.split())
+    planned = compile_plan(config).batch.steps
+    loader = build_dataloader(config)
+    assert sum(1 for _ in loader.steps()) == planned == LENGTHS[words]
+    assert list(loader.steps()) == []
+    assert compile_plan(config).batch.steps == planned, "the epochs that the loader names bound nothing"
+    del loader
+    assert "the loop ended" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [("trainer.total_steps=5", "2 of 5"), ("trainer={total_epochs: 3}", "2 of 6")]
+)
+def test_a_loop_that_ends_before_the_run_is_told_of(
+    task: Path, words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in build_dataloader(config_of(task, "data.train_batch_size=4", words)):
+        pass
+    assert f"the loop ended after {told} steps. One pass over the loader is one epoch" in capsys.readouterr().out
+
+
+def test_the_epochs_of_a_loop_are_a_number_before_its_loader_is_made(task: Path) -> None:
+    config = config_of(task, "trainer.total_steps=3", "data.train_batch_size=5")
+    build_actor_rollout_ref(config.actor_rollout_ref)
+    epochs, taken = range(config.trainer.total_epochs or 0), 0
+    loader = build_dataloader(config)
+    for _ in epochs:
+        taken += sum(1 for _ in loader)
+    assert taken == 3 and config.trainer.total_epochs == 2
 
 
 def test_the_passes_of_a_run_are_a_number_where_nothing_else_bounds_it(task: Path) -> None:

@@ -121,7 +121,6 @@ def test_a_dead_engine_keeps_the_groups_that_only_lack_their_rewards() -> None:
     assert isinstance(generated, Ticket)
     assert one.leave("a", {generated}) == [lost]
     assert admitted(one, "b") == [lost, Ticket(0, 2)]
-    assert [holding.ticket for holding in one.holdings() if holding.engine == "a"] == [generated]
     assert admitted(one, "b") == []
     assert one.redraw(generated) == Ticket(0, 0, 1)
     assert admitted(one, "b") == [Ticket(0, 0, 1)]
@@ -131,7 +130,7 @@ def test_the_death_of_the_slowest_engine_opens_the_gate_and_returns_its_tickets(
     one = gate(2, 0, engines={"a": 0, "b": 0})
     mine = one.admit("a", 1.0)
     its = one.admit("b", 2.0)
-    assert [(h.ticket, h.engine, h.since) for h in one.holdings()] == [(mine, "a", 1.0), (its, "b", 2.0)]
+    assert (mine, its) == (Ticket(0, 0), Ticket(0, 1))
     one.acknowledge("a", 1)
     assert one.leave("b") == [its]
     assert one.published == 1

@@ -258,3 +258,11 @@ def test_an_engine_of_noise_generates_nothing_and_answers_for_what_came() -> Non
     assert len(list(typed.generate(wanted(1, 2), Sampling(n=2, max_tokens=4)))) == 1
     with pytest.raises(ContractError, match="parameters of its own"):
         typed.load(None, 1)
+
+
+def test_an_engine_that_was_never_given_weights_says_so() -> None:
+    engine, _ = made(version=-1, whole=False)
+    with pytest.raises(TandemError, match="no weights have been loaded yet: load a complete set"):
+        list(engine.generate(wanted(1, 1), Sampling(n=1, max_tokens=2)))
+    load(engine, 0)
+    assert len(list(engine.generate(wanted(1, 1), Sampling(n=1, max_tokens=2)))) == 1

@@ -78,8 +78,8 @@ class TrainersProbe:
     def __init__(self, trainer: Trainer, every: int = 1) -> None:
         self.trainer, self.every = trainer, every
 
-    def expected(self, version: int) -> Expected | None:
-        if version % self.every:
+    def expected(self, version: int, *, due: bool = False) -> Expected | None:
+        if version % self.every and not due:
             return None
         return wanted(torch.stack([self.trainer.live["b"] * (1 + i) for i in range(K)]))
 
@@ -127,3 +127,29 @@ def test_one_that_joins_late_is_asked_too() -> None:
         sync.join("rollout-1", OldHead())
     sync.join("rollout-2", Model())
     assert trainer.acknowledged == [("rollout-0", 0), ("rollout-2", 0)]
+
+
+def test_one_that_joins_between_two_probes_is_asked_at_the_next_push_and_once() -> None:
+    trainer = Trainer()
+    sync = trainer.sync({"rollout-0": Model()}, probe=TrainersProbe(trainer, every=10))
+    sync.push(1)
+    trainer.train()  # what the trainer has when one joins is not what the version has
+    sync.join("rollout-1", Model())
+    sync.push(2)
+    assert "probe" in sync.arrived
+    sync.push(3)
+    assert "probe" not in sync.arrived
+    sync.leave("rollout-1")
+    sync.join("rollout-1", OldHead())
+    with pytest.raises(TandemError, match="rollout-1 does not generate with weights version 4"):
+        sync.push(4)
+
+
+def test_nobody_is_asked_for_one_that_left_again() -> None:
+    trainer = Trainer()
+    sync = trainer.sync({"rollout-0": Model()}, probe=TrainersProbe(trainer, every=10))
+    sync.push(1)
+    sync.join("rollout-1", Model())
+    sync.leave("rollout-1")
+    sync.push(2)
+    assert "probe" not in sync.arrived

@@ -18,6 +18,7 @@ from tandem.models.loading import as_causal_lm, load_model
 from tandem.models.numerics import prepare_process
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
+from tandem.plan.batch import name_epochs
 from tandem.plan.own_loop import check_own_loop, unread_in_own_loop
 from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.stages import columns_known
@@ -60,6 +61,8 @@ def build_actor_rollout_ref(section: Section | Config) -> ActorRolloutRef:
         raise ConfigError(problems)
     for note in unread_in_own_loop(config):
         warnings.warn(note, stacklevel=2)
+    if config.trainer.total_steps is not None:  # an epoch has a step at least; build_dataloader knows how many
+        name_epochs(config, config.trainer.total_steps)
     updates = plan.batch.optimizer_steps_in_all
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     return build_composite(config, plan, tokenizer, 1 if updates is None else updates)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +24,7 @@ from tandem.data.prompts import Prompt, PromptColumns, PromptSource
 from tandem.data.rows import Table
 from tandem.data.tasks import TaskTable
 from tandem.models.tokenizer import load_tokenizer
-from tandem.plan.batch import epochs
+from tandem.plan.batch import epochs, name_epochs
 from tandem.plan.mix import example_columns, mix_names
 from tandem.plan.teacher import taught_sources
 from tandem.reward.scoring import describe_error
@@ -118,19 +120,44 @@ class PromptBatch:
     prompts: list[Prompt]
 
 
+@dataclass
+class _Taken:
+    """Batches that a loop of the user's has ``taken``, of those that its config ``asked`` for."""
+
+    asked: float
+    taken: int = 0
+
+    def report(self) -> None:
+        """Print that the loop ended early, if it did."""
+        if 0 < self.taken < self.asked:
+            print(
+                f"data: the loop ended after {self.taken} of {self.asked} steps. One pass over the loader is one "
+                "epoch: loop over its steps(), or over range(config.trainer.total_epochs)"
+            )
+
+
 class PromptLoader:
-    """Batches of training prompts for a loop of your own; each iteration over it is one epoch, in an order of its own.
+    """Batches of training prompts for a loop of your own: ``steps()`` gives those of the whole run, each iteration over
+    the loader itself those of one epoch, in an order of its own.
 
     An epoch ends with its last whole batch; what is left (``left_over`` prompts) begins the next one. No batch comes
-    after the last of ``steps`` (None: the caller counts). Raises ``DataError`` where the rows make no whole batch.
+    after the last of ``steps`` (None: the caller counts); a loop that ends with fewer than those, or than ``passes``
+    have, is told of when the loader goes. Raises ``DataError`` where the rows make no whole batch.
     """
 
-    def __init__(self, source: PromptSource, batch_size: int, steps: int | None = None) -> None:
+    def __init__(
+        self, source: PromptSource, batch_size: int, steps: int | None = None, passes: int | None = None
+    ) -> None:
         if len(source) < batch_size:
             raise DataError(
                 f"{len(source)} usable rows give no batch of {batch_size}: lower data.train_batch_size, or add rows"
             )
-        self._source, self._batch_size, self._left = source, batch_size, steps
+        self._source, self._batch_size = source, batch_size
+        self._most = math.inf if steps is None else steps
+        self._steps = self._most if passes is None else min(self._most, passes * len(source) // batch_size)
+        # What the rests of several epochs add is for steps() alone.
+        self._count = _Taken(self._most if passes is None else min(self._most, passes * len(self)))
+        weakref.finalize(self, self._count.report)
 
     @property
     def left_over(self) -> int:
@@ -150,16 +177,25 @@ class PromptLoader:
 
     def __iter__(self) -> Iterator[PromptBatch]:
         for _ in range(len(self)):
-            if self._left == 0:
+            if self._count.taken >= self._most:
                 return
-            self._left = None if self._left is None else self._left - 1
-            yield PromptBatch(self._source.take(self._batch_size))
+            yield self._next()
+
+    def steps(self) -> Iterator[PromptBatch]:
+        """The batches of the run: ``trainer.total_steps``, or what ``trainer.total_epochs`` joined end to end make."""
+        while self._count.taken < self._steps:
+            yield self._next()
+
+    def _next(self) -> PromptBatch:
+        self._count.taken += 1
+        return PromptBatch(self._source.take(self._batch_size))
 
 
 def build_dataloader(config: Config) -> PromptLoader:
     """The training prompts of ``config.data``, encoded by the model's tokenizer; what became of the rows is printed.
 
-    With ``trainer.total_steps`` no more batches come. Where that is all that bounds the run, ``trainer.total_epochs``
+    Loop over its ``steps()`` for the whole run; a pass over the loader itself is one epoch. With
+    ``trainer.total_steps`` no more batches come. Where that is all that bounds the run, ``trainer.total_epochs``
     becomes as many epochs as they take, so that a loop over both needs to know of one of them only.
     """
     if not isinstance(config, Config):
@@ -167,9 +203,9 @@ def build_dataloader(config: Config) -> PromptLoader:
     model = config.actor_rollout_ref.model
     tokenizer = load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
     source, trainer = prompt_source(config, tokenizer, prompt_tables(config), endless=True), config.trainer
-    loader = PromptLoader(source, config.data.train_batch_size, trainer.total_steps)
-    if trainer.total_epochs is None and trainer.total_steps is not None:
-        trainer.__dict__["total_epochs"] = -(-trainer.total_steps // len(loader))
+    loader = PromptLoader(source, config.data.train_batch_size, trainer.total_steps, epochs(config))
+    if trainer.total_steps is not None:
+        name_epochs(config, -(-trainer.total_steps // len(loader)))
     if source.counts.dropped or source.counts.cut or loader.left_over:
         print(f"data: {loader}")
     return loader
