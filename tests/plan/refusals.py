@@ -355,24 +355,6 @@ REFUSALS = [
     (f"{MODEL}.lora_target_modules=[q_proj]", f"{MODEL}.lora_target_modules", "no adapters", "lora_rank: 16"),
     (f"{CORRECTION}.veto=1.0", f"{CORRECTION}.veto", "must be < 1", "< 1"),
     (f"{MODEL}.lora_rank=4 {MODEL}.lora_target_modules=[]", f"{MODEL}.lora_target_modules", "nothing", "all-linear"),
-    (
-        f"{MODEL}.lora_rank=4 {MODEL}.lora_target_modules=[all-linear]",
-        f"{MODEL}.lora_target_modules",
-        "the name of none",
-        "without brackets",
-    ),
-    (
-        f"{MODEL}.lora_rank=4 {MODEL}.lora_target_modules=q_proj",
-        f"{MODEL}.lora_target_modules",
-        "a text where a list belongs",
-        "Write [q_proj]; or all-linear",
-    ),
-    (
-        f"{MODEL}.lora_rank=4 {MODEL}.lora_target_modules=all-liner",
-        f"{MODEL}.lora_target_modules",
-        "not one of the choices",
-        "Did you mean 'all-linear'?",
-    ),
     ("execution.weight_sync.lora=adapter", "execution.weight_sync.lora", "no adapter to send", "lora_rank: 16"),
     (
         f"{HYBRID} trainer.exact=true {MODEL}.lora_rank=4 execution.weight_sync.lora=merged",
