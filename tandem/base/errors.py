@@ -26,6 +26,16 @@ from dataclasses import dataclass, replace
 
 from tandem.base.hidden import HIDDEN, hide, hide_in, names_secret
 
+_ENDS = (".", "?", "!", "…")
+
+
+def sentences(first: object, *others: object) -> str:
+    """The texts one after the other, with a period after each that doesn't end one itself; the last stays as it is."""
+    text = str(first).rstrip()
+    for other in others:
+        text = f"{text}{'' if text.endswith(_ENDS) else '.'} {other}"
+    return text
+
 
 class TandemError(Exception):
     """Base of all errors raised on purpose: printed without a traceback, and without the secrets in its text."""
@@ -51,12 +61,12 @@ class Problem:
 
     def __str__(self) -> str:
         shown = self.hidden()
-        return f"{shown.key} = {shown.value!r}: {shown.reason}. {shown.remedy}"
+        return sentences(f"{shown.key} = {shown.value!r}: {shown.reason}", shown.remedy)
 
     def hidden(self) -> Problem:
         """The same problem without secrets in its texts."""
         name = self.key.rpartition(".")[2]
-        value = HIDDEN if names_secret(name) else hide_in(self.value)
+        value = HIDDEN if names_secret(name) else hide_in(self.value, name)
         return replace(self, value=value, reason=hide(self.reason), remedy=hide(self.remedy))
 
 

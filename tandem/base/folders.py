@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -27,12 +28,22 @@ def means_no_room(error: BaseException) -> bool:
 
 def write_error(error: Exception, place: Path) -> WriteError:
     """An error that says in one line which file can't be written (the one ``error`` names, else ``place``) and why."""
+    if isinstance(error, shutil.Error):
+        error = _first_of(error)
     name = error.filename if isinstance(error, OSError) and error.filename else place
     said = (str(error).splitlines() or [type(error).__name__])[0]
     reason = error.strerror if isinstance(error, OSError) and error.strerror else said
     if means_no_room(error):
         return WriteError(f"{name}: no room is left to write to ({reason}: a full disk, a quota, a limit of sizes)")
     return WriteError(f"{name}: can't be written ({reason})")
+
+
+def _first_of(error: shutil.Error) -> OSError:
+    """The first failure of a copied folder, which are kept as (source, target, words)."""
+    failures = error.args[0] if error.args else ""
+    words = str(failures[0][2] if isinstance(failures, list) and failures else failures)
+    number = re.match(r"\[Errno (\d+)\]", words)
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(words)
 
 
 @contextmanager

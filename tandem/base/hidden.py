@@ -7,32 +7,73 @@ and nowhere else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
+
+import yaml
 
 HIDDEN = "***hidden***"
 """Stands where a secret was."""
+
+_FILES = (".yaml", ".yml")
+"""Endings of words that are no flag's value."""
 
 _NAME = (
     r"(?:[\w-]*[_-])?(?:api[_-]?key|access[_-]?key|private[_-]?key|secret|password|passwd|passphrase|credentials)"
     r"|(?:(?:access|api|auth|bearer|hf|id|refresh|session)[_-]?)?token|authorization|cookie"
 )
 _KEY = re.compile(_NAME, re.IGNORECASE)
-_OF_USERS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)(?P<user>[^\s/?#'\"<>]*)@", re.IGNORECASE)
-_QUERIED = rf"(?:{_NAME}|key|sig|signature|auth|pwd)"
-_IN_QUERY = re.compile(rf"(?P<name>[?&;]{_QUERIED})=(?P<secret>[^\s&#;'\"<>]+)", re.IGNORECASE)
+_OF_USERS = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*://)(?:[^\s/?#'\"<>:@\[]+:(?!\d*[/?#])[^\s'\"<>]*|[^\s/?#'\"<>]*)@", re.IGNORECASE
+)
+_OF_USERS_WITHOUT_SCHEME = re.compile(
+    r"(?P<before>(?<![^\s'\"=(\[{,])(?!mailto:))[^\s/?#'\"<>:@=(\[{,]+:(?!//)[^\s'\"<>@]+@(?=[\w\[])", re.IGNORECASE
+)
+_IN_QUERY = re.compile(r"(?P<name>[?&;#][^\s=&;#?'\"<>]+)=(?P<secret>[^\s&#;'\"<>]+)")
 _IN_HEADER = re.compile(
     r"(?P<name>authorization['\"]?\s*[:=]\s*['\"]?(?:bearer\b|basic\b|token\b)?|\bbearer(?=\s+\S{8})|x-api-key['\"]?\s*[:=])"
     r"(?P<gap>\s*['\"]?)(?P<secret>[^\s'\",}\]]+)",
     re.IGNORECASE,
 )
+_LOOKS_LIKE_KEY = re.compile(
+    r"(?<![\w-])(?:"
+    r"[spr]k-(?:(?=[\w-]*[\dA-Z])[\w-]{6,}|[\w-]{16,})"
+    r"|hf_(?:(?=[a-zA-Z]*\d)(?=[a-z\d]*[A-Z])[a-zA-Z\d]{8,}|[a-zA-Z\d]{20,})"
+    r"|(?:gh[oprsu]|github_pat)_\w{8,}|glpat-[\w-]{8,}|xox[abeprs]-[\w-]{8,}|nvapi-[\w-]{8,}"
+    r"|A(?:KI|SI)A[A-Z\d]{12,}|AIza[\w-]{20,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"
+    r")"
+)
+"""Keys as services write them: known by how they begin."""
+
+_WORDS_IN_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_CREDENTIAL = frozenset({"secret", "password", "passwd", "passphrase", "pwd", "signature", "credential", "credentials"})
+_CREDENTIAL_AT_THE_END = frozenset({"token", "tok", "key", "sig", "auth", "authorization", "pass", "cookie", "jwt"})
+_LONG = ("token", "secret", "password", "signature", "credential", "apikey", "accesskey", "secretkey", "privatekey")
+_PATH = re.compile(r"[-+~]*[A-Za-z_][\w.-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MOST_WITHOUT_GAPS = 24
 
 
 def hide(text: str) -> str:
-    """``text`` with the secrets of addresses (user and password, keys in the query) and headers replaced."""
+    """``text`` with its secrets replaced: user and password of an address (also of one without a scheme), what stands
+    under a telling name in a query, headers, and what looks like a key itself (``sk-...``, ``hf_...``).
+    """
     text = _OF_USERS.sub(rf"\g<scheme>{HIDDEN}@", text)
-    text = _IN_QUERY.sub(rf"\g<name>={HIDDEN}", text)
-    return _IN_HEADER.sub(rf"\g<name>\g<gap>{HIDDEN}", text)
+    text = _OF_USERS_WITHOUT_SCHEME.sub(rf"\g<before>{HIDDEN}@", text)
+    text = _IN_QUERY.sub(
+        lambda found: f"{found['name']}={HIDDEN}" if _names_credential(found["name"]) else found[0], text
+    )
+    text = _IN_HEADER.sub(rf"\g<name>\g<gap>{HIDDEN}", text)
+    return _LOOKS_LIKE_KEY.sub(HIDDEN, text)
+
+
+def _names_credential(name: str) -> bool:
+    """Whether what a query or a variable calls ``name`` is a credential: ``X-Amz-Signature``, ``private_token``."""
+    words = [word.lower() for word in _WORDS_IN_NAME.findall(unquote(name)) if not word.isdigit()]
+    if not words:
+        return False
+    return not _CREDENTIAL.isdisjoint(words) or words[-1] in _CREDENTIAL_AT_THE_END or words[-1].endswith(_LONG)
 
 
 def hide_in(value: Any, key: str = "") -> Any:
@@ -41,21 +82,69 @@ def hide_in(value: Any, key: str = "") -> Any:
         return {name: hide_in(item, str(name)) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [hide_in(item, key) for item in value]
+    if isinstance(value, int | float) and not isinstance(value, bool) and names_secret(key):
+        return HIDDEN
     if not isinstance(value, str) or not value:
         return value
-    return HIDDEN if names_secret(key) else hide(value)
+    return HIDDEN if hides(key, value) else hide(value)
 
 
-def hide_word(word: str) -> str:
-    """A word of a command line, such as ``reward_manager.api_key=...``."""
-    key, sign, _ = word.partition("=")
-    name = key.rpartition(".")[2].lstrip("-").replace("-", "_")
-    return f"{key}={HIDDEN}" if sign and names_secret(name) else hide(word)
+def hide_words(words: Sequence[str]) -> list[str]:
+    """The words of a command line; flag and value may be one word or two (``--reward_manager.api_key ...``)."""
+    shown: list[str] = []
+    flag = ""
+    for word in words:
+        is_flag = word.startswith("--")
+        key, sign, value = word.partition("=")
+        if flag and not is_flag and not word.endswith(_FILES) and hides(_last(flag), word):
+            shown.append(HIDDEN)
+        elif sign and _PATH.fullmatch(key):
+            shown.append(f"{key}={_hide_value(_last(key), value)}")
+        else:
+            shown.append(word if is_flag else _hide_value("", word))
+        flag = word if is_flag and not sign else ""
+    return shown
+
+
+def _last(key: str) -> str:
+    """The last part of a key or flag, as the config spells it."""
+    return key.rpartition(".")[2].lstrip("-").replace("-", "_")
+
+
+def _hide_value(name: str, text: str) -> str:
+    """The value of a flag or an assignment as YAML has it: a document in it loses its secrets too."""
+    if text and hides(name, text):
+        return HIDDEN
+    if any(mark in text for mark in "{[:"):
+        try:
+            document = yaml.safe_load(text)
+        except yaml.YAMLError:
+            return hide(text)
+        if isinstance(document, dict | list) and (shown := hide_in(document, name)) != document:
+            return yaml.safe_dump(shown, default_flow_style=True, width=float("inf"), sort_keys=False).strip()
+    return hide(text)
+
+
+def hides(key: str, value: str) -> bool:
+    """Whether ``value`` is replaced whole under ``key``: a secret, or a key where a variable's name belongs."""
+    return names_secret(key) or (is_env_of_secret(key) and not is_variable(value))
+
+
+def is_env_of_secret(key: str) -> bool:
+    """Whether ``key`` names the environment variable of a secret, as ``api_key_env`` does."""
+    return key.lower().endswith("_env") and _names_credential(key[: -len("_env")])
+
+
+def is_variable(value: str) -> bool:
+    """Whether ``value`` can be meant as the name of an environment variable, and is no key pasted in its place."""
+    if _VARIABLE.fullmatch(value) is None or _LOOKS_LIKE_KEY.search(value):
+        return False
+    return "_" in value or len(value) < _MOST_WITHOUT_GAPS or not any(letter.isdigit() for letter in value)
 
 
 def names_secret(key: str) -> bool:
     """Whether what stands under ``key`` is a secret by its name: ``api_key`` is, ``api_key_env`` names a variable."""
-    return _KEY.fullmatch(key) is not None
+    return _KEY.fullmatch(key.lstrip("-")) is not None
 
 
 def hidden_keys(value: Any, key: str = "") -> Iterator[str]:

@@ -19,7 +19,9 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 _PATIENCE_S = 2.0
-_NOTICE = "the step under way ends first, and is saved; a second signal ends the run at once\n"
+_OF_A_STEP = "the step under way ends first, and is saved"
+_OF_ANOTHER_PART = "what is under way ends first"
+_AND = "a second signal ends the run at once\n"
 
 
 class Terminated(BaseException):
@@ -174,4 +176,4 @@ def _hear(number: int, frame: FrameType | None) -> None:
 
 def _warn(state: _State) -> None:
     if not state.raised:
-        sys.stderr.write(_NOTICE)
+        sys.stderr.write(f"{_OF_A_STEP if state.holding else _OF_ANOTHER_PART}; {_AND}")

@@ -22,7 +22,7 @@ from tandem import __version__
 from tandem.base import interrupts
 from tandem.base.errors import DataError, TandemError
 from tandem.base.folders import means_no_room
-from tandem.base.hidden import hide_word
+from tandem.base.hidden import hide_words
 from tandem.cli.doctor import examine
 from tandem.config.arguments import without_resume
 
@@ -102,7 +102,7 @@ def _interrupted(number: int, command: str, words: Sequence[str]) -> str:
     text, saved = interrupts.WORDS[signal.Signals(number)], interrupts.saved()
     if not command:
         return text
-    shown = [hide_word(word) for word in words]
+    shown = hide_words(words)
     if not saved:
         return f"{text} before a step was saved; begin again with: {shlex.join(['tandem', command, *shown])}"
     again = shlex.join(["tandem", command, *without_resume(shown), "--resume"])

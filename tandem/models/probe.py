@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from tandem.base.errors import DataError
+from tandem.base.errors import DataError, sentences
 from tandem.columns.ragged import Ragged
 from tandem.models.attention import watched
 from tandem.models.causal_lm import ROUTES, CausalLM, Route, quiet
@@ -149,7 +149,9 @@ class _Reference:
         kept = kept.nonzero()[:, 0].to(own.device)
         reason = _unequal(own[:, kept], logits[:, kept], "the head", model)
         if reason is not None:
-            raise DataError(f"the model family {model.family!r} can't be used: {reason}. Choose another model")
+            raise DataError(
+                sentences(f"the model family {model.family!r} can't be used: {reason}", "Choose another model")
+            )
         return found[0]
 
 

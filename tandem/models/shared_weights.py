@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import torch
+
+from tandem.base.errors import WriteError
 
 _ALIGNED = 64  # bytes; every tensor starts at a multiple
 
@@ -100,8 +103,11 @@ class SharedWeights:
             length = _rounded(max(nbytes, self._bucket_bytes), mmap.ALLOCATIONGRANULARITY)
             self._begin = self._used = self._end
             self._end += length
-            self._file.truncate(self._end)
-            self._bucket = mmap.mmap(self.fd, length, offset=self._begin)
+            try:
+                self._file.truncate(self._end)
+                self._bucket = mmap.mmap(self.fd, length, offset=self._begin)
+            except OSError as error:
+                raise _no_memory(error, self._end) from error
         offset, self._used = self._used, self._used + _rounded(nbytes, _ALIGNED)
         return offset
 
@@ -117,6 +123,14 @@ def _nameless_file() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("tandem-weights"), "r+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
+
+
+def _no_memory(error: OSError, nbytes: int) -> WriteError:
+    """That the file can't grow to so many bytes: it is in memory, and no folder of the run is to blame."""
+    size = f"the memory in which new weights are handed on can't grow to {nbytes / 1e6:.0f} MB ({error.strerror})"
+    if error.errno == errno.EFBIG:
+        return WriteError(f"{size}: files may be no larger here, and it counts as one. Raise the limit (ulimit -f)")
+    return WriteError(f"{size}. Free some memory, or raise its limit (ulimit -v, that of the container)")
 
 
 def _rounded(count: int, unit: int) -> int:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from tandem.base.errors import TandemError
+from tandem.base.hidden import is_env_of_secret, is_variable
 from tandem.base.registry import Registry, Scope, near
 
 ScorerTarget = Callable[..., Any]
@@ -40,6 +41,20 @@ class Objection(NamedTuple):
 
 Check = Callable[[Mapping[str, Any]], Iterator[Objection]]
 """From all parameters of a scorer, defaults included and types right, to what is wrong with their values."""
+
+
+def check_variables(parameters: Mapping[str, Any]) -> Iterator[Objection]:
+    """Where the name of the environment variable of a secret belongs (``api_key_env``), anything else is refused."""
+    for name, value in parameters.items():
+        if isinstance(value, str) and is_env_of_secret(name) and not is_variable(value):
+            secret = name[: -len("_env")].upper()
+            yield Objection(
+                name,
+                "no environment variable is called so: what is secret belongs into one, and its name here",
+                f"Write export {secret}=... before the run, and {name}: {secret}",
+            )
+
+
 Target = TypeVar("Target", bound=ScorerTarget)
 
 SAMPLE_FIELDS = {

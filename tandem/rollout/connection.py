@@ -22,6 +22,7 @@ from tandem.base.errors import (
     EngineHungError,
     TandemError,
     UnknownNameError,
+    sentences,
 )
 from tandem.rollout.wire import Line, Message
 
@@ -219,7 +220,7 @@ class Connection:
     def _check_alive(self, awaited: str) -> None:
         if self._failure is not None:
             error, text = self._failure
-            raise error(f"{text}. Awaited was {awaited}" if issubclass(error, DeadlineError) else text)
+            raise error(sentences(text, f"Awaited was {awaited}") if issubclass(error, DeadlineError) else text)
 
     def _check_well(self, awaited: str, since: float | None) -> None:
         """Give up a process that gives no sign of life, or makes no token where tokens are owed ``since`` a time."""

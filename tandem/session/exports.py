@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 
-from tandem.base.errors import DataError
-from tandem.base.folders import whole_folder
+from tandem.base.errors import DataError, WriteError, sentences
+from tandem.base.folders import whole_folder, write_error
 from tandem.base.manifest import MANIFEST, verify, write_manifest
 from tandem.base.run_folder import FINAL_FOLDER
 from tandem.config.model import ModelConfig
@@ -114,8 +115,8 @@ def copy_model(saved: Path, out: Path, adapter: bool | None = None) -> None:
                 shutil.copytree(source, scratch, dirs_exist_ok=True)
                 if not (scratch / MANIFEST).exists():
                     write_manifest(scratch)
-    except OSError as error:
-        raise DataError(f"{out}: can't be written ({error.strerror or error}); choose another folder") from error
+    except (OSError, SafetensorError) as error:
+        raise WriteError(sentences(write_error(error, out), "Choose another folder")) from error
 
 
 def _require_undamaged(source: Path, saved: Path) -> None:

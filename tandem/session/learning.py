@@ -60,8 +60,11 @@ class Criticism(StepPart):
         return {CRITIC: folder}
 
     def finish(self, folder: Path) -> None:
-        with Rescue(self._write, folder, self._critic.steps, CRITIC).around(folder / CRITIC_FOLDER):
+        with self.rescue(folder).around(folder / CRITIC_FOLDER):
             self._write(folder / CRITIC_FOLDER)
+
+    def rescue(self, folder: Path) -> Rescue:
+        return Rescue(self._write, folder, self._critic.steps, CRITIC)
 
     def _write(self, folder: Path) -> None:
         weights = dict(self._critic.export())

@@ -10,6 +10,7 @@ from typing import Any
 
 from tandem.observe.metrics import RolloutRecord
 from tandem.session.idle import IdleSteps
+from tandem.session.rescue import Rescue
 
 
 @dataclass
@@ -74,6 +75,11 @@ class StepPart:
 
     def finish(self, folder: Path) -> None:
         """The run is at its end, and leaves things in ``folder``."""
+
+    def rescue(self, folder: Path) -> Rescue | None:
+        """What keeps its weights where the run in ``folder`` ends because the trained model can't be written."""
+        del folder
+        return None
 
     def summary(self) -> dict[str, str]:
         """What is printed at the end of the run, also of one that failed."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from tandem.base.errors import WriteError
+from tandem.base.errors import WriteError, sentences
 from tandem.base.folders import means_no_room, write_error
 from tandem.base.interrupts import saved
 from tandem.base.run_folder import CHECKPOINTS
@@ -22,13 +22,15 @@ from tandem.base.run_folder import CHECKPOINTS
 class Rescue:
     """The rescue of a model that ``write`` writes to a folder, after ``steps`` steps of the run in ``output_dir``.
 
-    ``part`` names it where it is not all that the run trains.
+    ``part`` names it where it is not all that the run trains. ``beside`` are the rescues of the other parts, which
+    would be lost with it.
     """
 
     write: Callable[[Path], None]
     output_dir: Path
     steps: int
     part: str = ""
+    beside: Sequence[Rescue] = ()
 
     @contextmanager
     def around(self, place: Path) -> Iterator[None]:
@@ -42,7 +44,7 @@ class Rescue:
             if not _is_of_the_disk(error):
                 raise
             message = error if isinstance(error, WriteError) else write_error(error, place)
-            raise WriteError(f"{message}. {self._where()}") from error
+            raise WriteError(sentences(message, *(rescue._where() for rescue in (self, *self.beside)))) from error
 
     def _where(self) -> str:
         what = f"{self.part or 'model'} of step {self.steps}"

@@ -180,8 +180,9 @@ class Run:
             part.finish(self.output_dir)
 
     def _rescue(self) -> Rescue:
-        """What keeps the model where it can't be written."""
-        return Rescue(self.exporter.write, self.output_dir, self.progress.step)
+        """What keeps the model where it can't be written, and what the parts train beside it."""
+        beside = [rescue for part in self.parts if (rescue := part.rescue(self.output_dir)) is not None]
+        return Rescue(self.exporter.write, self.output_dir, self.progress.step, beside=beside)
 
     def _leave_checkpoint(self) -> None:
         """Save the steps that are done at an interrupt, so that a run goes on from there."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tandem.base.errors import DataError
+from tandem.base.errors import DataError, sentences
 from tandem.base.manifest import MANIFEST, DamagedError, verify
 from tandem.base.run_folder import step_of
 from tandem.columns import plain_json
@@ -44,7 +44,7 @@ def newest(root: Path, *, quick: bool = False) -> tuple[int, Path] | None:
     try:
         require_whole(path, quick=quick)
     except DataError as error:
-        raise DataError(f"{error}. It is of the newest checkpoint: {_instead(found, step, quick)}") from error
+        raise DataError(sentences(error, f"It is of the newest checkpoint: {_instead(found, step, quick)}")) from error
     return step, path
 
 

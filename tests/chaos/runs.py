@@ -32,7 +32,7 @@ KINDS = {
     "ray": ("train", f"execution={{mode: hybrid, resource: {{actor: [1, 2], rollout: [1, 1]}}, {STREAMING}}}"),
 }
 BLOWS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL, "a child's SIGKILL": None}
-REPORTS = ("note: ", "WARNING ", "the step under way")
+REPORTS = ("note: ", "WARNING ", "the step under way", "what is under way")
 """How lines begin that a run may write before its last one."""
 ENDS = {"SIGINT": (130, "interrupted"), "SIGTERM": (143, "terminated")}
 

@@ -46,3 +46,17 @@ def test_one_before_is_a_line_and_an_exit_code(
         cli.main()
     assert caught.value.code == 128 + number
     assert capsys.readouterr().err == f"{interrupts.WORDS[number]}\n"
+
+
+@pytest.mark.parametrize("of_a_step", [False, True])
+def test_one_that_waits_says_for_what(of_a_step: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    interrupts.install()
+    with pytest.raises(KeyboardInterrupt), interrupts.held():  # as libraries are loaded, or a checkpoint is written
+        if of_a_step:
+            interrupts.hold()
+        signal.raise_signal(signal.SIGINT)
+        interrupts._warn(interrupts._state)
+        interrupts.release()
+    told = capsys.readouterr().err
+    assert ("the step under way ends first, and is saved" in told) is of_a_step
+    assert ("what is under way ends first" in told) is not of_a_step

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tandem.base.errors import DataError
+from tandem.base.errors import DataError, WriteError
 from tandem.base.manifest import MANIFEST, write_manifest
 from tandem.config.model import ModelConfig
 from tandem.models.loading import load_causal_lm, load_model
@@ -115,6 +116,19 @@ def test_tables_that_a_model_computes_are_no_weights(folder: Path) -> None:
         weights[f"model.layers.0.{name}"] = weights["model.norm.weight"].clone()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     assert load_model(folder).num_parameters() > 0
+
+
+def test_an_export_without_room_is_one_line_and_no_fault_of_the_input(folder: Path, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(WriteError) as raised:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        try:
+            copy_model(folder, tmp_path / "out")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    told = "no room is left to write to (File too large: a full disk, a quota, a limit of sizes)"
+    assert str(raised.value) == f"{tmp_path / 'out'}: {told}. Choose another folder"
+    assert raised.value.exit_code == 1 and not list(tmp_path.glob("*out*"))
 
 
 def test_weights_of_another_vocabulary_are_refused_by_their_headers(folder: Path) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.base.errors import WriteError
 from tandem.models.fingerprint import fingerprint
 from tandem.models.shared_weights import Place, SharedWeights, map_weights
 
@@ -76,6 +79,7 @@ def test_floats_are_kept_as_the_type_that_was_asked_for() -> None:
 
 READER = """
 import sys
+from tandem.base.errors import WriteError
 from tandem.models.fingerprint import fingerprint
 from tandem.models.shared_weights import Place, map_weights
 import json
@@ -98,3 +102,13 @@ def test_another_process_reads_it() -> None:
         check=True,
     )
     assert read.stdout.strip() == fingerprint(sent.items())
+
+
+def test_memory_that_can_not_grow_is_told_as_such() -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(WriteError, match=r"new weights are handed on can't grow to 4 MB .* \(ulimit -f\)"):
+            SharedWeights(2**22).write({"w": torch.zeros(8)}.items())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tandem.base.errors import ConfigError, Problem, RewardError, TandemError
-from tandem.base.hidden import HIDDEN, hide, hide_in, hide_word
+from tandem.base.errors import ConfigError, Problem, RewardError, TandemError, sentences
+from tandem.base.hidden import HIDDEN, hide, hide_in, hide_words
 from tandem.cli.app import _interrupted, app
 from tandem.config.load import load_words
 from tandem.config.schema import Config
@@ -40,6 +40,28 @@ SECRET = "s3cr3t-Value"
         f"Authorization: Basic {SECRET}",
         f"status 401 for bearer {SECRET}",
         f"x-api-key: {SECRET}",
+        *(
+            f"https://host/x?a=1&{name}={SECRET}"
+            for name in (
+                "private_token",
+                "subscription-key",
+                "X-Amz-Signature",
+                "X-Amz-Security-Token",
+                "X-Amz-Credential",
+                "tok",
+                "clientSecret",
+                "api%5Fkey",
+                "oauth_token_secret",
+                "userpassword",
+                "apikey",
+                "x.auth",
+                "accessToken",
+            )
+        ),
+        f"https://host/#access_token={SECRET}",
+        f"sk-user:{SECRET}@judge.example/v1",
+        f"base_url=me:{SECRET}@host: refused",
+        f"https://me:pass/{SECRET}@host/v1",
     ],
 )
 def test_secrets_of_addresses_and_headers_are_replaced_wherever_they_stand(text: str) -> None:
@@ -57,6 +79,10 @@ def test_secrets_of_addresses_and_headers_are_replaced_wherever_they_stand(text:
         "a basic understanding of the bearer",
         "data.template = 'x = *** {question}'",
         "trainer.seed = 1: the saved run has 0",
+        "https://host:8000/@user/model?max_tokens=5&keyword=a&monkey=b&author=c&tokens=4",
+        "mailto:me@example.org",
+        "pip install scikit-learn sk-learn hf_transfer; task-00000001, disk-A1234567, hf_generation, models/hf_model",
+        "error at 12:30, file.py:3: @decorator",
     ],
 )
 def test_other_text_stays_as_it_is(text: str) -> None:
@@ -74,10 +100,71 @@ def test_what_a_key_calls_secret_is_replaced_whole_and_names_of_variables_are_no
     assert {key: shown[key] for key in kept} == {key: document[key] for key in kept}
 
 
-def test_the_command_that_goes_on_shows_none() -> None:
-    words = [f"reward_manager.api_key={SECRET}", f"reward_manager.url=http://me:{SECRET}@host", "trainer.seed=1"]
-    assert SECRET not in " ".join(map(hide_word, words)) and hide_word(words[2]) == words[2]
+@pytest.mark.parametrize(
+    "key",
+    [
+        "sk-SECRET123", "sk-proj-abcdefghijklmnop", "sk-0123456789abcdef0123456789abcdef", "hf_aBcDeFgH1234",
+        "ghp_0123456789abcdefABCDEF", "github_pat_11AAAA_bbbbbbbb", "glpat-abcdefgh1234", "AKIAIOSFODNN7EXAMPLE",
+    ],
+)  # fmt: skip
+def test_what_looks_like_a_key_is_replaced_wherever_it_stands(key: str) -> None:
+    for text in (key, f"refused: {key}.", f"https://host/{key}/x", f"?q={key}"):
+        assert key not in hide(text) and hide(hide(text)) == hide(text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [f"reward_manager.api_key={SECRET}"],
+        ["--reward_manager.api_key", SECRET],
+        ["--reward_manager.api-key", f"{SECRET}=="],
+        [f"--reward_manager.password={SECRET}"],
+        [f"reward_manager.url=http://me:{SECRET}@host"],
+        ["--reward_manager.url", f"http://host/v1?tok={SECRET}"],
+        ["--hybrid", f"reward_manager.api_key={SECRET}"],
+        [f"reward_manager={{type: Remote, api_key: {SECRET}}}"],
+        ["--reward_manager", f"{{headers: {{Authorization: {SECRET}}}}}"],
+        ["--reward_manager.api_key_env", f"{SECRET}"],
+    ],
+)
+def test_the_command_that_goes_on_shows_none(words: list[str]) -> None:
+    assert SECRET not in " ".join(hide_words([*words, "trainer.seed=1"]))
     assert SECRET not in _interrupted(2, "train", words)
+
+
+def test_the_other_words_of_a_command_stay_as_they_are() -> None:
+    words = ["run.yaml", "trainer.seed=1", "--hybrid", "--lr", "1e-6", "data={a: [1, 2]}", "--api_key_env", "JUDGE_KEY"]
+    assert hide_words(words) == words and hide_words(["--api_key", "run.yaml"]) == ["--api_key", "run.yaml"]
+
+
+@pytest.mark.parametrize(
+    "value", ["s3cr3t-Value", "sk-SECRET123456", "hf_aBcDeFgH1234", "0123456789abcdef", "a" * 31 + "1"]
+)
+def test_a_key_in_place_of_its_variable_s_name_is_refused_without_showing_it(
+    plan_of: Callable[..., Plan], value: str
+) -> None:
+    plan = plan_of(f"reward_manager={{type: judge, model: m, base_url: 'http://localhost/v1', api_key_env: '{value}'}}")
+    (problem,) = plan.problems
+    assert problem.key == "reward_manager.api_key_env" and "api_key_env: API_KEY" in problem.remedy
+    assert value not in str(problem) and value not in plan.to_json()
+    with pytest.raises(RewardError) as raised:
+        Judge(base_url="http://localhost/v1", model="m", api_key_env=value)
+    assert value not in str(raised.value)
+    assert value not in json.dumps(hide_in({"api_key_env": value}))
+
+
+def test_an_address_that_lacks_its_scheme_is_refused_without_its_password(plan_of: Callable[..., Plan]) -> None:
+    plan = plan_of(f"reward_manager={{type: judge, model: m, base_url: 'sk-user:{SECRET}@judge.example/v1'}}")
+    (problem,) = plan.problems
+    assert "it is no address" in str(problem) and SECRET not in str(problem) and SECRET not in plan.to_json()
+
+
+def test_sentences_end_once() -> None:
+    assert str(Problem("a", 1, "did you mean 'b'?", "Correct it")) == "a = 1: did you mean 'b'? Correct it"
+    assert sentences("See the log for more information.", "Its tickets go on") == (
+        "See the log for more information. Its tickets go on"
+    )
+    assert sentences("it ended", "Wait…", "go on") == "it ended. Wait… go on"
 
 
 def test_a_judge_s_address_with_a_password_is_refused_without_showing_it(plan_of: Callable[..., Plan]) -> None:

@@ -101,7 +101,7 @@ def test_the_same_run_may_go_on_and_nothing_is_told(run: list[str]) -> None:
         (["data.shuffle=false"], "data.shuffle", False, "true"),
         ([f"{MODEL}.lora_rank=2"], f"{MODEL}.lora_rank", 2, "0"),
         ([KL], "algorithm.kl.in", "loss", "off"),
-        (["algorithm.kl={in: reward, coef: 0.1}", "--hybrid"], "execution.mode", "hybrid", "colocate"),
+        (["algorithm.kl={in: reward, coef: 0.1}", "--hybrid"], "algorithm.kl.in", "reward", "off"),
         (["algorithm.adv_estimator=gae", "critic.enable=true"], "critic.enable", True, "no critic"),
         (["trainer.total_steps=1"], "trainer.resume", None, "of step 2, the run ends at step 1"),
     ],

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from tandem.base.errors import Problem
 from tandem.base.run_folder import KEY
 from tandem.config.schema import Config, SftConfig
@@ -163,16 +165,35 @@ def _check_roles(config: Config, saved: Saved, then: Mapping[str, Any]) -> Itera
 
 
 def _moved_by(config: Config, then: Mapping[str, Any]) -> str:
-    """The key by which a run needs a copy of the reference that the saved one had not."""
+    """The key by which a run needs a copy of the reference that the saved one had not.
+
+    It is one without whose change none is needed. The mode may change, so that it is named where nothing else is.
+    """
     now = flat(config)
     keys = (
-        "execution.mode",
         "algorithm.kl.in",
         "algorithm.kl.coef",
         "algorithm.policy_loss.type",
         "actor_rollout_ref.ref.update_interval",
+        "execution.mode",
     )
-    return next((key for key in keys if key in then and then[key] != now[key]), keys[1])
+    changed = [key for key in keys if key in then and then[key] != now[key]]
+    alone = (key for key in changed[:-1] if not _needs_copy(config, key, then[key]))
+    return next(alone, changed[-1] if changed else keys[0])
+
+
+def _needs_copy(config: Config, key: str, value: Any) -> bool:
+    """Whether the run would need a copy of the reference with ``value`` under ``key``, too."""
+    tree = config.model_dump(mode="json", by_alias=True)
+    *sections, name = key.split(".")
+    section = tree
+    for part in sections:
+        section = section[part]
+    section[name] = value
+    try:
+        return REF in saved_tags(Config.model_validate(tree))
+    except ValidationError:
+        return True
 
 
 def resume_notes(config: ANY, saved: Saved, updates: int | None) -> Iterator[str]:

@@ -16,7 +16,7 @@ from tandem.plan.checks.data import named_sources
 from tandem.plan.checks.parameters import check_type
 from tandem.plan.model import looks_like_path, model_folder, shapes_in_files
 from tandem.reward.parts import Part, read_parts
-from tandem.reward.registry import REWARDS, Check
+from tandem.reward.registry import REWARDS, Check, check_variables
 from tandem.reward.resolve import problems
 from tandem.reward.static import describe
 
@@ -58,6 +58,9 @@ def _check_types(scorer: Part, signature: Signature) -> Iterator[Problem]:
     for parameter, value in scorer.parameters.items():
         if parameter in signature.parameters:
             yield from check_type(f"{scorer.key}.{parameter}", value, signature.parameters[parameter])
+    for wrong in check_variables(scorer.parameters):
+        key = f"{scorer.key}.{wrong.parameter}"
+        yield Problem(key, scorer.parameters[wrong.parameter], wrong.reason, wrong.remedy)
 
 
 def _check_values(scorer: Part, signature: Signature) -> Iterator[Problem]:

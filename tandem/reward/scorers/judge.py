@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tandem.base.errors import RewardError
-from tandem.base.hidden import hide
+from tandem.base.errors import Problem, RewardError
+from tandem.base.hidden import hide, is_variable
 from tandem.reward.ranges import Count, NotNegative, Positive
-from tandem.reward.registry import Objection, register_reward
+from tandem.reward.registry import Objection, check_variables, register_reward
 from tandem.reward.scorers.exchange import Exchange, Request, opener
 
 PROMPT = """\
@@ -68,7 +68,7 @@ def check_judge(parameters: Mapping[str, Any]) -> Iterator[Objection]:
     if parameters["attempts"] < 1:
         yield Objection("attempts", "nothing would be asked", "Write 1 or more")
     name = parameters["api_key_env"]
-    if name is not None and not os.environ.get(name):
+    if name is not None and is_variable(name) and not os.environ.get(name):
         yield Objection(
             "api_key_env", "there is no such environment variable", f"Write export {name}=... before the run"
         )
@@ -115,8 +115,8 @@ class Judge:
             "api_key_env": api_key_env,
             "attempts": attempts,
         }
-        for wrong in check_judge(given):
-            raise RewardError(f"{wrong.parameter} = {given[wrong.parameter]!r}: {wrong.reason}. {wrong.remedy}")
+        for wrong in (*check_variables(given), *check_judge(given)):
+            raise RewardError(str(Problem(wrong.parameter, given[wrong.parameter], wrong.reason, wrong.remedy)))
         self._url = base_url.rstrip("/") + "/chat/completions"
         self._key = None if api_key_env is None else os.environ[api_key_env]
         self._asked = {"model": model, "temperature": temperature, "max_tokens": max_tokens}

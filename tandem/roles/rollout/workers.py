@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from tandem.base.deadline import Deadline
-from tandem.base.errors import EngineDiedError, StarvationError
+from tandem.base.errors import EngineDiedError, StarvationError, sentences
 from tandem.dataflow.gate import Gate
 from tandem.reward.outcome import Scores
 from tandem.roles.rollout.engine_pool import EnginePool
@@ -207,7 +207,8 @@ class RolloutWorkers:
         self._deaths[name] += 1
         if self._deaths[name] > self._max_restarts:
             raise error
-        logger.warning("%s. Its tickets go to others; it is started again (%d)", error, self._deaths[name])
+        message = f"Its tickets go to others; it is started again ({self._deaths[name]})"
+        logger.warning("%s", sentences(error, message))
         self._gate.join(name)
         stream = self._starting[name] = self._restart(name)
         self._everyone.append(stream)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tandem.base.errors import ContractError, DataError
+from tandem.base.errors import ContractError, DataError, sentences
 from tandem.base.procedural import RECIPE
 from tandem.base.seeding import derive_seed
 from tandem.base.user_code import load_class
@@ -49,7 +49,9 @@ def rows_of(method: Callable[[], Any], name: str) -> Any:
     try:
         return method()
     except (Exception, SystemExit) as error:
-        raise DataError(f"data.source: {name}.{method.__name__}() fails: {describe_error(error)}. Mend it") from error
+        raise DataError(
+            sentences(f"data.source: {name}.{method.__name__}() fails: {describe_error(error)}", "Mend it")
+        ) from error
 
 
 class Tables(NamedTuple):
