@@ -72,7 +72,7 @@ class World:
     def admit(self, engine: str) -> Ticket | None:
         """The gate's answer to an engine with a free slot."""
         with self.meter.timed("gate"):
-            ticket = self.gate.admit(engine, self.clock.now)
+            ticket = self.gate.admit(engine)
         if isinstance(ticket, Closed):
             return None
         with self.meter.timed("ledger"):

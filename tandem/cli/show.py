@@ -84,7 +84,7 @@ def _show_train(console: Console, plan: Plan) -> None:
     if memory:
         _table(console, "Memory per device (estimated)", ("devices of", "for", "size"), memory)
     for later in plan.later:
-        console.print(f"not yet: {later}", markup=False)
+        console.print(f"{'not yet' if 'be run yet' in later.reason else 'not here'}: {later}", markup=False)
 
 
 def _scoring(scoring: ScoringPlan) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
@@ -114,9 +114,15 @@ def _fault(path: Path, details: list[ErrorDetails], tree: Any, root: type[BaseMo
         reason = f"unknown mode {value!r}"
         return Fault(path, kind, Problem(key, value, reason, _sentence(near(str(value), MODES))))
     reasons, remedies = zip(*(_one(detail, path, value, root) for detail in details), strict=True)
-    return Fault(
-        path, kind, Problem(key, value, " and ".join(dict.fromkeys(reasons)), "; or ".join(dict.fromkeys(remedies)))
-    )
+    return Fault(path, kind, Problem(key, value, " and ".join(dict.fromkeys(reasons)), _joined(remedies)))
+
+
+def _joined(remedies: Iterable[str]) -> str:
+    """The remedies of a union's members as one sentence; a misspelt choice is what was meant."""
+    found = list(dict.fromkeys(remedies))
+    if len(found) > 1 and (misspelt := [remedy for remedy in found if remedy.startswith("Did you mean")]):
+        return misspelt[0]
+    return "; or ".join([*found[:1], *(remedy.removeprefix("Write ") for remedy in found[1:])])
 
 
 def _one(detail: ErrorDetails, path: Path, value: object, root: type[BaseModel]) -> tuple[str, str]:
@@ -146,7 +152,9 @@ def wrong_type(value: object, expected: str, default: str = "") -> tuple[str, st
     meant = intended(value, expected)
     if meant is not None:
         return reason, f"Write {_yaml(meant)}" + (" without quotes" if isinstance(value, str) else "")
-    if default in ("", "null", '""', "[]"):
+    if expected == "a list" and isinstance(value, str) and value:
+        return reason, f"Write [{value}]"
+    if default in ("", "null", '""', "[]") or (expected == "a list" and not default.startswith("[")):
         return reason, f"Write {expected}, such as {EXAMPLES[expected]}"
     return reason, f"Write {expected}, such as {default} (the default)"
 
@@ -218,7 +226,7 @@ def _choice(detail: ErrorDetails, value: object, choices: list[str] | None = Non
     hint = near(str(value), listed)
     if hint.startswith("did you mean"):
         return f"{_sentence(hint)} Choices: {', '.join(listed)}"
-    return f"Write one of {', '.join(listed)}"
+    return f"Write {listed[0]}" if len(listed) == 1 else f"Write one of {', '.join(listed)}"
 
 
 def _sentence(text: str) -> str:

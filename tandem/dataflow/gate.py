@@ -104,7 +104,7 @@ class Gate:
         self._versions: dict[str, int | None] = {}  # engine -> acknowledged version; None: joined, nothing loaded yet
         self._gone: set[str] = set()  # engines that left, and may be heard of once more
         self._paused: dict[str, str] = {}  # engine -> why
-        self._out: dict[Ticket, tuple[str, float]] = {}  # ticket -> engine, since
+        self._out: dict[Ticket, str] = {}  # ticket -> engine
         self._even = even
         self._in_hand: Counter[str] = Counter()  # engine -> tickets of _out
         self._published: int | None = None
@@ -151,7 +151,7 @@ class Gate:
         del self._versions[engine]
         self._gone.add(engine)
         self._paused.pop(engine, None)
-        held = (ticket for ticket, (holder, _) in self._out.items() if holder == engine)
+        held = (ticket for ticket, holder in self._out.items() if holder == engine)
         lost = sorted(ticket for ticket in held if ticket not in generated)
         for ticket in lost:
             self.give_back(ticket)
@@ -173,7 +173,7 @@ class Gate:
     # --- tickets -----------------------------------------------------------------------------------------------------
 
     @_asks
-    def admit(self, engine: str, now: float) -> Ticket | Closed:
+    def admit(self, engine: str) -> Ticket | Closed:
         """The next ticket for ``engine``: of the earliest partition, refills first; or why there is none."""
         own = self._version(engine)
         ticket = self._next()
@@ -188,7 +188,7 @@ class Gate:
             wraps = ticket.place + 1 == self.tickets
             self._fresh = Ticket(ticket.partition + 1, 0) if wraps else Ticket(ticket.partition, ticket.place + 1)
         self._waiting.discard(ticket)
-        self._out[ticket] = (engine, now)
+        self._out[ticket] = engine
         self._in_hand[engine] += 1
         return ticket
 
@@ -244,7 +244,7 @@ class Gate:
 
     def _end(self, ticket: Ticket) -> bool:
         """The ticket is no longer in any hand; whether it was."""
-        engine, _ = self._out.pop(ticket, (None, 0.0))
+        engine = self._out.pop(ticket, None)
         if engine is not None:
             self._in_hand[engine] -= 1
         return engine is not None

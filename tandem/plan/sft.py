@@ -18,7 +18,7 @@ from tandem.plan.checks.model import read_checked
 from tandem.plan.checks.resumed import check_resumed, resume_notes
 from tandem.plan.checks.run_folder import find_resumed
 from tandem.plan.checks.template import notes_on_conversations
-from tandem.plan.checks.trainer import check_hidden, check_schedule, check_trainer
+from tandem.plan.checks.trainer import check_hidden, check_schedule, check_trainer, note_on_repeats
 from tandem.plan.mix import MixShare, mix_names
 from tandem.plan.model import ModelFacts
 from tandem.plan.reads.form import unread
@@ -77,7 +77,8 @@ def compile_sft_plan(config: SftConfig) -> SftPlan:
     slower = () if facts is None else notes_on_families(facts.families, generates=config.evaluation.interval > 0)
     resumed = () if saved is None else resume_notes(config, saved, updates)
     left_out = notes_on_targets(config.model, facts)
-    notes = (*resumed, *unused, *notes_on_conversations(config), *slower, *left_out)
+    repeats = note_on_repeats(config.data.train_batch_size, rows, "examples") if rows and updates != 0 else ()
+    notes = (*repeats, *resumed, *unused, *notes_on_conversations(config), *slower, *left_out)
     return SftPlan(rows, mix, config.data.train_batch_size, updates, notes, (*found, *ignored))
 
 

@@ -213,7 +213,7 @@ class StoreCases:
         held_back, lags = threading.Event(), []
 
         def produce() -> None:
-            while not isinstance(ticket := one.admit("a", 0.0), Closed) or not ticket.exhausted:
+            while not isinstance(ticket := one.admit("a"), Closed) or not ticket.exhausted:
                 if isinstance(ticket, Closed):
                     held_back.set()
                     time.sleep(0.001)

@@ -26,13 +26,13 @@ def gate(tickets: int = 2, max_staleness: int = 0, *, engines: dict[str, int] | 
 
 def admitted(one: Gate, engine: str = "a") -> list[Ticket]:
     tickets = []
-    while isinstance(ticket := one.admit(engine, 0.0), Ticket):
+    while isinstance(ticket := one.admit(engine), Ticket):
         tickets.append(ticket)
     return tickets
 
 
 def closed(one: Gate, engine: str = "a") -> Closed:
-    answer = one.admit(engine, 0.0)
+    answer = one.admit(engine)
     assert isinstance(answer, Closed)
     return answer
 
@@ -106,10 +106,10 @@ def test_fresh_tickets_are_dealt_evenly_and_refills_to_whoever_asks() -> None:
     assert "has 1 tickets in hand, others have fewer" in str(closed(one))
     assert len(admitted(one, "b")) == 2
     one.redraw(first[0])
-    one.admit("a", 0.0)
-    assert one.admit("a", 0.0) == Ticket(0, 3)  # b has 2 in hand, so a is behind again
+    one.admit("a")
+    assert one.admit("a") == Ticket(0, 3)  # b has 2 in hand, so a is behind again
     refill = one.redraw(Ticket(0, 1))
-    assert one.admit("a", 0.0) == refill  # though it has more in hand than b
+    assert one.admit("a") == refill  # though it has more in hand than b
     one.pause("b", "a weight update")
     assert len(admitted(one)) == 4  # who is paused keeps nobody waiting
     one.resume("b")
@@ -117,7 +117,7 @@ def test_fresh_tickets_are_dealt_evenly_and_refills_to_whoever_asks() -> None:
 
 def test_a_dead_engine_keeps_the_groups_that_only_lack_their_rewards() -> None:
     one = gate(3, 0, engines={"a": 0, "b": 0})
-    generated, lost = one.admit("a", 0.0), one.admit("a", 0.0)
+    generated, lost = one.admit("a"), one.admit("a")
     assert isinstance(generated, Ticket)
     assert one.leave("a", {generated}) == [lost]
     assert admitted(one, "b") == [lost, Ticket(0, 2)]
@@ -128,8 +128,8 @@ def test_a_dead_engine_keeps_the_groups_that_only_lack_their_rewards() -> None:
 
 def test_the_death_of_the_slowest_engine_opens_the_gate_and_returns_its_tickets() -> None:
     one = gate(2, 0, engines={"a": 0, "b": 0})
-    mine = one.admit("a", 1.0)
-    its = one.admit("b", 2.0)
+    mine = one.admit("a")
+    its = one.admit("b")
     assert (mine, its) == (Ticket(0, 0), Ticket(0, 1))
     one.acknowledge("a", 1)
     assert one.leave("b") == [its]
@@ -157,7 +157,7 @@ def test_a_paused_engine_says_why() -> None:
 
 def test_a_refill_is_the_next_attempt_and_comes_first() -> None:
     one = gate(2, 1)
-    first, second, third = (one.admit("a", 0.0) for _ in range(3))
+    first, second, third = (one.admit("a") for _ in range(3))
     assert isinstance(second, Ticket)
     one.done(second)
     assert one.redraw(second) == Ticket(0, 1, 1)  # filtered after it was stored
@@ -168,7 +168,7 @@ def test_a_refill_is_the_next_attempt_and_comes_first() -> None:
 
 def test_a_ticket_delivered_by_an_engine_given_up_is_not_given_again() -> None:
     one = gate(1, 0, engines={"a": 0, "b": 0})
-    ticket = one.admit("a", 0.0)
+    ticket = one.admit("a")
     assert isinstance(ticket, Ticket)
     one.leave("a")
     one.done(ticket)  # it delivered after all
@@ -197,7 +197,7 @@ def test_open_tickets_of_an_earlier_life_come_first() -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (lambda one: one.admit("z", 0.0), "unknown to the gate"),
+        (lambda one: one.admit("z"), "unknown to the gate"),
         (lambda one: one.join("a"), "leaves first"),
         (lambda one: (one.acknowledge("a", 2), one.acknowledge("a", 1)), "only grow"),
         (lambda one: one.give_back(Ticket(0, 0)), "isn't out"),
@@ -248,7 +248,7 @@ class Run:
 
     def start(self) -> None:
         engine = self.chance.choice(sorted(self.versions))
-        ticket = self.gate.admit(engine, 0.0)
+        ticket = self.gate.admit(engine)
         if isinstance(ticket, Ticket):
             self.generating.append((engine, ticket, self.versions[engine]))
             held = sum(len(places) for partition, places in self.filled.items() if partition >= self.trained)

@@ -73,7 +73,7 @@ class World:
 
     def admit(self) -> None:
         name = self.chance.choice(sorted(self.versions))
-        ticket = self.gate.admit(name, 0.0)
+        ticket = self.gate.admit(name)
         if isinstance(ticket, Ticket):
             self.ledger.assign(ticket, name, 0.0)
             self.flights.append(RunningBatch(name, ticket, self.versions[name], self.versions[name]))

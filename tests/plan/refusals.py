@@ -163,9 +163,10 @@ REFUSALS = [
     ("actor_rollout_ref.ref.update_interval=5", "actor_rollout_ref.ref.update_interval", "no reference", "kl.in"),
     ("algorithm.loss_scale_factor=7", "algorithm.loss_scale_factor", "seq-mean-token-sum-norm", "Remove"),
     # sampling and log-probs
-    (f"{ROLLOUT}.temperature=0", f"{ROLLOUT}.temperature", "0 or less", "above 0"),
-    (f"{ROLLOUT}.temperature=-1.0", f"{ROLLOUT}.temperature", "0 or less", "above 0"),
-    (f"{ROLLOUT}.temperature=1e-9", f"{ROLLOUT}.temperature", "practically greedy", "above 0"),
+    (f"{ROLLOUT}.temperature=0", f"{ROLLOUT}.temperature", "0 or less", "0.01 or more"),
+    (f"{ROLLOUT}.temperature=-1.0", f"{ROLLOUT}.temperature", "0 or less", "0.01 or more"),
+    (f"{ROLLOUT}.temperature=0.005", f"{ROLLOUT}.temperature", "practically greedy", "0.01 or more"),
+    (f"{ROLLOUT}.temperature=1e-9", f"{ROLLOUT}.temperature", "practically greedy", "0.01 or more"),
     (f"{ROLLOUT}.do_sample=false", f"{ROLLOUT}.do_sample", "greedy", "true"),
     (f"{ROLLOUT}.top_k=0", f"{ROLLOUT}.top_k", "no token", "-1"),
     (f"algorithm.use_tis=true {ROLLOUT}.top_p=0.9", "algorithm.use_tis", "truncated distribution", "logprobs_of: full"),

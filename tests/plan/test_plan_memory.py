@@ -72,7 +72,7 @@ def test_a_broken_weight_file_is_refused_and_costs_no_more_than_the_estimate(pla
 
 
 def test_targets_are_looked_for_among_the_modules_of_the_model(place: Path, plan_of: Plans) -> None:
-    layers = {f"model.layers.0.self_attn.{name}_proj.weight": [64, 32] for name in "qv"}
+    layers = {f"model.layers.{i}.self_attn.{name}_proj.weight": [64, 32] for i in range(2) for name in "qv"}
     write_header(place / "model", {"lm_head.weight": [100, 64], **layers})
     lora = (
         "actor_rollout_ref.model.lora_rank=4",
@@ -92,7 +92,7 @@ def moe(place: Path, family: str) -> None:
     attention = {f"model.layers.0.self_attn.{name}_proj.weight": [64, 32] for name in "qv"}
     write_header(place / "model", {**experts, **attention, "model.layers.0.mlp.gate.weight": [4, 64]})
     config = place / "model" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": family}))
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": family, "num_hidden_layers": 1}))
 
 
 def test_experts_that_are_one_parameter_get_no_adapter_and_the_plan_says_so(place: Path, plan_of: Plans) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.plan.plan import Plan
+from tandem.plan.sft import SftPlan
 from tests.e2e.conftest import task
 from tests.e2e.seven import prepare, write_rows
 
@@ -73,3 +74,16 @@ def test_what_only_a_tokenizer_tells_is_held_against_the_schedule_before_the_mod
     prepare(*words, f"{WARMUP}=1").rewards.close()
     with pytest.raises(ConfigError, match=f"{WARMUP} = 3: the run has 2 optimizer steps"):
         prepare(*words, f"{WARMUP}=3")
+
+
+def test_a_batch_of_more_than_all_prompts_is_told_and_refused_where_it_makes_no_step(
+    plan_of: Callable[..., Plan], sft_plan_of: Callable[..., SftPlan]
+) -> None:
+    for batch, told in ((40, False), (48, True)):
+        for plan in (plan_of, sft_plan_of):
+            words = (f"data.train_batch_size={batch}", "trainer.total_steps=3", "trainer.total_epochs=null")
+            found = plan(*words)
+            assert found.problems == ()
+            assert any(f"= {batch} is more than the 40" in note for note in found.notes) == told
+            refused = plan(f"data.train_batch_size={batch}", "trainer.total_epochs=1", "trainer.total_steps=null")
+            assert [p.key for p in refused.problems] == (["data.train_batch_size"] if told else [])

@@ -85,3 +85,19 @@ def test_words_alone_tell_a_fine_tuning_from_a_training(place: Path) -> None:
 def test_a_file_that_is_named_twice_is_told(place: Path, plan_of: Callable[..., Plan]) -> None:
     plan = plan_of(f"data.train_files=[{place / 'train.jsonl'}, ./train.jsonl]")
     assert any("2 times" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("written", "remedy"),
+    [
+        ("[all-linear]", "Write all-linear without brackets, or take it out of the list"),
+        ("q_proj", "Write [q_proj]; or all-linear"),
+        ("all-liner", "Did you mean 'all-linear'? Choices: all-linear"),
+    ],
+)
+def test_lora_targets_in_another_form_say_what_to_write(
+    problems_of: Callable[..., list[Problem]], written: str, remedy: str
+) -> None:
+    key = "actor_rollout_ref.model.lora_target_modules"
+    (problem,) = problems_of("actor_rollout_ref.model.lora_rank=4", f"{key}={written}")
+    assert (problem.key, problem.remedy) == (key, remedy)

@@ -14,6 +14,7 @@ from tandem.models.families import FUSED_EXPERTS, FUSED_NAMES, notes_on_adapters
 from tandem.plan.adapters import (
     ADAPTER,
     adaptable,
+    adapted_modules,
     in_a_layer,
     is_target,
     pushed_part,
@@ -50,9 +51,17 @@ def check_adapters(key: str, model: ModelConfig, facts: ModelFacts | None) -> It
 
 
 def notes_on_targets(model: ModelConfig, facts: ModelFacts | None) -> Iterator[str]:
-    """What adapters on all linear modules leave out."""
+    """What adapters on all linear modules leave out, and a rank that gives nothing more."""
     if facts is not None and model.lora_rank and model.lora_target_modules == "all-linear":
         yield from notes_on_adapters(facts.families)
+    adapted = {} if facts is None or model.adapter_path is not None else adapted_modules(model, facts)
+    narrowest = min(adapted.items(), key=lambda item: min(item[1]), default=None)
+    if narrowest is not None and model.lora_rank > min(narrowest[1]):
+        name, shape = narrowest
+        yield (
+            f"lora_rank {model.lora_rank} is above the smaller side of {name} ({shape[0]} x {shape[1]}): beyond "
+            f"{min(shape)} a rank adds parameters there and nothing that can be learned"
+        )
 
 
 def check_pushed(config: Config, shares: bool) -> Iterator[Problem]:
@@ -111,6 +120,10 @@ def _check_targets(key: str, model: ModelConfig, facts: ModelFacts | None) -> It
     targets = model.lora_target_modules
     if not targets:
         yield Problem(key, [], "LoRA with no module to adapt trains nothing", "Write all-linear")
+    if targets != "all-linear" and "all-linear" in targets:
+        reason = "all-linear stands for every linear module of the layers, and is the name of none"
+        yield Problem(key, targets, reason, "Write all-linear without brackets, or take it out of the list")
+        return
     if targets == "all-linear" or facts is None or not facts.matrices:
         return
     able = adaptable(facts)

@@ -164,7 +164,8 @@ def _check_sampling(config: Config) -> Iterator[Problem]:
             if rollout.temperature <= 0
             else "practically greedy: the samples of a group would be equal, and gradients divided by it overflow"
         )
-        yield Problem(f"{ROLLOUT}.temperature", rollout.temperature, reason, "Write a number above 0, such as 1.0")
+        remedy = f"Write {COLDEST:g} or more, such as 1.0"
+        yield Problem(f"{ROLLOUT}.temperature", rollout.temperature, reason, remedy)
     if not rollout.do_sample:
         reason = "greedy answers are all equal and have nothing to learn from"
         yield Problem(

@@ -92,8 +92,19 @@ def check_length(config: Config, batch: BatchPlan, rows: TrainedRows) -> Iterato
 
 
 def notes_on_rows(rows: TrainedRows, batch: BatchPlan) -> Iterator[str]:
-    """What is left out of the training files before steps are counted."""
+    """What is left out of the training files before steps are counted, and whether a step has it all several times."""
+    if rows.kept and batch.steps != 0:
+        yield from note_on_repeats(batch.prompts, rows.kept, "prompts")
     if rows.held_out:
         yield f"{rows.held_out} rows of data.train_files are held out too (data.val_files) and are not trained on"
     elif rows.at_most and batch.steps is not None:
         yield "the files are too large to be compared here: rows that are held out too make the steps fewer"
+
+
+def note_on_repeats(batch: int, rows: int, of: str) -> Iterator[str]:
+    """A note where one step draws from several epochs; ``of`` is what the data have ``rows`` of."""
+    if batch > rows:
+        yield (
+            f"data.train_batch_size = {batch} is more than the {rows} {of} of the data: epochs are joined end to end, "
+            "and a step has the same ones several times"
+        )

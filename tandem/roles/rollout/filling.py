@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -124,7 +123,7 @@ class Rollout:
         return sum(self._settle(ticket, pending[ticket], scores) for ticket in sorted(pending))
 
     def _requests(self, pending: dict[Ticket, Pending], by_key: dict[int | str, Ticket]) -> Iterator[GroupRequest]:
-        while not isinstance(ticket := self._gate.admit(self.name, time.monotonic()), Closed):
+        while not isinstance(ticket := self._gate.admit(self.name), Closed):
             yield self._ask(ticket, pending, by_key)
 
     def _ask(self, ticket: Ticket, pending: dict[Ticket, Pending], by_key: dict[int | str, Ticket]) -> GroupRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -196,7 +195,7 @@ class RolloutWorker(Rollout):
                 self._generating += 1
                 yield self._again.popleft()
                 continue
-            ticket = None if self._resting else self._gate.admit(self.name, time.monotonic())
+            ticket = None if self._resting else self._gate.admit(self.name)
             if isinstance(ticket, Ticket):
                 self._generating += 1
                 self.utilization.begin(ticket)
