@@ -25,8 +25,11 @@ _NAME = (
 )
 _KEY = re.compile(_NAME, re.IGNORECASE)
 _OF_USERS = re.compile(
-    r"(?P<scheme>[a-z][a-z0-9+.-]*://)(?:[^\s/?#'\"<>:@\[]+:(?!\d*[/?#])[^\s'\"<>]*|[^\s/?#'\"<>]*)@", re.IGNORECASE
+    r"(?P<scheme>[a-z][a-z0-9+.-]{0,30}://)"
+    r"(?:[^\s/?#'\"<>:@\[]{1,255}:(?!\d*[/?#])[^\s'\"<>]{0,999}|[^\s/?#'\"<>]{0,999})@",
+    re.IGNORECASE,
 )
+"""Repetitions are bounded: a text of any length and without a gap is read once, not once from each of its letters."""
 _OF_USERS_WITHOUT_SCHEME = re.compile(
     r"(?P<before>(?<![^\s'\"=(\[{,])(?!mailto:))[^\s/?#'\"<>:@=(\[{,]+:(?!//)[^\s'\"<>@]+@(?=[\w\[])", re.IGNORECASE
 )

@@ -244,3 +244,9 @@ def test_a_config_whose_secrets_were_left_out_asks_for_them(task: Path, tmp_path
     (problem,) = compile_plan(load_words(words, Config)).problems
     assert problem.key == "reward_manager.api_key" and "reward_manager.api_key=..." in problem.remedy
     assert compile_plan(load_words([*words, "reward_manager.api_key=new"], Config)).problems == ()
+
+
+@pytest.mark.parametrize("text", ["a", "abc-", "a://b:", "?a"])
+def test_long_texts_without_a_gap_pass_as_they_are(text: str) -> None:
+    """Within the limit of a test: read to the end from each of its letters, it would take an hour."""
+    assert hide(text * 50_000) == text * 50_000
