@@ -108,9 +108,13 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "run.yaml").write_text(yaml.safe_dump(RUN))
     (place / "sft.yaml").write_text(yaml.safe_dump(SFT))
     (place / "empty.jsonl").write_text("")
-    python = place / ".engines" / "vllm" / "bin" / "python"  # a plan looks whether it is there
-    python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
+    python = place / ".engines" / "vllm" / "bin" / "python"  # a plan asks it whether it has vllm, and imports nothing
+    site = python.parents[1] / "site"
+    (site / "vllm-0.32.0.dist-info").mkdir(parents=True)
+    (site / "vllm-0.32.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{site}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     for name in ("examples", "tools", "bench", "Makefile", "pyproject.toml"):
         (place / name).symlink_to(ROOT / name)
     return place
