@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
@@ -46,7 +47,7 @@ class RunningGroups(Protocol):
         """Nobody wants what is in flight."""
 
 
-class SteppedEngine:
+class SteppedEngine(ABC):
     """A ``RolloutEngine`` but for ``load`` and for what it generates with: a subclass starts what runs.
 
     ``max_num_batched_tokens`` is the token budget of one prefill. ``keep_kv``: samples that go on over a change of the
@@ -79,12 +80,13 @@ class SteppedEngine:
 
     # --- for a subclass ----------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _open(self, sampling: Sampling) -> RunningGroups:
-        """Nothing in it yet."""
-        raise NotImplementedError
+        """A batch of groups that are drawn by ``sampling``, with nothing in it yet."""
 
     def _ended(self, running: RunningGroups) -> None:
-        """All of its groups have ended."""
+        """All groups of ``running`` have ended."""
+        del running
 
     def _computing(self) -> AbstractContextManager[object]:
         """Around tokens that are made one after the other."""
