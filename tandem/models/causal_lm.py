@@ -14,14 +14,14 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import ContractError
-from tandem.models.attention import IMPLEMENTATION, Layout
-from tandem.models.cache import KVCache
 from tandem.models.head import PLAIN, Head, Transform
-from tandem.models.kv_store import BLOCK
-from tandem.models.packing import Documents, PackedLayout
-from tandem.models.positions import Context
-from tandem.models.row_cache import RowCache
-from tandem.models.rows import BorderedLayout, RowsCache, RowsLayout, WholeRows
+from tandem.models.layouts.attention import IMPLEMENTATION, Layout
+from tandem.models.layouts.cache import KVCache
+from tandem.models.layouts.kv_store import BLOCK
+from tandem.models.layouts.packing import Documents, PackedLayout
+from tandem.models.layouts.positions import Context
+from tandem.models.layouts.row_cache import RowCache
+from tandem.models.layouts.rows import BorderedLayout, RowsCache, RowsLayout, WholeRows
 from tandem.models.token_ids import TokenIds
 
 R = TypeVar("R")

@@ -17,14 +17,14 @@ import torch
 
 from tandem.base.errors import DataError, sentences
 from tandem.columns.ragged import Ragged
-from tandem.models.attention import watched
 from tandem.models.causal_lm import ROUTES, CausalLM, Route, quiet
 from tandem.models.families import BORDERS, PER_DOCUMENT
 from tandem.models.head import Head
-from tandem.models.kv_store import closing
+from tandem.models.layouts.attention import watched
+from tandem.models.layouts.kv_store import closing
+from tandem.models.layouts.packing import pack_samples
+from tandem.models.layouts.row_cache import Placed, RowCache
 from tandem.models.lora import adapted_layers, adapters_off
-from tandem.models.packing import pack_samples
-from tandem.models.row_cache import Placed, RowCache
 
 Use = Literal["training", "generation"]
 

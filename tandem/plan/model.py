@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.config.model import ModelConfig
-from tandem.models.positions import Context
+from tandem.models.layouts.positions import Context
 from tandem.models.token_ids import TokenIds
 
 _STACKS = ("layers", "h", "blocks")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import SftConfig
 from tandem.models.families import notes_on_families
-from tandem.models.positions import Context
+from tandem.models.layouts.positions import Context
 from tandem.plan.checks.adapters import check_adapters, check_exported, notes_on_targets
 from tandem.plan.checks.data import check_sft_data
 from tandem.plan.checks.folder import check_files_of, check_sft_template

@@ -11,8 +11,8 @@ import torch
 from tandem.base.errors import TandemError
 from tandem.models.causal_lm import CausalLM
 from tandem.models.head import Head
-from tandem.models.kv_store import closing
-from tandem.models.row_cache import Prefill, RowCache
+from tandem.models.layouts.kv_store import closing
+from tandem.models.layouts.row_cache import Prefill, RowCache
 from tandem.rollout.protocol import FinishReason, GroupOutput, GroupRequest, SampleOutput, Sampling
 from tandem.rollout.sampler import draw, uniforms
 

@@ -10,9 +10,9 @@ import torch
 from tandem.base.errors import ContractError
 from tandem.models.causal_lm import CausalLM
 from tandem.models.fingerprint import fingerprint, joined
+from tandem.models.layouts.row_cache import RowCache
 from tandem.models.lora import adapted_layers, base_weights
 from tandem.models.probe import prove
-from tandem.models.row_cache import RowCache
 from tandem.models.weights import copy_weights
 from tandem.rollout.protocol import KeepKV, Sampling
 from tandem.rollout.running_batch import RunningBatch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.models.causal_lm import CausalLM
-from tandem.models.row_cache import RowCache
+from tandem.models.layouts.row_cache import RowCache
 from tandem.rollout.block import Block
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 

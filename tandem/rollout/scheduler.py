@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tandem.base.errors import ContractError
-from tandem.models.positions import Context
+from tandem.models.layouts.positions import Context
 from tandem.rollout.protocol import GroupRequest, Sampling
 
 IDLE_SOURCE = (

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from tandem.base.errors import ContractError, TandemError
-from tandem.models.positions import Context
+from tandem.models.layouts.positions import Context
 from tandem.rollout.decode_lock import DecodeLock
 from tandem.rollout.protocol import GroupOutput, GroupRequest, KeepKV, Sampling
 from tandem.rollout.scheduler import Scheduler

@@ -14,7 +14,7 @@ import torch
 
 from tandem.base.errors import ContractError
 from tandem.models.fingerprint import fingerprint
-from tandem.models.positions import Context
+from tandem.models.layouts.positions import Context
 from tandem.rollout.expected_weights import ExpectedWeights
 from tandem.rollout.protocol import FinishReason, GroupOutput, GroupRequest, KeepKV, SampleOutput, Sampling
 from tandem.rollout.stepping import SteppedEngine

@@ -22,9 +22,9 @@ from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM
 from tandem.models.fingerprint import fingerprint
 from tandem.models.head import Head
+from tandem.models.layouts.packing import PackedSamples, pack_samples
 from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.lora import adapted_layers, adapter_weights, adapters_off, base_weights, merged_weights
-from tandem.models.packing import PackedSamples, pack_samples
 from tandem.models.probe import prove
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
 from tandem.train.objective import LossSum, Objective

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tandem.models.head import Head
-from tandem.models.packing import PackedSamples
+from tandem.models.layouts.packing import PackedSamples
 from tandem.models.value_model import token_values
 from tandem.train.engine import Found, FsdpEngine, TokenValues
 from tandem.train.protocol import Wanted

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from tandem.base.errors import DataError, TandemError
 from tandem.base.folders import whole_folder
+from tandem.models.layouts.packing import PackedLayout
 from tandem.models.loading import as_causal_lm, load_causal_lm, load_model, new_model, save_pretrained_atomic
-from tandem.models.packing import PackedLayout
 
 SHAPE: dict[str, Any] = {
     "model_type": "llama",

@@ -10,9 +10,9 @@ from peft import PeftModel
 
 from tandem.base.errors import ContractError
 from tandem.models.causal_lm import CausalLM
+from tandem.models.layouts.packing import PackedLayout
 from tandem.models.loading import as_causal_lm, new_model
 from tandem.models.lora import get_lora_model, merged_weights
-from tandem.models.packing import PackedLayout
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {

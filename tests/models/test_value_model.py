@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from tandem.base.errors import DataError
 from tandem.config.model import ModelConfig
 from tandem.models.head import Head
+from tandem.models.layouts.packing import PackedLayout
 from tandem.models.loading import new_model, save_pretrained_atomic
-from tandem.models.packing import PackedLayout
 from tandem.models.value_model import load_value_model, token_values
 
 TINY = {"vocab_size": 23, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}

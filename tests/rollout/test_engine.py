@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tandem.base.errors import ContractError, DeadlineError, TandemError
-from tandem.models.cache import KVStore
 from tandem.models.fingerprint import fingerprint
+from tandem.models.layouts.cache import KVStore
 from tandem.models.loading import as_causal_lm
 from tandem.rollout.hf import HfEngine
 from tandem.rollout.protocol import GroupRequest, RolloutEngine, Sampling

@@ -16,7 +16,7 @@ from torch import nn
 
 from tandem.base.errors import ContractError
 from tandem.columns.ragged import Ragged
-from tandem.models.attention import AttentionLayout, Layout
+from tandem.models.layouts.attention import AttentionLayout, Layout
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 
 from tandem.base.errors import ContractError
-from tandem.models.kv_store import BLOCK, KVStore, Place, StoringLayout, closing
-from tandem.models.packing import Documents, PackedLayout
+from tandem.models.layouts.kv_store import BLOCK, KVStore, Place, StoringLayout, closing
+from tandem.models.layouts.packing import Documents, PackedLayout
 
 
 class KVCache:

@@ -17,8 +17,8 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from tandem.base.errors import TandemError
-from tandem.models.attention import AttentionLayout
-from tandem.models.packing import Documents, PackedLayout, banded, causal_attention
+from tandem.models.layouts.attention import AttentionLayout
+from tandem.models.layouts.packing import Documents, PackedLayout, banded, causal_attention
 
 _CACHES = ("cache", "past_key_values", "cache_params", "state")
 """What decoders call their cache, in what they take and what they give."""

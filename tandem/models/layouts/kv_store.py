@@ -6,7 +6,7 @@ from collections import Counter
 
 import torch
 
-from tandem.models.attention import AttentionLayout
+from tandem.models.layouts.attention import AttentionLayout
 
 BLOCK = 64  # columns; keeps row starts aligned and growth rare
 Place = tuple[int, int]

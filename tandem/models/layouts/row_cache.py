@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from tandem.models.attention import Layout
+from tandem.models.layouts.attention import Layout
 
 
 class Placed(Layout, Protocol):
