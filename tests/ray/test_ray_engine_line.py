@@ -1,4 +1,4 @@
-"""The line to an engine's actor: how long an actor may take is for the connection to say, and nothing it says is lost."""
+"""The line to an engine's actor: how long an actor may take is not its to say, and nothing that comes late is lost."""
 
 from __future__ import annotations
 
