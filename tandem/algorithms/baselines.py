@@ -156,8 +156,8 @@ def gdpo(
     use_when="one sample per prompt, and a greedy answer per prompt is cheaper than a group",
 )
 def remax(token_rewards: torch.Tensor, response_mask: torch.Tensor, reward_baselines: torch.Tensor) -> Advantages:
-    """Return the reward-to-go minus the score of the prompt's greedy response, ``reward_baselines`` (B,) (
-    arXiv 2310.10505).
+    """Return the reward-to-go minus the score of the prompt's greedy response, ``reward_baselines`` (B,)
+    (arXiv 2310.10505).
 
     >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
     >>> mask = torch.ones(3, 2, dtype=torch.bool)

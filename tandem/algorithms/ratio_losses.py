@@ -237,8 +237,8 @@ def dro(
     *,
     dro_beta: PositiveFloat,
 ) -> PolicyLoss:
-    """Return ``-A log pi + beta / 2 (log r)^2``: policy gradient with a quadratic pull to the old policy (
-    arXiv 2405.19107).
+    """Return ``-A log pi + beta / 2 (log r)^2``: policy gradient with a quadratic pull to the old policy
+    (arXiv 2405.19107).
 
     Metric: ``ppo_kl``.
 

@@ -26,6 +26,8 @@ _TABLES = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|lm_head|
 
 _OTHER_PARTS = re.compile("vision|visual|audio|encoder|tower|mtp|module")
 
+_OTHER_HEADS = re.compile("For(MaskedLM|(Sequence|Token)Classification|QuestionAnswering|MultipleChoice)$")
+
 _REPEATED = re.compile("loop|cycle|recur|repeat", re.IGNORECASE)
 """In keys of families that go through the same layers several times, and count each time."""
 
@@ -51,6 +53,8 @@ class ModelFacts:
     """Sections of its config for what else it reads than text, such as ``vision_config``."""
     misfit: str | None = None
     """Why the weight files are not those of the layers of ``config.json``; None where nothing is known of it."""
+    other_kind: str | None = None
+    """What the model is, by its config, if it is none that goes on with a text."""
 
 
 def looks_like_path(path: str) -> bool:
@@ -112,6 +116,7 @@ def read_model(folder: Path) -> ModelFacts:
         inside=_inside(text),
         senses=tuple(_senses(config)),
         misfit=_misfit(text, shapes) or _other_vocabulary(text, shapes),
+        other_kind=_other_kind(config),
         families=tuple(dict.fromkeys(str(part["model_type"]) for part in (config, text) if "model_type" in part)),
     )
 
@@ -129,6 +134,16 @@ def _senses(config: Mapping[str, Any]) -> Iterator[str]:
                 yield key
         elif "tower" in words and words & _SENSES:
             yield key
+
+
+def _other_kind(config: Mapping[str, Any]) -> str | None:
+    """Say what is wrong with encoders with a decoder, and models that were saved with another head than that of a language model."""
+    if config.get("is_encoder_decoder") is True:
+        return "an encoder with a decoder (is_encoder_decoder)"
+    named = config.get("architectures")
+    if isinstance(named, list) and named and all(_OTHER_HEADS.search(str(name)) for name in named):
+        return str(named[0])
+    return None
 
 
 def _other_vocabulary(text: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> str | None:

@@ -23,7 +23,7 @@ from tandem.plan.checks.critic import check_critic, check_critic_schedule, read_
 from tandem.plan.checks.data import check_data, notes_on_files
 from tandem.plan.checks.engine import check_engine, engine_notes
 from tandem.plan.checks.execution import check_execution
-from tandem.plan.checks.folder import check_ends, check_files_of, check_template, notes_on_ends
+from tandem.plan.checks.folder import check_ends, check_files_of, check_nucleus, check_template, notes_on_ends
 from tandem.plan.checks.model import check_context, check_exact, exact_notes, read_checked
 from tandem.plan.checks.preference import check_preferences
 from tandem.plan.checks.resumed import check_resumed, resume_notes
@@ -256,6 +256,7 @@ def _contradictions(
         yield from check_teacher(config, entries, facts)
         yield from check_data(config)
         yield from check_ends(config, facts)
+        yield from check_nucleus(config, facts)
     if facts is not None:
         yield from check_files_of(MODEL, config.actor_rollout_ref.model)
         yield from check_template(config)

@@ -21,7 +21,7 @@ MODEL = "critic.model"
 def read_critic(config: Config, actor: ModelFacts | None) -> tuple[ModelFacts | None, list[Problem]]:
     """Return ``read_checked`` of the critic's model; ``actor`` are the facts where it is the actor's."""
     own = config.critic.model
-    return (actor, []) if own is None or not config.critic.enable else read_checked(MODEL, own)
+    return (actor, []) if own is None or not config.critic.enable else read_checked(MODEL, own, headed=True)
 
 
 def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None, own_loop: bool) -> Iterator[Problem]:

@@ -99,7 +99,7 @@ def _check_temperature(config: Config) -> Iterator[Problem]:
     reason = f"the engine {rollout.name} draws at {lowest:g} or above"
     if COLDEST <= rollout.temperature < lowest:  # what is below is refused whatever the engine
         yield Problem(f"{ROLLOUT}.temperature", rollout.temperature, reason, f"Write {lowest:g} or more")
-    if 0 < config.evaluation.temperature < lowest:
+    if COLDEST <= config.evaluation.temperature < lowest:
         remedy = f"Write {lowest:g} or more, or 0 for greedy answers"
         yield Problem("evaluation.temperature", config.evaluation.temperature, reason, remedy)
 

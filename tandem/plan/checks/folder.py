@@ -99,6 +99,17 @@ def check_ends(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
         yield Problem("algorithm.overlong", "mask", reason, remedy)
 
 
+def check_nucleus(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
+    """Check whether ``top_p`` ever keeps more than one token: the likeliest of n has a probability of 1/n or more."""
+    rollout, count = config.actor_rollout_ref.rollout, sampled_tokens(config.actor_rollout_ref.model, facts)
+    if count is not None and rollout.top_p <= 1 / count and count > 1:
+        reason = (
+            f"always the likeliest token, which has as much among {count}: answers to a prompt are all equal and have "
+            "nothing to learn from"
+        )
+        yield Problem(f"{ROLLOUT}.top_p", rollout.top_p, reason, f"Write more than {1 / count:.2g}, such as 0.95")
+
+
 def notes_on_ends(config: Config) -> Iterator[str]:
     """Note a note where no token ends an answer."""
     rollout, facts = config.actor_rollout_ref.rollout, tokenizer_of(config.actor_rollout_ref.model)

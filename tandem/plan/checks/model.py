@@ -15,8 +15,11 @@ from tandem.plan.batch import longest_sequence
 from tandem.plan.model import ModelFacts, looks_like_path, model_folder, offline, read_model
 
 
-def read_checked(key: str, model: ModelConfig) -> tuple[ModelFacts | None, list[Problem]]:
-    """Return what the model's folder says, and what is wrong with it. A hub id that isn't cached gives neither."""
+def read_checked(key: str, model: ModelConfig, *, headed: bool = False) -> tuple[ModelFacts | None, list[Problem]]:
+    """Return what the model's folder says, and what is wrong with it. A hub id that isn't cached gives neither.
+
+    ``headed``: a head of its own is put on it, so that it may come with one that grades.
+    """
     folder = model_folder(model.path)
     if folder is None:
         return None, list(_missing(f"{key}.path", model.path))
@@ -32,7 +35,7 @@ def read_checked(key: str, model: ModelConfig) -> tuple[ModelFacts | None, list[
         return None, [Problem(f"{key}.path", model.path, reason, remedy), *tokenizer]
     try:
         facts = read_model(folder)
-        return facts, [*_refused(key, model, facts), *tokenizer]
+        return facts, [*_refused(key, model, facts, headed), *tokenizer]
     except (OSError, ValueError) as error:
         return None, [
             Problem(f"{key}.path", model.path, f"its config.json can't be read: {error}", "Mend or save it again"),
@@ -40,7 +43,7 @@ def read_checked(key: str, model: ModelConfig) -> tuple[ModelFacts | None, list[
         ]
 
 
-def _refused(key: str, model: ModelConfig, facts: ModelFacts) -> Iterator[Problem]:
+def _refused(key: str, model: ModelConfig, facts: ModelFacts, headed: bool) -> Iterator[Problem]:
     for family in facts.families:
         if family in REFUSED:
             reason = f"the model family {family} can't be trained or sampled: {REFUSED[family]}"
@@ -48,6 +51,9 @@ def _refused(key: str, model: ModelConfig, facts: ModelFacts) -> Iterator[Proble
     if facts.senses and not AS_TEXT & set(facts.families):
         named = facts.families[0] if facts.families else "unknown"
         reason = f"models of the family {named} read more than text ({', '.join(facts.senses)}), which comes later"
+        yield Problem(f"{key}.path", model.path, reason, "Choose a language model; docs/models.md lists families")
+    if facts.other_kind is not None and not (headed and "Classification" in facts.other_kind):
+        reason = f"its config.json says {facts.other_kind}, and what is trained here goes on with a text"
         yield Problem(f"{key}.path", model.path, reason, "Choose a language model; docs/models.md lists families")
     if facts.misfit is not None:
         remedy = "Write what the weights have into it, or save the model again"

@@ -11,6 +11,7 @@ from tandem.config.model import OptimConfig
 from tandem.config.schema import Config, SftConfig, TrainerConfig
 from tandem.observe.trackers import TRACKERS
 from tandem.plan.batch import BatchPlan
+from tandem.plan.checks.algorithm import COLDEST
 from tandem.plan.checks.run_folder import check_output
 from tandem.plan.entries import unknown
 from tandem.plan.rows import TrainedRows
@@ -72,6 +73,9 @@ def check_evaluation(config: Config) -> Iterator[Problem]:
     if evaluation.n > 1 and evaluation.temperature == 0:
         reason = "greedy answers to a prompt are all equal"
         yield Problem("evaluation.n", evaluation.n, reason, "Write 1, or evaluation.temperature above 0")
+    if 0 < evaluation.temperature < COLDEST:
+        reason, remedy = "practically greedy", f"Write 0 for greedy answers, or {COLDEST:g} or more"
+        yield Problem("evaluation.temperature", evaluation.temperature, reason, remedy)
 
 
 def check_length(config: Config, batch: BatchPlan, rows: TrainedRows) -> Iterator[Problem]:
