@@ -137,7 +137,7 @@ def _senses(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _other_kind(config: Mapping[str, Any]) -> str | None:
-    """Say what is wrong with encoders with a decoder, and models that were saved with another head than that of a language model."""
+    """Name what kind of model it is where it is none that continues a text: an encoder with a decoder, another head."""
     if config.get("is_encoder_decoder") is True:
         return "an encoder with a decoder (is_encoder_decoder)"
     named = config.get("architectures")
