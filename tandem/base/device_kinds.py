@@ -31,23 +31,23 @@ def register_device(kind: DeviceKind) -> None:
 
 
 def device_kind(name: str) -> DeviceKind | None:
-    """The kind of that name; None for an unknown one."""
+    """Return the kind of that name; None for an unknown one."""
     return _KINDS.get(name)
 
 
 def known_devices(name: str) -> str:
-    """What to write instead of the unknown ``name``."""
+    """Say what to write instead of the unknown ``name``."""
     close = difflib.get_close_matches(name, _KINDS, n=1)
     return f"Write {close[0]}" if close else f"Write auto, {', '.join(_KINDS)}, or import what brings it with plugins"
 
 
 def named_device(name: str, index: int) -> str:
-    """The device of that kind with the number ``index``, as torch writes it; there is one CPU only."""
+    """Return the device of that kind with the number ``index``, as torch writes it; there is one CPU only."""
     return CPU if name == CPU else f"{name}:{index}"
 
 
 def shown_alone(device: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """``device`` as a process calls it that sees no other of its kind, and the environment that shows it this one.
+    """Return ``device`` as a process calls it that sees no other of its kind, and the environment for that.
 
     ``environment`` is this process's: it may see only some devices itself. A kind without such a variable is as it was.
     """

@@ -10,7 +10,7 @@ from tandem.base.errors import TandemError
 
 
 def found_device(name: str) -> torch.device:
-    """The device that ``name`` means in this process: ``auto`` is its first CUDA device, without one the CPU.
+    """Return the device that ``name`` means in this process: ``auto`` is its first CUDA device, without one the CPU.
 
     Raises ``TandemError`` for one that this process doesn't see.
     """
@@ -26,7 +26,7 @@ def found_device(name: str) -> torch.device:
 
 
 def device_count(kind: str) -> int:
-    """How many devices of that kind this process sees."""
+    """Count the devices of that kind that this process sees."""
     return int(torch.get_device_module(kind).device_count())
 
 

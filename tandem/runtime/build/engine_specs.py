@@ -34,7 +34,7 @@ NO_VERSION = -1
 
 
 def run_device(runtime: RuntimeConfig) -> torch.device:
-    """The first device on which this machine's roles compute. Raises ``ConfigError`` where there is none."""
+    """Return the first device on which this machine's roles compute. Raises ``ConfigError`` where there is none."""
     try:
         return found_device(runtime.device)
     except TandemError as error:
@@ -42,7 +42,7 @@ def run_device(runtime: RuntimeConfig) -> torch.device:
 
 
 def role_devices(config: Config, placed: Sequence[Placement]) -> dict[str, torch.device]:
-    """The device of each role in a run on this machine: one for each group of roles that take turns.
+    """Return the device of each role in a run on this machine: one for each group of roles that take turns.
 
     Raises ``ConfigError`` where it has fewer devices than groups.
     """

@@ -165,7 +165,7 @@ class Slot:
     number: int = 0
 
     def device(self, wanted: str) -> str:
-        """What an actor here computes on, where ``runtime.device`` is ``wanted``: what is reserved, and nothing else.
+        """Say what an actor here computes on, where ``runtime.device`` is ``wanted``: what is reserved.
 
         Of Ray's GPUs a process sees its own alone. Devices that a plugin brings it sees all, and takes the one with the
         number of the slot. Raises ``ConfigError`` where CUDA is wanted and the cluster has no GPU.
