@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any, Literal
@@ -100,7 +100,10 @@ def _known(model: CausalLM, route: Route, known: Mapping[str, str]) -> str | Non
 
 
 def _difference(model: CausalLM, route: Route, uses: set[Use], probe: Probe) -> str | None:
-    """Return why ``model`` can't take ``route``; None where it has taken it, and can. Nothing generates with adapters off."""
+    """Return why ``model`` can't take ``route``; None where it has taken it, and can.
+
+    Nothing generates with adapters off.
+    """
     if not adapted_layers(model):
         return _differs(model, route, uses, probe)
     with _stirred(model):
