@@ -1,6 +1,7 @@
 """What the proof at load costs: milliseconds for tiny models, and its share of loading 135 M parameters.
 
-One thread, processor time. The large model has SmolLM2-135M's shape and random weights, in float32 on disk. Prints a table.
+One thread, processor time. The large model has SmolLM2-135M's shape and random weights, in float32 on disk. Prints a
+table.
 Run: ``python -m bench.load_probe``.
 """
 
