@@ -63,6 +63,9 @@ class StepPart:
         del batch, step
         return ()
 
+    def logged(self, batch: Any, step: int) -> None:
+        """The line of the finished step is written."""
+
     def facts(self, step: int) -> dict[str, Any]:
         """What a run that is resumed after so many steps must know."""
         del step

@@ -135,6 +135,10 @@ class Samples(StepPart):
             for item in (batch[row] for row in firsts)
         ]
 
+    def logged(self, batch: DataProto, step: int) -> None:
+        """All samples of the step are kept, where that is asked for."""
+        self.log.keep_samples("train", step + 1, batch)
+
     def facts(self, step: int) -> dict[str, Any]:
         """Where the data stand: what was drawn for later steps is generated again after a resume, and so not lost."""
         return {
