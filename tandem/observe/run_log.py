@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from tandem.base.hidden import hide_in
 from tandem.base.run_folder import TRACE_FILE, begin
-from tandem.columns.proto import DataProto
 from tandem.config.trainer import SamplesConfig
 from tandem.observe.about import note_begin, note_end
 from tandem.observe.metrics import RolloutLog, RolloutRecord
@@ -20,6 +19,9 @@ from tandem.observe.samples.parts import Kind
 from tandem.observe.samples.store import SampleStore
 from tandem.observe.timeline import Stopwatch, Trace
 from tandem.observe.trackers import RunInfo, Trackers
+
+if TYPE_CHECKING:
+    from tandem.columns.proto import DataProto
 
 logger = logging.getLogger(__name__)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tandem.columns.proto import DataProto
 from tandem.config.trainer import SamplesConfig
 from tandem.observe.samples.parts import KINDS, Kind, parts_in, remove_cut, write_part
 from tandem.observe.samples.table import sample_table
 from tandem.observe.samples.thinning import thinned
+
+if TYPE_CHECKING:
+    from tandem.columns.proto import DataProto
 
 logger = logging.getLogger(__name__)
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import torch
 
 from tandem.base.hidden import hide, hide_in
-from tandem.columns.proto import DataProto
-from tandem.columns.ragged import Ragged
+from tandem.base.lazy import LazyModule
 from tandem.observe.metrics import to_json
 from tandem.observe.samples.parts import Kind
+
+if TYPE_CHECKING:
+    import torch
+
+    from tandem.columns.proto import DataProto
+    from tandem.columns.ragged import Ragged
+else:
+    torch = LazyModule("torch")
 
 SCHEMA = pa.schema(
     [
