@@ -106,13 +106,13 @@ def _written_s(folder: Path) -> float:
 def _commit() -> str | None:
     """The commit of the folder in which the command was given, with ``+`` where files differ from it."""
     try:
-        told = [
+        answers = [
             subprocess.run(["git", *words], capture_output=True, text=True, timeout=_GIT_S, check=True).stdout.strip()
             for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         ]
     except (OSError, subprocess.SubprocessError):
         return None
-    return told[0] + ("+" if told[1] else "")
+    return answers[0] + ("+" if answers[1] else "")
 
 
 def _version(package: str) -> str | None:

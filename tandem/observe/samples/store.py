@@ -28,7 +28,7 @@ class SampleStore:
 
     def __init__(self, output_dir: Path, config: SamplesConfig, *, resumed_step: int | None = None) -> None:
         self._output_dir, self._config = output_dir, config
-        self._told = False
+        self._warned = False
         remove_cut(output_dir)
         for part in parts_in(output_dir):
             if resumed_step is not None and part.step > resumed_step:
@@ -53,14 +53,14 @@ class SampleStore:
             own = {part.step: part for part in parts if part.kind == kind}
             others = sum(size for part, size in sizes.items() if part.kind != kind)
             for step in thinned({step: sizes[part] for step, part in own.items()}, budget - others):
-                self._tell(budget)
+                self._warn(budget)
                 part = own[step]
                 part.path.unlink()
                 del sizes[part]
 
-    def _tell(self, budget: int) -> None:
-        if not self._told:
-            self._told = True
+    def _warn(self, budget: int) -> None:
+        if not self._warned:
+            self._warned = True
             logger.warning(
                 "samples reached trainer.samples.max_mb = %d: from here on older steps are thinned out evenly, and the "
                 "newest are kept",
