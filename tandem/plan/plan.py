@@ -150,7 +150,7 @@ class Plan:
         return not (self.problems or self.later)
 
     def to_json(self) -> str:
-        """The whole plan for machines; values that JSON lacks are written as text."""
+        """Return the whole plan for machines; values that JSON lacks are written as text."""
         decided = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
         content = {"kind": "train", "loop": self.loop, "roles": self.roles, "devices": self.devices, **decided}
         return json.dumps(content, default=_plain, ensure_ascii=False, indent=2)
@@ -162,14 +162,14 @@ class Plan:
 
 
 def _plain(value: object) -> object:
-    """What JSON can say of a value that it lacks."""
+    """Return what JSON can say of a value that it lacks."""
     if isinstance(value, Problem):
         value = value.hidden()
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else repr(value)
 
 
 def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
-    """The plan of a training run, with every contradiction found in ``problems``. Deterministic.
+    """Return the plan of a training run, with every contradiction found in ``problems``. Deterministic.
 
     ``own_loop``: the user's own code runs it, and nobody counts its steps. Importing the plugins is the only side
     effect.
