@@ -83,11 +83,11 @@ def build_engine(spec: EngineSpec) -> RolloutEngine:
     if (lacking := capabilities.lacks_package()) is not None:
         raise TandemError(f"rollout engine {spec.engine!r} {lacking} ({sys.executable})")
     device = found_device(spec.device)
-    told = replace(spec, device=str(device))
+    spec = replace(spec, device=str(device))
     if capabilities.wants == "path":
-        return make_engine(told, spec.model, shares_weights=False)
+        return make_engine(spec, spec.model, shares_weights=False)
     model = _load(spec).to(device)
-    engine = make_engine(told, model, shares_weights=False)
+    engine = make_engine(spec, model, shares_weights=False)
     require_on(model, device, f"the rollout engine {spec.engine!r}")
     return engine
 

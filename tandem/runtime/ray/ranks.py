@@ -98,8 +98,8 @@ class RankActor:
         self._store = TCPStore(host, port, self._world, True, patience, **options)
         return host, self._store.port
 
-    def build(self, packed: Packed, meeting: tuple[str, int], told: str) -> int:
-        """Meet the other ranks, if there are any, and make the engine on the device ``told``; this process's pid."""
+    def build(self, packed: Packed, meeting: tuple[str, int], device_name: str) -> int:
+        """Meet the other ranks, if there are any, and make the engine on the device ``device_name``; this process's pid."""
         setup: RankSetup = unpack(packed)
         work_beside(setup.folder)
         transformers.utils.logging.disable_progress_bar()
@@ -109,7 +109,7 @@ class RankActor:
         torch.manual_seed(setup.seed)
         # Outputs of a sharded model are views of what it gathered; nothing here writes into them.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
-        device = found_device(told)
+        device = found_device(device_name)
         mesh = self._meet(setup, device, meeting) if self._world > 1 else None
         self._hosted = RayTrainRank(setup.build(device, mesh), self._rank)
         return os.getpid()
