@@ -15,8 +15,8 @@ from tandem.roles.rollout.worker import RolloutWorker, UpdatedStream
 from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.roles.serving import ForwardModel
 from tandem.rollout.protocol import RolloutEngine
-from tandem.session.assemble import OfMode
-from tandem.session.parts import Parts
+from tandem.session.build.assemble import OfMode
+from tandem.session.build.parts import Parts
 from tandem.session.rollout import Workers
 from tandem.session.weights import PushedWeights
 from tandem.weights.sync import WeightSync
