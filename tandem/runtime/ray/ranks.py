@@ -99,7 +99,7 @@ class RankActor:
         return host, self._store.port
 
     def build(self, packed: Packed, meeting: tuple[str, int], device_name: str) -> int:
-        """Meet the other ranks, if there are any, and make the engine on their devices; the pid of this process."""
+        """Meet the other ranks, if any, and make the engine on ``device_name``; the pid of this process."""
         setup: RankSetup = unpack(packed)
         work_beside(setup.folder)
         transformers.utils.logging.disable_progress_bar()
