@@ -60,7 +60,7 @@ def _check_prompt(data: DataConfig) -> Iterator[Problem]:
 
 
 def notes_on_files(data: DataConfig) -> Iterator[str]:
-    """Note the notes on a file that is named more than once."""
+    """Note files that are named more than once."""
     for name, count in Counter(str(Path(name).expanduser().resolve()) for name in data.train_files).items():
         if count > 1:
             yield f"data.train_files names {name} {count} times: each pass draws its rows as often"

@@ -111,7 +111,7 @@ def check_nucleus(config: Config, facts: ModelFacts | None) -> Iterator[Problem]
 
 
 def notes_on_ends(config: Config) -> Iterator[str]:
-    """Note a note where no token ends an answer."""
+    """Note that no token ends an answer, where none does."""
     rollout, facts = config.actor_rollout_ref.rollout, tokenizer_of(config.actor_rollout_ref.model)
     if facts is not None and facts.ends is False and not rollout.stop_token_ids and not rollout.ignore_eos:
         yield (

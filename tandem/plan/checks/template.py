@@ -19,13 +19,13 @@ _SAID = "what was said"
 
 
 def notes_on_template(config: Config) -> Iterator[str]:
-    """Note the notes on a run whose prompts the chat template wraps."""
+    """Note what to know of a run whose prompts the chat template wraps."""
     if config.data.chat:
         yield from _notes(*_of_folder(config.actor_rollout_ref.model.tokenizer))
 
 
 def notes_on_conversations(config: SftConfig) -> Iterator[str]:
-    """Note the notes on a fine-tuning on conversations."""
+    """Note what to know of a fine-tuning on conversations."""
     data, new = config.data, config.model.new
     columns = [example_columns(data), *(example_columns(data, part) for part in data.mix)]
     if not any(found.chat or found.messages_key is not None for found in columns):
