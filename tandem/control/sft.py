@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.base.errors import ContractError
@@ -32,6 +32,9 @@ from tandem.session.progress import Progress
 from tandem.session.run import Run
 from tandem.stages.table import train
 from tandem.train.updater import Updater
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 class BaseTrainer:
