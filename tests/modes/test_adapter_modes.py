@@ -11,8 +11,6 @@ from tandem.roles.train_rank import TrainRank
 from tests.e2e.seven import Run, distance, equal, train
 
 LORA = (
-    "data.train_batch_size=8",
-    "actor_rollout_ref.rollout.n=4",
     "actor_rollout_ref.model.lora_rank=4",
     "algorithm.kl={in: loss, coef: 0.05}",
     "algorithm.old_logprobs=recompute",

@@ -19,7 +19,6 @@ WORDS = (
     "algorithm.kl={in: loss, coef: 0.05}",
     "actor_rollout_ref.ref.update_interval=2",
     "data.train_batch_size=4",
-    "actor_rollout_ref.rollout.n=4",
     "trainer.save_interval=3",
     "trainer.exact=true",
 )
