@@ -91,7 +91,7 @@ class ServingRoles(StepPart):
     def lend(self, role: ServingRole, partition: int) -> Iterator[tuple[Lease, DataProto]]:
         """Groups of ``partition`` as they get the columns that ``role`` reads; ends with the partition or the run."""
         names = list(dict.fromkeys([*role.columns, "reward_valid", "response_mask"]))
-        request = Request(role.name, names, role.groups, partition, consumer=role.name)
+        request = Request(role.name, names, role.groups, partition, order=role.order, consumer=role.name)
         while not self._stopping.is_set():
             try:
                 lease = self._plane.take(request, timeout=_TICK_S)
