@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from tandem.base.errors import ContractError
 from tandem.base.interrupts import unwinding
@@ -20,6 +19,7 @@ from tandem.data.catalog import OnBadRow
 from tandem.data.examples import Example
 from tandem.data.length import Overlong
 from tandem.data.mixture import Counted, rows_in_words
+from tandem.models.lora import Tuned
 from tandem.models.numerics import prepare_process
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
@@ -33,9 +33,6 @@ from tandem.session.run import Run
 from tandem.stages.table import train
 from tandem.train.updater import Updater
 
-if TYPE_CHECKING:
-    from peft import PeftModel
-
 
 class BaseTrainer:
     """A fine-tuning loop around a loss of yours: subclass it, set ``model`` and ``tokenizer``, call ``fit``.
@@ -45,7 +42,7 @@ class BaseTrainer:
     follow the config.
     """
 
-    model: PreTrainedModel | PeftModel
+    model: Tuned
     tokenizer: PreTrainedTokenizerBase
 
     def __init__(self, config: SftConfig) -> None:

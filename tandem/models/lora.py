@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +23,8 @@ else:  # imported where there are adapters: it takes a sixth of the time that a 
     peft = LazyModule("peft")
 
 Model = TypeVar("Model", bound=PreTrainedModel)
+Tuned: TypeAlias = "PreTrainedModel | peft.PeftModel"
+"""A model, with adapters or without."""
 
 _ALPHA: float = ModelConfig.model_fields["lora_alpha"].default
 _TARGETS: list[str] | str = ModelConfig.model_fields["lora_target_modules"].default
