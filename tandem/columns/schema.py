@@ -70,7 +70,7 @@ def declare_column(
 
 
 def declared_columns() -> dict[str, ColumnSpec]:
-    """All declared columns by name, in order of declaration."""
+    """Return all declared columns by name, in order of declaration."""
     return dict(_declared)
 
 
@@ -86,7 +86,7 @@ def _spec(name: str) -> ColumnSpec:
 
 
 def alignment(name: str) -> str:
-    """The column whose row lengths the ragged column ``name`` shares; itself where none was declared."""
+    """Return the column whose row lengths the ragged column ``name`` shares; itself where none was declared."""
     return _spec(name).aligned_with or name
 
 
@@ -158,6 +158,7 @@ _OBJECT_COLUMNS = (
     ("data_source", "str", "name of the data set"),
     ("extra_info", "dict", "whatever else the data set says of the prompt"),
     ("prompt_text", "str", "the prompt before tokenisation"),
+    ("scoring", "dict", "what the scorer said beside the reward: why there is none, further numbers, words"),
     ("messages", "object", "the chat messages that the prompt was rendered from, None where it is plain text"),
 )
 

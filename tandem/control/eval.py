@@ -19,7 +19,7 @@ from tandem.plan.plan import PREFERENCE, Plan, compile_plan
 from tandem.roles.reward import build_reward_manager
 from tandem.runtime.build.composite import build_composite, model_tokenizer
 from tandem.runtime.build.sources import held_out_prompts, prompt_tables
-from tandem.session.parts import build_evaluator
+from tandem.session.build.parts import build_evaluator
 from tandem.session.preferences import held_out_evaluator
 from tandem.session.resume import check_inputs
 
@@ -75,7 +75,7 @@ def _eval_preferences(source: Path, file: Path, words: Sequence[str]) -> int:
 
 
 def _trained(run: Path) -> tuple[str, ...]:
-    """The changes to the config of a finished ``run`` that make it start from what it trained."""
+    """Return the changes to the config of a finished ``run`` that make it start from what it trained."""
     final, model = run / FINAL_FOLDER, "actor_rollout_ref.model"
     always = (f"{model}.lora_rank=0", "trainer.export=merged", "trainer.resume=null")
     if (final / ADAPTER_CONFIG).is_file():

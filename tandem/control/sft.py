@@ -26,8 +26,8 @@ from tandem.observe.trackers import RunInfo
 from tandem.plan.mix import example_columns
 from tandem.plan.sft import check_own_trainer
 from tandem.roles.examples import padded_batch
-from tandem.session.exports import PlainExport
 from tandem.session.idle import require_updates
+from tandem.session.keep.exports import PlainExport
 from tandem.session.progress import Progress
 from tandem.session.run import Run
 from tandem.stages.table import train
@@ -49,7 +49,7 @@ class BaseTrainer:
         self.config = config
 
     def compute_loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The loss of a padded batch."""
+        """Return the loss of a padded batch."""
         loss: torch.Tensor = self.model(**batch).loss
         return loss
 
@@ -108,7 +108,7 @@ class BaseTrainer:
 def fine_tune(
     run: Run, draw: Callable[[], Sequence[Example]], learn: Callable[[Sequence[Example]], dict[str, float]]
 ) -> None:
-    """The loop of fine-tuning, whoever's the loss is: one optimizer step (``learn``) on each batch of examples.
+    """Run the loop of fine-tuning, whoever's the loss is: one optimizer step (``learn``) on each batch of examples.
 
     It waits for nothing, and ends with the steps, or once the held-out accuracy that was asked for is reached.
     """

@@ -123,6 +123,7 @@ REFUSALS = [
         "1.0",
     ),
     ("reward_manager={type: polite, file: scorers.py, wrd: x}", "reward_manager.wrd", "no such parameter", ""),
+    ("runtime.device=gpu", "runtime.device", "no such device is known", "auto, cpu, cuda"),
     ("plugins=[absent_lab.rewards]", "plugins[0]", "no module 'absent_lab'", "importable"),
     ("plugins=[broken_plugin]", "plugins[0]", "ZeroDivisionError", "Correct the module"),
     ("plugins=[needy_plugin]", "plugins[0]", "No module named 'not_there'", "Install not_there"),
@@ -343,6 +344,7 @@ REFUSALS = [
     ("evaluation.at_start=true", "evaluation.at_start", "no held-out prompts", "data.val_files"),
     ("evaluation.k=[4]", "evaluation.k[0]", "pass@4", "at most 1"),
     ("evaluation.n=4", "evaluation.n", "equal", "temperature"),
+    ("evaluation={n: 4, temperature: 1e-9}", "evaluation.temperature", "practically greedy", "0 for greedy answers"),
     (f"{ACTOR}.optim.num_cycles=2", f"{ACTOR}.optim.num_cycles", "constant, which has no periods", "schedule: cosine"),
     (f"{ACTOR}.optim.warmup_steps=20", f"{ACTOR}.optim.warmup_steps", "20 optimizer steps", "less than 20"),
     (

@@ -15,7 +15,7 @@ from tandem.config.model import OnWeightUpdate
 from tandem.data.prompts import Prompt
 from tandem.data.sampler import Sampler
 from tandem.dataflow.gate import Closed, Gate
-from tandem.dataflow.store import Answering, DataPlane
+from tandem.dataflow.store import DataPlane, Monitored
 from tandem.dataflow.tickets import Ticket
 from tandem.reward.outcome import Scores
 from tandem.roles.probing import ask
@@ -126,11 +126,11 @@ class RolloutWorker(Rollout):
             self._left.set()
 
     def take_scores(self, partition: int) -> list[Scores]:
-        """The scorings of a partition that is over, those of dropped groups too."""
+        """Return the scorings of a partition that is over, those of dropped groups too."""
         return self._scores.pop(partition, [])
 
     def scores(self, partition: int | None = None) -> list[Scores]:
-        """The scorings so far that weren't taken: of a partition, or of all that are under way."""
+        """Return the scorings so far that weren't taken: of a partition, or of all that are under way."""
         numbers = sorted(self._scores.copy()) if partition is None else [partition]
         return [found for number in numbers for found in self._scores.get(number, ())]
 
@@ -153,7 +153,7 @@ class RolloutWorker(Rollout):
             self._gate.wake()
 
     def _serve(self) -> None:
-        """One call of the engine after the other, a rest in between."""
+        """Make one call of the engine after the other, with a rest in between."""
         while not self._stopping.is_set():
             if self._resting:
                 self._watch_engine()
@@ -171,7 +171,9 @@ class RolloutWorker(Rollout):
             self._gate.wake()
 
     def _release_tickets(self) -> None:
-        """The engine is dead: its tickets go to others but for those whose groups are there and being scored."""
+        """Give the tickets of a dead engine back: they go to others but for those whose groups are there and being
+        scored.
+        """
         self.utilization.abandon()
         self._pending = {ticket: group for ticket, group in self._pending.items() if group.handle is not None}
         self._gate.leave(self.name, self._pending.keys())
@@ -188,7 +190,7 @@ class RolloutWorker(Rollout):
         self._store(ticket, self._pending, output)
 
     def _stream(self) -> Iterator[GroupRequest | None]:
-        """Requests as tickets are admitted; None while there is nothing to ask and the engine is at work."""
+        """Yield the requests as tickets are admitted; None while there is nothing to ask and the engine is at work."""
         while not self._stopping.is_set():
             self._settle_done()
             if self._again:
@@ -214,7 +216,7 @@ class RolloutWorker(Rollout):
             self.engine.check()
 
     def _idle(self) -> None:
-        """Nothing is generated and no ticket is free: wait for a scoring, or for the gate."""
+        """Wait for a scoring, or for the gate: nothing is generated and no ticket is free."""
         handles = [group.handle for group in self._pending.values() if group.handle is not None]
         if handles:
             handles[0].wait(_TICK_S)
@@ -233,18 +235,18 @@ class RolloutWorker(Rollout):
             self._settle(ticket, self._pending.pop(ticket), self._scores[ticket.partition])
 
 
-class UpdatedStream:
-    """A stream as the receiver of new weights: what is being generated obeys ``on_update``.
+class UpdatedWorker:
+    """A rollout worker as the receiver of new weights: what is being generated obeys ``on_update``.
 
     ``wait``: it is finished first, under the old weights, and nothing is begun. ``abort``: it ends where it is and goes
-    on as the stream says. ``keep``: it goes on, and its tokens carry their versions.
+    on as the request stream says. ``keep``: it goes on, and its tokens carry their versions.
 
     ``logprobs``: the engine gives some. ``asleep``: it is when weights come, and wakes for a question.
     """
 
     def __init__(
         self,
-        stream: RolloutWorker,
+        worker: RolloutWorker,
         gate: Gate,
         on_update: OnWeightUpdate,
         drain_s: float,
@@ -252,8 +254,8 @@ class UpdatedStream:
         logprobs: bool = True,
         asleep: bool = False,
     ) -> None:
-        self.name = stream.name
-        self._stream, self._gate, self._on_update, self._drain_s = stream, gate, on_update, drain_s
+        self.name = worker.name
+        self._worker, self._gate, self._on_update, self._drain_s = worker, gate, on_update, drain_s
         self._logprobs, self._asleep = logprobs, asleep
         self._draining = False
 
@@ -267,8 +269,8 @@ class UpdatedStream:
         name = self.name
         self._gate.pause(name, f"it finishes what it has before weights version {version}")
         self._draining = True
-        if not self._stream.drain(self._drain_s):
-            quiet = silence(self._stream)
+        if not self._worker.drain(self._drain_s):
+            quiet = silence(self._worker)
             raise DeadlineError(
                 f"waited {self._drain_s:g} s for {name} to finish its groups before weights version {version}"
                 + (f"; {quiet}" if quiet else "")
@@ -276,8 +278,8 @@ class UpdatedStream:
         self._draining = False
 
     def doing(self) -> str:
-        """What keeps it from having the weights, in words; nothing where it is just loading them."""
-        causes = ["finishes its groups first" if self._draining else "", silence(self._stream)]
+        """Return what keeps it from having the weights, in words; nothing where it is just loading them."""
+        causes = ["finishes its groups first" if self._draining else "", silence(self._worker)]
         return " and ".join(cause for cause in causes if cause)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
@@ -285,22 +287,22 @@ class UpdatedStream:
         try:
             return self._load(weights, version)
         except TandemError:
-            self._stream.check()  # what ended the loop is the reason
+            self._worker.check()  # what ended the loop is the reason
             raise
 
     def _load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
-        stream, engine = self._stream, self._stream.engine
+        worker, engine = self._worker, self._worker.engine
         if self._on_update == "abort":
             engine.pause(abort=True)
         fingerprint = engine.load(weights, version)
         if self._on_update == "abort":
             engine.resume()
-        self._gate.resume(stream.name)
+        self._gate.resume(worker.name)
         return fingerprint
 
     def answer(self, prompts: Sequence[torch.Tensor]) -> list[Answer]:
-        """The engine's own answers to ``prompts``, to be compared with the actor's."""
-        engine = self._stream.engine
+        """Return the engine's own answers to ``prompts``, to be compared with the actor's."""
+        engine = self._worker.engine
         if self._asleep:
             engine.wake()
         answers = ask(engine, prompts, self._logprobs)
@@ -309,20 +311,20 @@ class UpdatedStream:
         return answers
 
     def ping(self, deadline_s: float) -> int:
-        """The version that the engine has; raises what ended its loop, if anything did."""
-        self._stream.check()
-        engine = self._stream.engine
+        """Return the version that the engine has; raises what ended its loop, if anything did."""
+        self._worker.check()
+        engine = self._worker.engine
         return engine.ping(deadline_s) if isinstance(engine, EngineStats) else engine.version
 
     @property
     def applied_s(self) -> float:
         """Seconds for which the last ``load`` kept the engine from working."""
-        engine = self._stream.engine
+        engine = self._worker.engine
         return engine.applied_s if isinstance(engine, EngineStats) else 0.0
 
 
 def silence(rollout: RolloutWorker) -> str:
-    """Words that tell for how long the engine gave no sign of life; none of one that does."""
+    """Return the words that tell for how long the engine gave no sign of life; none of one that does."""
     silent_s = rollout.engine.silent_s() if isinstance(rollout.engine, Heartbeat) else 0.0
     return f"gave no sign of life for {silent_s:.0f} s" if silent_s > QUIET_S else ""
 
@@ -334,12 +336,12 @@ def cause_of_stall(
     partition: int,
     starting: Collection[str] = (),
 ) -> str:
-    """Why a partition isn't ready, in words: parts of the data plane that don't answer; else what is unfilled, who
-    scores, is paused or silent, what the gate awaits.
+    """Return why a partition isn't ready, in words: parts of the data plane that don't answer; else what is unfilled,
+    who scores, is paused or silent, what the gate awaits.
 
     The engines of ``starting`` have died.
     """
-    silent = plane.silent(_ANSWER_S) if isinstance(plane, Answering) else []
+    silent = plane.silent(_ANSWER_S) if isinstance(plane, Monitored) else []
     if silent:
         return "; ".join(silent)  # what else is late is late because of them, and nobody can be asked
     causes = []

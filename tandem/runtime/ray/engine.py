@@ -7,13 +7,14 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from tandem.base.errors import ContractError, EngineDiedError, TandemError
-from tandem.remote.calls import Remote, end_with_node, import_ray, work_beside
+from tandem.remote.calls import Remote, Reply, end_with_node, import_ray, work_beside
 from tandem.remote.payload import Packed, pack, unpack
 from tandem.rollout.connection import Patience
 from tandem.rollout.host import Host, host, or_die
@@ -25,6 +26,8 @@ from tandem.runtime.ray.elsewhere import relay
 from tandem.runtime.ray.weights import RemoteWeights
 
 _COLLECT_S = 1.0
+_LOOK_S = 5.0
+"""So often it is asked whether anybody still listens."""
 _COLLECTING = "collecting"
 _Sent: TypeAlias = tuple[str, Mapping[str, Any], Packed]
 
@@ -48,7 +51,7 @@ class RayEngine(HostedEngine):
         bucket_bytes: int = 2**26,
     ) -> None:
         self._bucket_bytes = bucket_bytes
-        host = ActorHost(name, spec, slot.options(part))
+        host = ActorHost(name, replace(spec, device=slot.device(spec.device)), slot.options(part))
         super().__init__(name, host, spec.version, Patience(start_s, deadline_s, silence_s))
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
@@ -73,14 +76,14 @@ class ActorHost:
 
     @property
     def pid(self) -> int:
-        """The id of the actor's process, once it has started; 0 for one that died before."""
+        """The id of the actor's process; 0 for one that has not started, or died before."""
         try:
-            return int(self._started.result())
-        except TandemError:
+            return int(self._started.result(_COLLECT_S))
+        except (TandemError, TimeoutError):
             return 0
 
     def ending(self) -> str:
-        """Ends the actor; what Ray says of its death, if it died by itself."""
+        """End the actor; returns what Ray says of its death, if it died by itself."""
         self.kill()
         return f"has ended: {self.channel.death}" if self.channel.death else "was ended"
 
@@ -90,10 +93,15 @@ class ActorHost:
 
 
 class OwnerLine:
-    """A ``Line`` to an actor: orders are calls of it, and one call at a time waits for what it has to say."""
+    """A ``Line`` to an actor: orders are calls of it, and one call at a time waits for what it has to say.
+
+    However long that takes: how long a start or a silence may last is the ``Connection``'s to say, and what the actor
+    has to say later would be lost with the call.
+    """
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
+        self._asked: Reply | None = None
         self._arrived: deque[Message] = deque()
         self._closed = threading.Event()
         self.death = ""
@@ -106,15 +114,20 @@ class OwnerLine:
         self._remote.submit("deliver", kind, fields, pack(dict(tensors or {})))
 
     def receive(self) -> Message | None:
-        """The next message of the engine; None once the line is closed or the actor dead."""
+        """Return the next message of the engine; None once the line is closed or the actor dead."""
         while not self._arrived:
             if self._closed.is_set():
                 return None
+            asked = self._asked or self._remote.submit("collect", _COLLECT_S, awaited="its word", group=_COLLECTING)
+            self._asked = asked
             try:
-                sent = self._remote.ask("collect", _COLLECT_S, group=_COLLECTING, waits=_COLLECT_S, awaited="its word")
+                sent = asked.result(_LOOK_S)
+            except TimeoutError:
+                continue
             except TandemError as error:
                 self.death = str(error)
                 return None
+            self._asked = None
             self._arrived += [Message(kind, fields, unpack(packed)) for kind, fields, packed in sent]
         return self._arrived.popleft()
 
@@ -142,11 +155,11 @@ class EngineActor:
         return os.getpid()
 
     def deliver(self, kind: str, fields: Mapping[str, Any], packed: Packed) -> None:
-        """A message of the owner's."""
+        """Take a message of the owner's."""
         self._line.arrived.put(Message(kind, fields, unpack(packed.copied())))
 
     def collect(self, seconds: float) -> list[_Sent]:
-        """What the engine has to say; waits for something, at most ``seconds``."""
+        """Return what the engine has to say; waits for something, at most ``seconds``."""
         return self._line.take(seconds)
 
 
@@ -170,7 +183,7 @@ class HostedLine:
         self._sent.put((kind, fields, pack(dict(tensors or {}))))
 
     def receive(self) -> Message | None:
-        """The next message. The actor ends with its owner, so there is always somebody at the other end."""
+        """Return the next message. The actor ends with its owner, so there is always somebody at the other end."""
         return self.arrived.get()
 
     def close(self) -> None:
@@ -178,7 +191,7 @@ class HostedLine:
         self.arrived.put(None)
 
     def take(self, seconds: float) -> list[_Sent]:
-        """All messages that were sent; waits for the first at most ``seconds``."""
+        """Take all messages that were sent; waits for the first at most ``seconds``."""
         try:
             taken = [self._sent.get(timeout=seconds)]
         except queue.Empty:
