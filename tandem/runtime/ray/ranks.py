@@ -43,7 +43,7 @@ class RankSetup:
 
     ``device`` is ``cpu``, ``cuda`` or ``auto``: the first CUDA device that the process sees, if any. ``seed`` is the
     same for all, because what is made at random, such as adapters, must be equal on all ranks. ``meeting_s``: longest
-    wait of one rank for another. ``folder``: where the driver works.
+    wait of one rank for another, and for the model of one to be loaded. ``folder``: where the driver works.
     """
 
     build: BuildEngine
@@ -198,7 +198,7 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, r
         meeting = remotes[0].ask("open_meeting", setup.meeting_s, awaited="its start", waits=START_SECONDS)
         packed = pack(setup)
         replies = [remote.submit("build", packed, meeting, awaited="its engine") for remote in remotes]
-        pids = [reply.within(START_SECONDS) for reply in replies]
+        pids = [reply.within(max(START_SECONDS, setup.meeting_s)) for reply in replies]
     except BaseException:
         for remote in remotes:
             remote.kill()
