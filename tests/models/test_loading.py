@@ -65,6 +65,21 @@ def test_a_folder_whose_writing_fails_never_appears(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
+def test_what_a_killed_writer_left_is_removed_by_the_next_and_what_another_writes_is_not(tmp_path: Path) -> None:
+    killed, other = tmp_path / ".kept.partial-killed", tmp_path / ".keptalive.partial-x"
+    for folder in (killed, other):
+        folder.mkdir()
+        (folder / "a").write_text("half")
+    with whole_folder(tmp_path / "kept") as first:
+        (first / "a").write_text("first")
+        assert not killed.exists()
+        with whole_folder(tmp_path / "kept") as second:
+            (second / "a").write_text("second")
+            assert first.exists()
+    assert (tmp_path / "kept" / "a").read_text() == "first"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "kept"]
+
+
 def test_a_missing_model_is_named_with_what_to_write(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere'.*no such folder.*Hugging Face.*hub id"):
         load_causal_lm(tmp_path / "nowhere")
