@@ -87,7 +87,7 @@ class Parts:
         """Open the log of the run."""
         trainer = self.config.trainer
         info = run_info(trainer, self.config, self.progress.last, self.resumed)
-        return RunLog(info, trainer.logger, trace=trainer.trace)
+        return RunLog(info, trainer.logger, trace=trainer.trace, samples=trainer.samples)
 
     def waits(self) -> Waits:
         """Return the waits of the actor's loop, in which its ranks are looked after."""

@@ -65,6 +65,9 @@ class StepPart:
         del batch, step
         return ()
 
+    def logged(self, batch: Any, step: int) -> None:
+        """Do what is due once the line of the finished step is written."""
+
     def facts(self, step: int) -> dict[str, Any]:
         """Return what a run that is resumed after so many steps must know."""
         del step

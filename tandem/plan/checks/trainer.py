@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from tandem.base.errors import Problem
 from tandem.base.hidden import HIDDEN, hidden_keys
 from tandem.config.model import OptimConfig
-from tandem.config.schema import Config, SftConfig, TrainerConfig
+from tandem.config.schema import Config, SftConfig
+from tandem.config.trainer import TrainerConfig
 from tandem.observe.trackers import TRACKERS
 from tandem.plan.batch import BatchPlan
 from tandem.plan.checks.algorithm import COLDEST
