@@ -93,7 +93,7 @@ def _scratch_beside(target: Path) -> tuple[Path, int]:
 
 
 def hold(folder: Path) -> int:
-    """Lock ``folder`` for as long as the handle that is returned is open; the kernel ends that with the process."""
+    """Return a handle that locks ``folder`` while it is open; the kernel closes it with the process."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     with contextlib.suppress(OSError):  # a file system without locks: then nobody removes it but its owner
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
