@@ -41,6 +41,6 @@ def test_a_model_may_take_as_long_to_load_as_a_wait_of_the_run_may_last(monkeypa
     ray = FakeRay()
     for module in (calls, ranks):
         monkeypatch.setattr(module, "import_ray", lambda: ray)
-    slots: list[Any] = [SimpleNamespace(options=lambda part: {})] * 2
+    slots: list[Any] = [SimpleNamespace(options=lambda part: {}, device=str)] * 2
     started = ranks.start_ranks(slots, ranks.RankSetup(print, "cpu", seed=0, meeting_s=1800.0))  # type: ignore[arg-type]
     assert [rank.pid for rank in started] == [7, 7] and ray.waited["build"] == 1800.0
