@@ -74,29 +74,31 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def _scratch_beside(target: Path) -> tuple[Path, int]:
-    """Return a new folder and the handle that holds it, once the folders that nobody holds any more are gone.
-
-    The parent is locked meanwhile: between its making and its holding a folder would look like one left behind.
-    """
+    """Return a new folder and the handle that holds it, once the folders that nobody holds any more are gone."""
     prefix = f".{target.name}.partial-"
-    parent = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks: nothing is taken for left behind
-            fcntl.flock(parent, fcntl.LOCK_EX)
-            for left in target.parent.glob(f"{glob.escape(prefix)}*"):
-                with contextlib.suppress(OSError):
-                    remove_unheld(left)
+    for left in target.parent.glob(f"{glob.escape(prefix)}*"):
+        with contextlib.suppress(OSError):
+            remove_unheld(left)
+    while True:
         scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=prefix))
-        return scratch, hold(scratch)
-    finally:
-        os.close(parent)
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            return scratch, hold(scratch)  # else another writer took it for one left behind before it was held
 
 
 def hold(folder: Path) -> int:
-    """Return a handle that locks ``folder`` while it is open; the kernel closes it with the process."""
+    """Return a handle that locks ``folder`` while it is open; the kernel closes it with the process.
+
+    Raises ``FileNotFoundError`` or ``BlockingIOError`` where another process removes the folder just now.
+    """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    with contextlib.suppress(OSError):  # a file system without locks: then nobody removes it but its owner
+    try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder.lstat()
+    except (FileNotFoundError, BlockingIOError):
+        os.close(handle)
+        raise
+    except OSError:
+        pass  # a file system without locks: then nobody removes it but its owner
     return handle
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,22 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_and_what_another_write
             assert first.exists()
     assert (tmp_path / "kept" / "a").read_text() == "first"
     assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "kept"]
+
+
+def test_a_folder_is_written_elsewhere_where_another_removes_it_before_it_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = [], tempfile.mkdtemp
+
+    def make_and_lose(**options: Any) -> str:
+        made.append(make(**options))
+        if len(made) == 1:
+            os.rmdir(made[0])
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
+    with whole_folder(tmp_path / "kept") as scratch:
+        assert str(scratch) == made[1]
 
 
 def test_a_missing_model_is_named_with_what_to_write(tmp_path: Path) -> None:
