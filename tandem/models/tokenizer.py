@@ -114,7 +114,7 @@ def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 @functools.lru_cache(maxsize=8)
 def _leading_ids(tokenizer: PreTrainedTokenizerBase, begin: int | None, put: bool | None) -> tuple[int, ...]:
-    """Asked once for each setting: asking takes as long as encoding a short text."""
+    """Ask once for each setting, for asking takes as long as encoding a short text does."""
     around: list[int] = tokenizer("", verbose=False)["input_ids"]
     return (around[0],) if around and around[0] == begin else ()
 
