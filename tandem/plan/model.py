@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.config.model import ModelConfig
+from tandem.models.families import loaded_name
 from tandem.models.layouts.positions import Context
 from tandem.models.token_ids import TokenIds
 
@@ -100,6 +101,7 @@ def read_model(folder: Path) -> ModelFacts:
     hidden, heads = _number(text, "hidden_size", "n_embd", "d_model"), _number(text, "num_attention_heads", "n_head")
     dim = _number(text, "head_dim") or (hidden // heads if hidden and heads else None)
     shapes = shapes_in_files(folder)
+    families = tuple(dict.fromkeys(str(part["model_type"]) for part in (config, text) if "model_type" in part))
     return ModelFacts(
         parameters=sum(map(math.prod, shapes.values())) or None,
         context=Context.of(text),
@@ -109,7 +111,7 @@ def read_model(folder: Path) -> ModelFacts:
         head_dim=dim,
         vocabulary=_number(text, "vocab_size"),
         matrices={
-            name.removesuffix(".weight"): (shape[0], shape[1])
+            loaded_name(families, name.removesuffix(".weight")): (shape[0], shape[1])
             for name, shape in shapes.items()
             if name.endswith(".weight") and len(shape) == 2
         },
@@ -117,7 +119,7 @@ def read_model(folder: Path) -> ModelFacts:
         senses=tuple(_senses(config)),
         misfit=_misfit(text, shapes) or _other_vocabulary(text, shapes),
         other_kind=_other_kind(config),
-        families=tuple(dict.fromkeys(str(part["model_type"]) for part in (config, text) if "model_type" in part)),
+        families=families,
     )
 
 
