@@ -52,6 +52,8 @@ class ModelFacts:
     """Width of a layer's MLP that a token goes through: of all its experts together where there are some."""
     senses: tuple[str, ...] = ()
     """Sections of its config for what else it reads than text, such as ``vision_config``."""
+    quantized: str | None = None
+    """How its weights are quantized, in its config's word; None where they are not."""
     misfit: str | None = None
     """Why the weight files are not those of the layers of ``config.json``; None where nothing is known of it."""
     other_kind: str | None = None
@@ -120,6 +122,7 @@ def read_model(folder: Path) -> ModelFacts:
         misfit=_misfit(text, shapes) or _other_vocabulary(text, shapes),
         other_kind=_other_kind(config),
         families=families,
+        quantized=_quantized(config) or _quantized(text),
     )
 
 
@@ -146,6 +149,14 @@ def _other_kind(config: Mapping[str, Any]) -> str | None:
     if isinstance(named, list) and named and all(_OTHER_HEADS.search(str(name)) for name in named):
         return str(named[0])
     return None
+
+
+def _quantized(config: Mapping[str, Any]) -> str | None:
+    """Return the method of the section that quantized models have; it may be empty."""
+    section = config.get("quantization_config")
+    if not section:
+        return None
+    return str(section.get("quant_method", "quantized")) if isinstance(section, Mapping) else "quantized"
 
 
 def _other_vocabulary(text: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> str | None:
