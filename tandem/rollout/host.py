@@ -18,11 +18,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tandem.base.errors import TandemError
+from tandem.models.device import found_device, require_on
 from tandem.models.numerics import prepare_process
 from tandem.models.shared_weights import Place, map_weights
 from tandem.rollout.protocol import EngineStats, RolloutEngine
@@ -71,7 +73,7 @@ def host(spec: EngineSpec, line: Line, serving: type[Host]) -> None:
 
 
 def build_engine(spec: EngineSpec) -> RolloutEngine:
-    """The engine with weights of its own: on a copy of the model, or on its path where it loads that itself."""
+    """Return the engine with weights of its own: on a copy of the model, or on its path where it loads that itself."""
     prepare_process(threads=spec.threads, exact=spec.exact)
     for plugin in spec.plugins:
         importlib.import_module(plugin)
@@ -80,12 +82,18 @@ def build_engine(spec: EngineSpec) -> RolloutEngine:
     assert capabilities is not None
     if (lacking := capabilities.lacks_package()) is not None:
         raise TandemError(f"rollout engine {spec.engine!r} {lacking} ({sys.executable})")
-    model = spec.model if capabilities.wants == "path" else _load(spec)
-    return make_engine(spec, model, shares_weights=False)
+    device = found_device(spec.device)
+    spec = replace(spec, device=str(device))
+    if capabilities.wants == "path":
+        return make_engine(spec, spec.model, shares_weights=False)
+    model = _load(spec).to(device)
+    engine = make_engine(spec, model, shares_weights=False)
+    require_on(model, device, f"the rollout engine {spec.engine!r}")
+    return engine
 
 
 def _load(spec: EngineSpec) -> CausalLM:
-    """The engine's model, loaded where that is needed.
+    """Return the engine's model, loaded where that is needed.
 
     Imported here: the environment of an engine that wants a path need not have what this needs.
     """
@@ -180,7 +188,7 @@ class Host:
         return {"version": self._engine.version, "fingerprint": fingerprint, "applied_s": applied_s}
 
     def _weights(self, message: Message) -> Iterable[tuple[str, torch.Tensor]]:
-        """What came with the order to load."""
+        """Yield what came with the order to load."""
         assert message.file is not None
         try:
             return map_weights(message.file, [Place.from_json(fields) for fields in message.fields["places"]])

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tandem.columns.proto import DataProto
 from tandem.dataflow.gate import Gate
-from tandem.dataflow.store import Answering, DataPlane
+from tandem.dataflow.store import DataPlane, Monitored
 from tandem.observe.run_log import RunLog
 from tandem.reward.outcome import share_scored
 from tandem.roles.actor import Actor
@@ -30,7 +30,9 @@ _JOIN_S = 2.0  # for a worker that was asked to end
 
 
 class Tally(Protocol):
-    """What the rollout reports of itself: groups dropped by reason, and the scorer's own metrics."""
+    """What the rollout reports of itself: groups dropped by reason, and the scorer's own metrics. ``RolloutWorkers``
+    has one.
+    """
 
     counts: Counter[str]
     report: dict[str, float]
@@ -57,8 +59,17 @@ class Reported(StepPart):
 class TimeSharing:
     """Actor and rollout engine on the same devices: one works, the other's memory is given up."""
 
-    def __init__(self, actor: Actor, engine: RolloutEngine, log: RunLog) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        engine: RolloutEngine,
+        log: RunLog,
+        *,
+        offload_train: bool = True,
+        offload_rollout: bool = True,
+    ) -> None:
         self._actor, self._engine, self._log = actor, engine, log
+        self._offload_train, self._offload_rollout = offload_train, offload_rollout
 
     @contextmanager
     def generating(self) -> Iterator[None]:
@@ -77,12 +88,15 @@ class TimeSharing:
         self._to_actor()
 
     def _to_engine(self) -> None:
-        self._actor.sleep()
+        if self._offload_train:
+            self._actor.sleep()
         self._engine.wake()
 
     def _to_actor(self) -> None:
-        self._engine.sleep()
-        self._actor.wake()
+        if self._offload_rollout:
+            self._engine.sleep()
+        if self._offload_train:
+            self._actor.wake()
 
 
 class SharedRollout(Reported):
@@ -145,9 +159,9 @@ class Workers(Reported):
         self._done: dict[str, float] = {}
 
     @property
-    def streams(self) -> list[RolloutWorker]:
+    def alive(self) -> list[RolloutWorker]:
         """The workers whose loops are running."""
-        return self.workers.streams
+        return self.workers.alive
 
     @contextmanager
     def working(self, *stages: Stage) -> Iterator[None]:
@@ -177,7 +191,7 @@ class Workers(Reported):
         """Return a context around a wait of the actor's loop for the engines themselves."""
 
         def cause() -> str:
-            silent = self._plane.silent(_TICK_S) if isinstance(self._plane, Answering) else []
+            silent = self._plane.silent(_TICK_S) if isinstance(self._plane, Monitored) else []
             return self._waits.silent() or "; ".join(silent) or self.workers.blockers()
 
         return self._waits.stall_warning(f"(rollout_id={self._progress.step}) {what}", cause)
@@ -224,9 +238,9 @@ class RestingWorkers(StepPart):
         self._plane, self._waits = plane, waits
 
     @property
-    def streams(self) -> list[RolloutWorker]:
+    def alive(self) -> list[RolloutWorker]:
         """The workers whose loops are running."""
-        return self._workers.streams
+        return self._workers.alive
 
     @contextmanager
     def running(self) -> Iterator[None]:

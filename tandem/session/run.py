@@ -15,8 +15,8 @@ from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER
 from tandem.config.trainer import TrainerConfig
 from tandem.observe.run_log import RunLog
 from tandem.plan.resumed import SETTINGS
+from tandem.session.keep.rescue import Rescue, unfinished_removed
 from tandem.session.progress import Progress, StepPart
-from tandem.session.rescue import Rescue, unfinished_removed
 from tandem.stages.stage import Stage
 from tandem.stages.table import train, train_critic
 
@@ -27,7 +27,7 @@ _CHANGING = (train.name, train_critic.name)
 
 
 class Exports(Protocol):
-    """Writes the model that is trained."""
+    """Writes the model that is trained. ``Exporter`` does, or ``PlainExport`` for a model of the user's own."""
 
     def write(self, folder: Path) -> None:
         """Write the trained model into ``folder``, whole or not at all."""
@@ -37,7 +37,7 @@ class Exports(Protocol):
 
 
 class Save(Protocol):
-    """Writes a checkpoint of the model that is trained, with the facts and folders of others."""
+    """Writes a checkpoint of the model that is trained, with the facts and folders of others. ``Actor.save`` is one."""
 
     def __call__(
         self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path]

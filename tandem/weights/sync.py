@@ -14,7 +14,7 @@ import torch
 from tandem.base.errors import ContractError, DeadlineError, TandemError
 from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.shared_weights import SharedWeights
-from tandem.weights.probe import Answering, Expected, Probe
+from tandem.weights.probe import Expected, Probe, Probed
 from tandem.weights.transfer import Transfer
 
 Weights: TypeAlias = Iterable[tuple[str, torch.Tensor]]
@@ -27,7 +27,9 @@ LEFT_OUT = "left out"
 
 
 class Receiver(Protocol):
-    """Whoever takes weights over: a rollout engine, a model for forwards."""
+    """Whoever takes weights over: a rollout engine, a model for forwards. ``UpdatedWorker`` is the first,
+    ``ForwardModel`` the second.
+    """
 
     def load(self, weights: Weights, version: int) -> str | None:
         """Take over ``weights`` as ``version``; the fingerprint of what is there now, or ``LEFT_OUT``.
@@ -38,7 +40,7 @@ class Receiver(Protocol):
 
 @runtime_checkable
 class HealthChecked(Protocol):
-    """A receiver that can be asked whether it is well."""
+    """A receiver that can be asked whether it is well. ``UpdatedWorker`` asks its engine."""
 
     def ping(self, deadline_s: float) -> int:
         """Return the version that it has; ``DeadlineError`` where it doesn't answer in time."""
@@ -50,7 +52,9 @@ class HealthChecked(Protocol):
 
 @runtime_checkable
 class Preparing(Protocol):
-    """A receiver that has something to end before it takes weights over."""
+    """A receiver that has something to end before it takes weights over. ``UpdatedWorker`` may finish its groups
+    first.
+    """
 
     def prepare(self, version: int) -> None:
         """Return once ``load`` may come; this takes what it takes, within a limit of the receiver's own."""
@@ -227,7 +231,7 @@ class WeightSync:
         if self._current is not None and self._version is not None:
             transfer = self._deliver(name, receiver, self._current, self._version, self._current.fingerprint)
             self._join({name: transfer}, self._deadline_s, f"weights version {self._version}")
-            if self._expected is None and isinstance(receiver, Answering):
+            if self._expected is None and isinstance(receiver, Probed):
                 self._unasked.add(name)
         self._receivers[name] = receiver
 
@@ -278,7 +282,7 @@ class WeightSync:
                     f"{name} answered fingerprint {answer} to weights version {version}, which have {sent}: "
                     "it does not generate with what was sent"
                 )
-            if answer != LEFT_OUT and asked is not None and isinstance(receiver, Answering):
+            if answer != LEFT_OUT and asked is not None and isinstance(receiver, Probed):
                 with _timed(self._probed, name):
                     objection = asked.objection(receiver.answer(asked.prompts))
                 if objection is not None:

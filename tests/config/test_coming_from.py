@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 from tandem.base.errors import ConfigError, Problem
-from tandem.config.coming_from import page
+from tandem.config.coming_from import WORDS, page
 from tandem.config.flags import TRAIN_FLAGS
 from tandem.config.foreign import FAMILIES, FOREIGN
 from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.config.spellings import SPELLINGS
+from tandem.config.tree import field_at
 from tandem.plan.plan import compile_plan
 
 MODEL = ["--hf-checkpoint", "m"]
@@ -33,6 +34,13 @@ def problems(*words: str) -> list[Problem]:
 
 def test_the_page_in_the_repository_is_current() -> None:
     assert PAGE.read_text("utf-8") == page(), "run `python -m tandem.config.coming_from`"
+
+
+@pytest.mark.parametrize("row", WORDS, ids=[row[0] for row in WORDS])
+def test_what_other_programs_call_otherwise_is_a_key_here(row: tuple[str, ...]) -> None:
+    *path, last = row[-1].split(".")
+    spelled = row[-1] in SPELLINGS or (path[-1:] == ["policy_loss"] and last == "clip_ratio")
+    assert spelled or field_at(Config, row[-1].split(".")) is not None
 
 
 def test_flags_of_an_optimizer_a_loss_and_a_tracker() -> None:
@@ -76,7 +84,8 @@ def test_estimators_that_stand_for_more() -> None:
 SAID = {
     "adam_beta1": "0.8", "adam_beta2": "0.9", "use_kl_loss": "true", "use_kl_in_reward": "true", "kl_coef": "0.1",
     "use_tensorboard": "true", "resource": "{actor: [1, 2]}", "plugins": "[lab]", "logger": "[tensorboard]",
-    "advantage_estimator": "rloo", "reward": "gsm8k", "rm_type": "gsm8k", "train_pipelining": "step",
+    "advantage_estimator": "rloo", "offload_train": "false", "offload_rollout": "false",
+    "reward": "gsm8k", "rm_type": "gsm8k", "train_pipelining": "step",
     "eps_clip": "0.3", "eps_clip_high": "0.3", "eps_clip_c": "4.0", "lr_decay_style": "cosine",
     "train_files": "[a.jsonl]", "val_files": "[a.jsonl]", "prompt_data": "[a.jsonl]",
 }  # fmt: skip
