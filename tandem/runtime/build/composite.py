@@ -158,6 +158,7 @@ def assemble_composite(
             config.data.max_response_length,
             end_tokens(model.model, tokenizer),
             baseline="reward_baselines" in columns_known(plan.stages),
+            vocabulary=model.head.size,
         ),
         tokenizer=tokenizer,
         advantages=advantages,
