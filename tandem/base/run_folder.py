@@ -108,26 +108,26 @@ def begin(folder: Path, *, goes_on_after: int | None = None, to: int | None = No
 
 
 def in_the_way(folder: Path) -> list[str]:
-    """Names in ``folder`` that a new run would write, and that no run has written."""
+    """Return the names in ``folder`` that a new run would write, and that no run has written."""
     if _record(folder) is not None:
         return []
     return [name for name in WRITTEN if os.path.lexists(folder / name)]
 
 
 def user_files(folder: Path, names: Sequence[str]) -> Problem:
-    """An error for ``names`` in ``folder`` that belong to no run."""
+    """Return an error for ``names`` in ``folder`` that belong to no run."""
     reason = f"{', '.join(names)} in it would be replaced, and no run has written that"
     return Problem(KEY, str(folder), reason, f"Write a folder of its own for the run, such as {folder / 'run'}")
 
 
 def step_of(path: Path) -> int | None:
-    """The step of the checkpoint that has this name; None for another name."""
+    """Return the step of the checkpoint that has this name; None for another name."""
     match = _STEP.fullmatch(path.name)
     return None if match is None else int(match[1])
 
 
 def is_of_a_run(name: str) -> bool:
-    """Whether a run writes under this name, or renames something to it."""
+    """Return whether a run writes under this name, or renames something to it."""
     stem, _, suffix = name.partition(".")
     return name in WRITTEN or any(
         Path(written).stem == stem and re.fullmatch(rf"\d+{re.escape(Path(written).suffix)}", suffix)
@@ -136,7 +136,7 @@ def is_of_a_run(name: str) -> bool:
 
 
 def _of_a_run(folder: Path) -> list[str]:
-    """Everything in ``folder`` that a run wrote, with what it renamed."""
+    """Return everything in ``folder`` that a run wrote, with what it renamed."""
     return sorted(path.name for path in folder.iterdir() if is_of_a_run(path.name))
 
 
@@ -166,7 +166,7 @@ def _finish_move(folder: Path) -> list[str]:
 
 
 def _fresh(folder: Path) -> Path:
-    """A new folder with the first number that is free."""
+    """Return a new folder with the first number that is free."""
     for place in (folder.resolve().parent, folder.resolve()):
         number = 1
         while (target := place / f"{folder.resolve().name}.{number}").exists():
@@ -231,7 +231,9 @@ def _is_ours(name: str, at_top: bool) -> bool:
 
 
 def _record(folder: Path) -> dict[str, str] | None:
-    """The note of the run whose folder this is; None where none was here. One that is cut counts: a run wrote it."""
+    """Return the note of the run whose folder this is; None where none was here. One that is cut counts: a run wrote
+    it.
+    """
     try:
         found = json.loads((folder / _HIDDEN / _RECORD).read_text())
         return found if isinstance(found, dict) else {}

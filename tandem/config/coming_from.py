@@ -23,7 +23,7 @@ in the reward, `--kl-loss-coef` with `--use-kl-loss` one in the loss, and a run 
 
 
 def page() -> str:
-    """The text of ``docs/coming-from.md``."""
+    """Return the text of ``docs/coming-from.md``."""
     rows = [f"| `--{name.replace('_', '-')}` | `execution.mode: {name}` |" for name in MODE_FLAGS]
     rows += [f"| `--{name.replace('_', '-')}` | `{path}` |" for name, path in TRAIN_FLAGS.items()]
     others = [_row(name, flag) for name, flag in FOREIGN.items()]

@@ -267,7 +267,7 @@ class TrainerConfig(Node):
     """Write a Chrome trace of the steps."""
 
     def model_post_init(self, context: Any, /) -> None:
-        """One pass where nothing bounds the run, for whoever counts them: a loop over epochs is a user's own."""
+        """Count one pass where nothing bounds the run, for whoever counts them: a loop over epochs is a user's own."""
         if self.total_epochs is None and self.total_steps is None:
             self.__dict__["total_epochs"] = 1
 

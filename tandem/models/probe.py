@@ -88,7 +88,7 @@ def _say(model: CausalLM, reasons: Mapping[Route, str]) -> None:
 
 
 def _known(model: CausalLM, route: Route, known: Mapping[str, str]) -> str | None:
-    """Why the family can't take ``route``, whatever a few tokens show."""
+    """Return why the family can't take ``route``, whatever a few tokens show."""
     families = {model.family, model.model.config.get_text_config().model_type}
     if route == "rows" or (route == "bordered" and families & BORDERS):
         return None
@@ -96,7 +96,7 @@ def _known(model: CausalLM, route: Route, known: Mapping[str, str]) -> str | Non
 
 
 def _difference(model: CausalLM, route: Route, uses: list[Use], probe: Probe) -> str | None:
-    """Why ``model`` can't take ``route``; None where it has taken it, and can."""
+    """Return why ``model`` can't take ``route``; None where it has taken it, and can."""
     checks: dict[Use, _Check] = {"training": _trained, "generation": _generated}
     for state in (_stirred, adapters_off) if adapted_layers(model) else (nullcontext,):
         with state(model):
@@ -127,7 +127,7 @@ class _Reference:
         ]
 
     def differs(self, states: torch.Tensor, at: list[tuple[int, int, int]], what: str) -> str | None:
-        """Whether ``states`` (N, d) are others than those of (prompt, answer, position) each: then says so."""
+        """Return whether ``states`` (N, d) are others than those of (prompt, answer, position) each: then says so."""
         expected = torch.stack([self.states[prompt][answer][position] for prompt, answer, position in at])
         return _unequal(states, expected, what, self._model)
 
@@ -159,7 +159,7 @@ _Check = Callable[[CausalLM, _Reference], str | None]
 
 
 def _trained(model: CausalLM, reference: _Reference) -> str | None:
-    """Whether packed samples, some with a prompt in common, give other states than each alone."""
+    """Return whether packed samples, some with a prompt in common, give other states than each alone."""
     rows = [(p, a) for p, answers in enumerate(reference.answers) for a in range(len(answers))]
     responses = [reference.answers[p][a] for p, a in rows]
     samples = pack_samples(
@@ -180,7 +180,7 @@ def _trained(model: CausalLM, reference: _Reference) -> str | None:
 
 
 def _generated(model: CausalLM, reference: _Reference) -> str | None:
-    """Whether answers that grow by a token at a time behind their prompts get other states than each alone.
+    """Return whether answers that grow by a token at a time behind their prompts get other states than each alone.
 
     The caches of some families give others than a forward without one: those compute each document anew for each token.
     """
@@ -194,7 +194,9 @@ def _generated(model: CausalLM, reference: _Reference) -> str | None:
 
 
 def _tried(check: _Check, model: CausalLM, reference: _Reference) -> str | None:
-    """What ``check`` says; or what it provokes in a model that is run otherwise than it knows, whatever that is."""
+    """Return what ``check`` says; or what it provokes in a model that is run otherwise than it knows, whatever that
+    is.
+    """
     try:
         return check(model, reference)
     except Exception as error:
@@ -258,7 +260,7 @@ def _unequal(found: torch.Tensor, expected: torch.Tensor, what: str, model: Caus
 
 
 def _tokens(model: CausalLM) -> Iterator[int]:
-    """Ids of ordinary tokens, always the same ones: no id that the config names, such as that of an image."""
+    """Yield the ids of ordinary tokens, always the same ones: no id that the config names, such as that of an image."""
     config = model.model.config.get_text_config().to_dict() | model.model.config.to_dict()
     named = {value for key, value in config.items() if key.endswith("token_id") and isinstance(value, int)}
     count = int(model.model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
@@ -268,7 +270,7 @@ def _tokens(model: CausalLM) -> Iterator[int]:
 
 
 def next_tokens(tokens: Iterator[int], length: int) -> torch.Tensor:
-    """The next ``length`` of ``tokens``, (length,) int64."""
+    """Return the next ``length`` of ``tokens``, (length,) int64."""
     return torch.tensor(list(islice(tokens, length)))
 
 
@@ -278,7 +280,9 @@ def _rounded(model: CausalLM) -> bool:
 
 @contextmanager
 def _undisturbed(model: CausalLM) -> Iterator[None]:
-    """No gradient, no log lines of transformers, and products in the weights' own dtype where they have one."""
+    """Run the block without gradients and log lines of transformers, products in the weights' own dtype where they have
+    one.
+    """
     compute = model.compute_dtype
     if not _rounded(model):
         model.compute_dtype = torch.float32
@@ -291,7 +295,9 @@ def _undisturbed(model: CausalLM) -> Iterator[None]:
 
 @contextmanager
 def _stirred(model: CausalLM) -> Iterator[None]:
-    """Fresh adapters change nothing; for the block they do, so that a route that leaves them out is seen."""
+    """Let fresh adapters, which change nothing, change something for the block, so that a route that leaves them out is
+    seen.
+    """
     generator = torch.Generator().manual_seed(0)
     weights: list[Any] = [up.weight for layer in adapted_layers(model).values() for up in layer.lora_B.values()]
     kept = [weight.clone() for weight in weights]

@@ -21,7 +21,7 @@ _LOOK_S = 0.5
 
 
 def import_ray() -> Any:
-    """The package ray, which is an extra. Raises ``TandemError`` where it is missing."""
+    """Import the package ray, which is an extra. Raises ``TandemError`` where it is missing."""
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
@@ -61,7 +61,7 @@ class Reply:
     died: type[DiedError] = DiedError
 
     def result(self, timeout: float | None = None) -> Any:
-        """The answer, or what the actor raised.
+        """Return the answer, or raise what the actor raised.
 
         Raises ``DiedError`` (or the actor's kind of it) as soon as the actor is gone, ``TimeoutError`` where there is
         no answer after ``timeout`` seconds.
@@ -79,7 +79,7 @@ class Reply:
             raise self.died(f"{self.who} died while it was needed for {self.awaited}. {_reason(error)}") from error
 
     def within(self, seconds: float) -> Any:
-        """``result``, with a ``DeadlineError`` that names the actor where it takes longer."""
+        """Return ``result``, with a ``DeadlineError`` that names the actor where it takes longer."""
         try:
             return self.result(seconds)
         except TimeoutError as error:
@@ -139,7 +139,9 @@ class Pulse:
 
 
 def _reason(error: Exception) -> str:
-    """What Ray knows of a death, in one line: of a start that failed the error, else what happened to the process."""
+    """Return what Ray knows of a death, in one line: of a start that failed the error, else what happened to the
+    process.
+    """
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     if "creation task" in lines[0]:

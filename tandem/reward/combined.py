@@ -29,7 +29,7 @@ class Combined(Scorer):
 
     @abstractmethod
     async def score(self, sample: Sample) -> Verdict:
-        """The verdict of one sample."""
+        """Return the verdict of one sample."""
 
 
 @REWARDS.register("weighted_sum", scope=Scope.SEQUENCE, packages=(), check=no_objection)
@@ -106,6 +106,8 @@ class BySource(Combined):
 
 
 def joint_style(calls: Sequence[CallStyle], own: Sequence[str] = ()) -> CallStyle:
-    """What scorers need together: their ``own`` fields and all others'; a batch, or to be awaited, where any does."""
+    """Return what scorers need together: their ``own`` fields and all others'; a batch, or to be awaited, where any
+    does.
+    """
     fields = tuple(dict.fromkeys([*own, *(name for call in calls for name in call.fields)]))
     return CallStyle(fields, any(call.is_batch for call in calls), any(call.is_async for call in calls))

@@ -55,12 +55,12 @@ class Verdict:
 
 
 def failed(reason: str) -> Verdict:
-    """The verdict of a scoring that gave no number."""
+    """Return the verdict of a scoring that gave no number."""
     return Verdict(math.nan, Outcome.FAILED, hide(reason))
 
 
 def timed_out(seconds: float) -> Verdict:
-    """The verdict of a scoring that was ended by its deadline."""
+    """Return the verdict of a scoring that was ended by its deadline."""
     return Verdict(math.nan, Outcome.TIMED_OUT, f"not scored within {seconds:g} s")
 
 
@@ -89,7 +89,7 @@ def as_verdict(value: object) -> Verdict:
 
 
 def unusable(number: float) -> str | None:
-    """Why a number is no reward; None if it is one."""
+    """Return why a number is no reward; None if it is one."""
     if not math.isfinite(number):
         return f"{number}, not a finite number"
     return f"{number:g}, which is beyond float32" if abs(number) > LARGEST else None
@@ -136,7 +136,7 @@ class Scores:
 
     @classmethod
     def of(cls, verdicts: Sequence[Verdict], label: str) -> Scores:
-        """Columns of the verdicts; sample ``i`` is called ``label[i]``."""
+        """Return the columns of the verdicts; sample ``i`` is called ``label[i]``."""
         return cls(
             rewards=tuple(v.reward for v in verdicts),
             outcomes=tuple(v.outcome for v in verdicts),
@@ -148,7 +148,7 @@ class Scores:
 
     @classmethod
     def joined(cls, groups: Iterable[Scores]) -> Scores:
-        """The scores of several groups, one after the other."""
+        """Return the scores of several groups, one after the other."""
         columns = [(g.rewards, g.outcomes, g.reasons, g.metrics, g.names, g.components) for g in groups]
         joined = (tuple(item for column in columns for item in column[i]) for i in range(6))
         return cls(*joined)  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ class Scores:
         return len(self.rewards)
 
     def first(self, count: int) -> Scores:
-        """The scores of the first ``count`` samples."""
+        """Return the scores of the first ``count`` samples."""
         columns = (self.rewards, self.outcomes, self.reasons, self.metrics, self.names, self.components)
         return Scores(*(column[:count] for column in columns))  # type: ignore[arg-type]
 
@@ -167,7 +167,9 @@ class Scores:
         return tuple(outcome is Outcome.SCORED for outcome in self.outcomes)
 
     def report(self) -> dict[str, float]:
-        """Counts of the outcomes (always all three) and the mean of each metric over the samples that have it."""
+        """Return the counts of the outcomes (always all three) and the mean of each metric over the samples that have
+        it.
+        """
         counts = Counter(self.outcomes)
         lines = {str(outcome): float(counts[outcome]) for outcome in Outcome}
         names = sorted({name for metrics in self.metrics for name in metrics})
@@ -178,7 +180,7 @@ class Scores:
 
 
 def share_scored(report: Mapping[str, float]) -> dict[str, float]:
-    """``scored_share`` of the scorings that ``report`` counts; nothing where there was none."""
+    """Return ``scored_share`` of the scorings that ``report`` counts; nothing where there was none."""
     total = sum(report.get(str(outcome), 0.0) for outcome in Outcome)
     return {"scored_share": report[str(Outcome.SCORED)] / total} if total else {}
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def samples_of(data: DataProto) -> list[Sample]:
-    """One sample per row of ``data``.
+    """Return one sample per row of ``data``.
 
     Needs the column ``responses`` and a tokenizer, which makes text of it without special tokens. The prompt is
     ``prompt_text`` where that is there, else decoded from ``prompts``, else empty. ``ground_truth``, ``data_source``,

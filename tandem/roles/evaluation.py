@@ -32,7 +32,9 @@ class Answer:
 
 
 def pass_at_k(solved: int, n: int, k: int) -> float:
-    """Probability that one of ``k`` samples passes, from ``solved`` of ``n`` (arXiv 2107.03374, equation 1)."""
+    """Return the probability that one of ``k`` samples passes, from ``solved`` of ``n`` (arXiv 2107.03374, equation
+    1).
+    """
     return 1.0 - comb(n - solved, k) / comb(n, k)
 
 
@@ -64,7 +66,7 @@ class Evaluator:
         self._scores: list[Scores] = []
 
     def answers(self) -> list[list[Answer]]:
-        """n answers to each prompt, in the order of the prompts."""
+        """Return n answers to each prompt, in the order of the prompts."""
         requests = (
             request(i, prompt, self._sampling.n, self._seed, "evaluation") for i, prompt in enumerate(self._prompts)
         )
@@ -92,7 +94,8 @@ class Evaluator:
             raise RewardError(f"not one of the {len(joined)} answers could be scored{first_failure([joined])}")
 
     def metrics(self, groups: Sequence[Sequence[Answer]]) -> dict[str, float]:
-        """``eval/reward`` (mean over all samples, also named mean@n), ``eval/pass@k``, and one mean per data source.
+        """Return ``eval/reward`` (mean over all samples, also named mean@n), ``eval/pass@k``, and one mean per data
+        source.
 
         An answer whose scoring failed counts in none of them but in ``eval/failed``.
         """

@@ -58,7 +58,7 @@ class OfMode(Generic[R]):
 
 
 def assemble(parts: Parts, kind: Callable[..., K], own: OfMode[Any], **handles: Any) -> K:
-    """A session of this ``kind``."""
+    """Build a session of this ``kind``."""
     samples, composite = _samples(parts, own), parts.composite
     evaluator = parts.evaluator()
 

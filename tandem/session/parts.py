@@ -46,7 +46,7 @@ class Parts:
     resumed: Checkpoint | None = None
 
     def gate(self, max_staleness: int, engines: Sequence[str], capacity: int | None = None) -> Gate:
-        """A gate over the steps that are left, with engines that have loaded nothing yet."""
+        """Return a gate over the steps that are left, with engines that have loaded nothing yet."""
         prompts, progress, even = self.config.data.train_batch_size, self.progress, len(engines) > 1
         gate = Gate(prompts, max_staleness, first=progress.step, last=progress.last, even=even, capacity=capacity)
         for engine in engines:
@@ -54,7 +54,7 @@ class Parts:
         return gate
 
     def ledger(self, partitions: int, capacity: int | None = None) -> Ledger:
-        """The accounts of a data plane that holds so many partitions at once."""
+        """Return the accounts of a data plane that holds so many partitions at once."""
         prompts = self.config.data.train_batch_size
         return Ledger(
             prompts,
@@ -66,7 +66,7 @@ class Parts:
         )
 
     def filling(self) -> Filling:
-        """How groups are drawn and which are kept."""
+        """Return how groups are drawn and which are kept."""
         algorithm = self.config.algorithm
         estimated = advantages.planned(self.plan.stages)
         return Filling(
@@ -84,13 +84,13 @@ class Parts:
         return Path(self.config.trainer.output_dir).resolve()
 
     def open_log(self) -> RunLog:
-        """The log of the run."""
+        """Open the log of the run."""
         trainer = self.config.trainer
         info = run_info(trainer, self.config, self.progress.last, self.resumed)
         return RunLog(info, trainer.logger, trace=trainer.trace)
 
     def waits(self) -> Waits:
-        """The waits of the actor's loop, in which its ranks are looked after."""
+        """Return the waits of the actor's loop, in which its ranks are looked after."""
         execution = self.config.execution
         made = Waits(f"train_{self.plan.mode}", warning_s=execution.stall_warning_s, deadline_s=execution.deadline_s)
         critic = self.composite.critic
@@ -99,11 +99,11 @@ class Parts:
         return made
 
     def evaluator(self) -> Evaluator | None:
-        """The evaluation, where there are held-out prompts."""
+        """Return the evaluation, where there are held-out prompts."""
         return build_evaluator(self.config, self.composite, self.held_out, self.rewards) if self.held_out else None
 
     def exporter(self) -> Exporter:
-        """What writes the actor's model."""
+        """Return what writes the actor's model."""
         node, model = self.composite, self.config.actor_rollout_ref.model
         return Exporter(model, self.config.trainer, node.model, node.tokenizer, node.actor.export)
 
@@ -111,7 +111,7 @@ class Parts:
 def build_evaluator(
     config: Config, composite: ActorRolloutRef, prompts: list[Prompt], rewards: RewardManager
 ) -> Evaluator:
-    """The evaluation that the config describes, on the composite's engine."""
+    """Build the evaluation that the config describes, on the composite's engine."""
     return Evaluator(
         composite.engine,
         prompts,

@@ -51,7 +51,7 @@ class EnginePool:
     def _round(
         self, requests: list[GroupRequest], sampling: Sampling, alive: dict[str, RolloutEngine]
     ) -> Iterator[GroupOutput]:
-        """The answers of all; takes those that die out of ``alive``."""
+        """Yield the answers of all; takes those that die out of ``alive``."""
         news: queue.SimpleQueue[GroupOutput | _Ended] = queue.SimpleQueue()
 
         def answer(name: str, engine: RolloutEngine, share: list[GroupRequest]) -> None:

@@ -86,7 +86,7 @@ class Rollout:
         self._tokenizer = tokenizer
 
     def acknowledge(self, version: int) -> None:
-        """The engine generates with weights ``version`` from now on."""
+        """Note that the engine generates with weights ``version`` from now on."""
         self._gate.acknowledge(self.name, version)
 
     def fill(self, partition: int) -> None:
@@ -109,7 +109,7 @@ class Rollout:
         self.report = Scores.joined(scores).report()
 
     def take_counts(self, partition: int) -> Counter[str]:
-        """Groups of ``partition`` that were dropped, by reason."""
+        """Count the groups of ``partition`` that were dropped, by reason."""
         return self._drops.pop(partition, Counter())
 
     def _round(self, scores: list[Scores]) -> int:
@@ -127,14 +127,16 @@ class Rollout:
             yield self._ask(ticket, pending, by_key)
 
     def _ask(self, ticket: Ticket, pending: dict[Ticket, Pending], by_key: dict[int | str, Ticket]) -> GroupRequest:
-        """The request that fills ``ticket``, noted in ``pending`` and under its key."""
+        """Return the request that fills ``ticket``, noted in ``pending`` and under its key."""
         prompt, key = self._draw(ticket), str(ticket)
         pending[ticket], by_key[key] = Pending(prompt), ticket
         self._plane.assign(ticket, self.name)
         return request(key, prompt, self._filling.sampling.samples, self._filling.seed, "sample", *ticket)
 
     def _draw(self, ticket: Ticket) -> Prompt:
-        """A function of the ticket, whichever engine asks, and whether or not another has asked before."""
+        """Draw the prompt of a ticket: a function of the ticket, whichever engine asks, and whether or not another has
+        before.
+        """
         if ticket.attempt > 0:
             return self._source.refill(*ticket)
         return self._source.draw(ticket.partition * self._gate.tickets + ticket.place)
@@ -192,7 +194,7 @@ def require_rewards(scores: Iterable[Scores], partition: int) -> None:
 
 
 def first_failure(scores: Iterable[Scores]) -> str:
-    """The first scoring that failed, for a message."""
+    """Return the first scoring that failed, for a message."""
     joined = Scores.joined(scores)
     failures = ((name, reason) for name, reason in zip(joined.names, joined.reasons, strict=True) if reason)
     name, reason = next(failures, ("", ""))
@@ -200,7 +202,7 @@ def first_failure(scores: Iterable[Scores]) -> str:
 
 
 def _equal(rewards: torch.Tensor, *, centred: bool) -> bool:
-    """Whether the rewards (B,) or their components (B, K) say nothing about which sample was better.
+    """Return whether the rewards (B,) or their components (B, K) say nothing about which sample was better.
 
     ``centred``: they are told from a baseline of their own, which must differ from one of them.
     """
