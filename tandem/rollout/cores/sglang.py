@@ -88,8 +88,7 @@ class SglangCore:
         for key in keys:
             del self._stops[key]
             if not self._waiting.remove(key):
-                abort = self._messages.AbortReq(rid=_rid(key))
-                self._loop.call(lambda order=abort: self._scheduler.abort_request(order))
+                self._ordered(self._messages.AbortReq(rid=_rid(key)))
 
     def step(self) -> list[Drawn]:
         """Make one step of SGLang, a prefill or a decode; what it drew for each request."""
