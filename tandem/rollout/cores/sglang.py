@@ -35,6 +35,7 @@ class SglangCore:
         if not cuda:  # before anything imports the compiler: it would take longer than what it speeds up
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         logging.getLogger("sglang").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", module="sglang")  # of what other devices have
         self._messages: Any = importlib.import_module("sglang.srt.managers.io_struct")
         self._params: Any = importlib.import_module("sglang.srt.sampling.sampling_params").SamplingParams
         self._longest, self._loop = _started(settings, cuda)
@@ -197,7 +198,6 @@ def _started(settings: CoreSettings, cuda: bool) -> tuple[int, SchedulerLoop]:
     runtime: Any = importlib.import_module("sglang.srt.runtime_context")
 
     def start() -> Any:
-        warnings.filterwarnings("ignore", module="sglang")  # of what other devices have
         arguments: Any = importlib.import_module("sglang.srt.server_args")
         scheduling: Any = importlib.import_module("sglang.srt.managers.scheduler")
         os.environ.setdefault("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1")  # by _ROOM
