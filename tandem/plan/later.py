@@ -10,7 +10,6 @@ from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.plan.engine import engine_capabilities, engine_width
 from tandem.plan.preference import learns_preferences
-from tandem.rollout.registry import LATER as ENGINES_LATER
 from tandem.rollout.registry import engines
 
 
@@ -27,14 +26,6 @@ class Later:
 
 def _runtime(config: Config, runtime: str) -> str:
     return runtime
-
-
-def _engine(config: Config, runtime: str) -> str:
-    return config.actor_rollout_ref.rollout.name
-
-
-def _engine_later(config: Config, runtime: str) -> bool:
-    return _engine(config, runtime) in ENGINES_LATER and _engine(config, runtime) not in engines
 
 
 def _strategy(config: Config, runtime: str) -> str:
@@ -63,11 +54,10 @@ LATER = (
         lambda c, r: r == "ray" and learns_preferences(c),
         "Give the actor one device, and write local or auto: preference training has one rank",
     ),
-    Later("actor_rollout_ref.rollout.name", _engine, _engine_later, "Write hf"),
     Later(
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
         _engine_width,
-        lambda c, r: _engine_width(c, r) > 1 and not _engine_later(c, r),
+        lambda c, r: _engine_width(c, r) > 1,
         "Write 1, and give the rollout as many engines as it has devices",
         "can be planned and not be run yet: an engine is placed on one device",
     ),

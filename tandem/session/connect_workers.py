@@ -9,7 +9,7 @@ from functools import partial
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.store import DataPlane
 from tandem.plan.engine import engine_capabilities, probe_interval
-from tandem.roles.probing import TOLERANCES, LogprobProbe, probe_prompts
+from tandem.roles.probing import LogprobProbe
 from tandem.roles.rollout.utilization import ScoringWait, StepClock
 from tandem.roles.rollout.worker import RolloutWorker, UpdatedStream
 from tandem.roles.rollout.workers import RolloutWorkers
@@ -130,10 +130,10 @@ def _weight_sync(
 def _probe(parts: Parts) -> LogprobProbe:
     """Return what shows that engines generate with what they were sent."""
     config, tokenizer = parts.config, parts.composite.tokenizer
-    return LogprobProbe(
+    return LogprobProbe.of(
         parts.composite.actor.ranks,
-        probe_prompts(tokenizer, config.data.max_prompt_length),
-        tokens=max(tokenizer.get_vocab().values()) + 1,
+        tokenizer,
+        longest=config.data.max_prompt_length,
         every=probe_interval(config),
-        tolerance=TOLERANCES[config.actor_rollout_ref.model.dtype],
+        dtype=config.actor_rollout_ref.model.dtype,
     )
