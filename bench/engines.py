@@ -1,7 +1,8 @@
 """Generation: the engines ``hf``, ``vllm`` and ``sglang``, each in a process of its own as a run has it.
 
 Real tokens per processor-second of the engine's process with 1, 16 and 64 samples in flight, ends forbidden, the same
-prompts, in turn. Prints JSON. Run: ``python bench/engines.py --model FOLDER --vllm .engines/vllm/bin/python``, and ``--sglang``.
+prompts, in turn. Prints JSON. Run: ``python bench/engines.py --model FOLDER --vllm .engines/vllm/bin/python``; the same
+with ``--sglang``.
 """
 
 from __future__ import annotations
