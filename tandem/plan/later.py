@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
-from tandem.plan.engine import engine_capabilities, engine_width
+from tandem.plan.engine import after_swap, engine_capabilities, engine_width
 from tandem.plan.preference import learns_preferences
 from tandem.rollout.registry import engines
 
@@ -81,10 +81,16 @@ def what_comes_later(config: Config, runtime: str) -> tuple[Problem, ...]:
 
 def _lacking_package(config: Config) -> Iterator[Problem]:
     """Report the engine's own package where it is missing. It is looked for where the engine would run."""
+    yield from _package_of(config, "actor_rollout_ref.rollout.name")
+    if config.actor_rollout_ref.rollout.swap is not None:
+        yield from _package_of(after_swap(config), "actor_rollout_ref.rollout.swap.name")
+
+
+def _package_of(config: Config, key: str) -> Iterator[Problem]:
     rollout, capabilities = config.actor_rollout_ref.rollout, engine_capabilities(config)
     if rollout.name in engines and rollout.python is None and (reason := capabilities.lacks_package()) is not None:
         remedy = (
             f"Write rollout.python: the interpreter of an environment that has it (docs/engines.md); or pip install "
             f"{capabilities.requirement!r}"
         )
-        yield Problem("actor_rollout_ref.rollout.name", rollout.name, reason, remedy)
+        yield Problem(key, rollout.name, reason, remedy)

@@ -17,6 +17,9 @@ from tandem.base.errors import DeadlineError, DiedError, TandemError
 REPLY_SECONDS = 60.0
 """A living actor answers within this time beyond what it was asked to wait: longer means that it is stuck."""
 
+START_SECONDS = 300.0
+"""A process that starts may take so long, with all that it imports on a busy machine."""
+
 _LOOK_S = 0.5
 
 

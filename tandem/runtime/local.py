@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tandem.config.schema import Config
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.store import LocalStore
+from tandem.plan.engine import after_swap
 from tandem.plan.plan import Plan
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.rollout.engine_pool import EnginePool
@@ -47,6 +48,10 @@ class LocalRuntime:
     def restart(self, name: str) -> RolloutEngine:
         """Start the engine ``name`` again."""
         return self._start(name)
+
+    def swap(self) -> None:
+        """Start the other engine from here on."""
+        self._config = after_swap(self._config)
 
     def plane(self, ledger: Ledger) -> LocalStore:
         """A store in this process over ``ledger``."""

@@ -8,7 +8,7 @@ from functools import partial
 
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.store import DataPlane
-from tandem.plan.engine import engine_capabilities, probe_interval
+from tandem.plan.engine import after_swap, engine_capabilities, probe_interval
 from tandem.roles.probing import LogprobProbe
 from tandem.roles.rollout.utilization import ScoringWait, StepClock
 from tandem.roles.rollout.worker import RolloutWorker, UpdatedStream
@@ -18,7 +18,7 @@ from tandem.rollout.protocol import RolloutEngine
 from tandem.session.assemble import OfMode
 from tandem.session.parts import Parts
 from tandem.session.rollout import Workers
-from tandem.session.weights import PushedWeights
+from tandem.session.weights import PushedWeights, Swap
 from tandem.weights.sync import WeightSync
 
 
@@ -35,7 +35,7 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = (), *, asle
     scoring = ScoringWait(clock)
     make = partial(_worker, parts, plane, gate, clock, scoring)
 
-    gives = bool(engine_capabilities(parts.config).logprobs)
+    gives = all(engine_capabilities(one).logprobs for one in (parts.config, after_swap(parts.config)))
 
     def receive(stream: RolloutWorker) -> UpdatedStream:
         return UpdatedStream(stream, gate, flow.on_weight_update, execution.deadline_s, logprobs=gives, asleep=asleep)
@@ -65,7 +65,9 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = (), *, asle
         stages=groups,
     )
     waits.watch(workers)
-    weights = PushedWeights(workers, log)
+    swap = parts.config.actor_rollout_ref.rollout.swap
+    other = None if swap is None else Swap(swap.step, parts.runtime.swap, execution.deadline_s)
+    weights = PushedWeights(workers, log, other)
     return OfMode(
         workers,
         weights,

@@ -22,7 +22,7 @@ from tests.e2e.seven import make_task, write_rows
 
 ROOT = Path(__file__).parents[2]
 STEPS = 6
-PATIENCE_S = 180.0
+PATIENCE_S = 400.0
 STREAMING = "max_staleness: 0, num_iters_per_train_update: 2, deadline_s: 120"
 KINDS = {
     "colocate": ("train", "execution={mode: colocate}"),

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from tandem import build_actor_rollout_ref, compute_grpo_loss
+from tandem.config.load import load_words
+from tandem.config.schema import Config
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer
 from tandem.observe.metrics import ROLLOUTS_FILE, read_rows
@@ -58,3 +62,28 @@ def test_two_steps_of_hybrid(task: Path, tmp_path: Path, installed: Installed, o
 
 def test_two_steps_in_turns(task: Path, tmp_path: Path, installed: Installed) -> None:
     check(run(task, tmp_path, installed, "execution={mode: colocate}"), 0)
+
+
+@pytest.mark.ray
+def test_two_steps_on_ray(task: Path, tmp_path: Path, installed: Installed) -> None:
+    pytest.importorskip("ray")
+    check(run(task, tmp_path, installed, "runtime.name=ray", "execution={mode: hybrid, max_staleness: 1}"), 1)
+
+
+def test_it_takes_over_from_hf_between_two_steps(task: Path, tmp_path: Path, installed: Installed) -> None:
+    swap = f"{ROLLOUT}.swap={{step: 1, name: {installed.name}, python: {installed.python}}}"
+    check(train(task, f"trainer.output_dir={tmp_path}", "execution={mode: hybrid, max_staleness: 1}", swap), 1)
+
+
+def test_it_takes_over_from_hf_in_a_loop_of_ones_own(task: Path, installed: Installed) -> None:
+    made = build_actor_rollout_ref(load_words([str(task)], Config).actor_rollout_ref)
+    prompts = ["1>", "2>", "3>"]
+    samples = made.rollout(prompts)
+    made.actor.step(compute_grpo_loss(samples, torch.linspace(0, 1, len(samples)), made))
+    ours = made.rollout(prompts, temperature=0)
+    made.swap_rollout(installed.name, python=installed.python)
+    theirs = made.rollout(prompts, temperature=0)
+    made.swap_rollout("hf")
+    assert set(theirs.ragged("token_versions").values.tolist()) == {1}
+    assert torch.equal(theirs.ragged("responses").values, ours.ragged("responses").values)
+    assert torch.allclose(theirs.ragged("rollout_logprobs").values, ours.ragged("rollout_logprobs").values, atol=1e-4)

@@ -22,6 +22,11 @@ class Apart(HfEngine):
         super().__init__(model, version=version, exact=exact)
 
 
+@register_engine("test_too", capabilities=APART)
+class ApartToo(Apart):
+    """Another of the same."""
+
+
 @register_engine("test_silent", capabilities=APART)
 class Silent(Apart):
     """Goes on with the weights that it has, under each new number."""

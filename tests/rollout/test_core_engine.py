@@ -255,6 +255,7 @@ def test_weights_come_to_a_sleeping_engine_that_wakes_for_them_alone() -> None:
     engine.sleep()
     engine.sleep()
     load(engine, 3)
+    assert core.version == 3
     engine.wake()
     engine.wake()
     assert core.told == ["sleep", "weights", "weights", "kv_cache"]

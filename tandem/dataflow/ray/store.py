@@ -19,7 +19,7 @@ from tandem.dataflow.ray.controller import Controller, Taken
 from tandem.dataflow.ray.storage_unit import StorageUnit
 from tandem.dataflow.store import DataPlane
 from tandem.dataflow.tickets import Lease, Request, Ticket
-from tandem.remote.calls import REPLY_SECONDS, Remote, import_ray
+from tandem.remote.calls import REPLY_SECONDS, START_SECONDS, Remote, import_ray
 from tandem.remote.payload import pack, unpack
 
 _LONGEST_CALL = 5.0
@@ -132,7 +132,7 @@ class RayStore(DataPlane):
         """Return the process of each actor, by its name."""
         actors = (self._controller, *self._units)
         replies = [actor.submit("pid", awaited="its start") for actor in actors]
-        return {actor.name: reply.within(REPLY_SECONDS) for actor, reply in zip(actors, replies, strict=True)}
+        return {actor.name: reply.within(START_SECONDS) for actor, reply in zip(actors, replies, strict=True)}
 
     def silent(self, seconds: float) -> list[str]:
         """Return the actors that give no sign of life within so many seconds, in words."""

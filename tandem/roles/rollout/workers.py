@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 0.2  # between looks at an engine that starts
 _REST_S = 600.0
+_JOIN_S = 2.0  # for a loop that was asked to end
 
 
 class RolloutWorkers:
@@ -124,6 +125,48 @@ class RolloutWorkers:
                 return self.publisher.arrived
             except EngineDiedError as error:
                 self._handle_death(error)
+
+    def swap(self, change: Callable[[], None], version: int, seconds: float) -> dict[str, float]:
+        """Put other engines in place of these and publish ``version``; after ``change`` they are what ``restart``
+        starts.
+
+        What is being generated is finished before, within ``seconds``, so that no ticket is lost, and the new ones get
+        none before they have the weights and have been asked what they generate with.
+        """
+        self.gather(seconds)
+        resting, old = self._resting, list(self.streams)
+        for stream in old:
+            stream.rest(seconds)
+        for stream in old:
+            self._retire(stream)
+        change()
+        for stream in old:
+            self._gate.join(stream.name)
+            self.streams.append(self._restart(stream.name))
+        self._await_starts()
+        for stream in self.streams:
+            self._everyone.append(stream)
+            self._pool.engines[stream.name] = stream.engine
+            self.publisher.join(stream.name, self._receiver(stream))
+            if resting:
+                stream.rest(_REST_S)
+                stream.engine.sleep()
+        phases = self.publish(version)
+        self.settle()
+        for stream in self.streams:
+            stream.start()
+        return phases
+
+    def _retire(self, stream: RolloutWorker) -> None:
+        """End a worker that has nothing left to do, and its engine."""
+        stream.stop()
+        if isinstance(stream.engine, Supervised):
+            stream.engine.close()
+        stream.join(seconds=_JOIN_S)
+        self._gate.leave(stream.name)
+        self.streams.remove(stream)
+        self.publisher.leave(stream.name)
+        del self._pool.engines[stream.name]
 
     def _await_starts(self) -> None:
         """Wait until every engine takes orders: a start has a limit of its own, and is no part of a push."""
