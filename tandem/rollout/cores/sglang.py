@@ -108,15 +108,15 @@ class SglangCore:
     def take_over(self, weights: Sequence[tuple[str, torch.Tensor]], version: int) -> None:
         """Load the weights, and forget the prefixes of the old ones where nothing in flight has them."""
         messages = self._messages
-        self._told(messages.BeginWeightUpdateReqInput())
+        self._weights_order(messages.BeginWeightUpdateReqInput())
         try:
-            self._told(
+            self._weights_order(
                 messages.UpdateWeightsFromTensorReqInput(
                     serialized_named_tensors=[list(weights)], flush_cache=False, weight_version=str(version)
                 )
             )
         finally:
-            self._told(messages.EndWeightUpdateReqInput())
+            self._weights_order(messages.EndWeightUpdateReqInput())
         self._version = str(version)
         self._loads += 1
         if not self._stops:
@@ -153,7 +153,7 @@ class SglangCore:
         """SGLang's answer to one of its own requests."""
         return self._loop.call(lambda: self._scheduler._request_dispatcher(order))
 
-    def _told(self, order: Any) -> None:
+    def _weights_order(self, order: Any) -> None:
         """Have SGLang do something to its weights. It answers False where it doesn't."""
         answer = self._ordered(order)
         if not answer.success:
