@@ -34,6 +34,7 @@ class SglangCore:
         cuda = torch.cuda.is_available()
         if not cuda:  # before anything imports the compiler: it would take longer than what it speeds up
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        os.environ["SGLANG_RETURN_ORIGINAL_LOGPROB"] = "0"  # else log-probs would be those at temperature 1
         logging.getLogger("sglang").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", module="sglang")  # of what other devices have
         self._messages: Any = importlib.import_module("sglang.srt.managers.io_struct")
