@@ -143,9 +143,9 @@ class RolloutWorkers:
         for stream in old:
             self._gate.join(stream.name)
             self.streams.append(self._restart(stream.name))
+        self._everyone += self.streams
         self._await_starts()
         for stream in self.streams:
-            self._everyone.append(stream)
             self._pool.engines[stream.name] = stream.engine
             self.publisher.join(stream.name, self._receiver(stream))
             if resting:
