@@ -66,5 +66,7 @@ def test_a_start_and_a_loop_that_fail_are_heard_of() -> None:
 
     with pytest.raises(OSError, match="no model"):
         SchedulerLoop(start)
-    with pytest.raises(ValueError, match="broken"):
-        SchedulerLoop(Echo).step(["broken"])
+    loop = SchedulerLoop(Echo)
+    for order in (lambda: loop.step(["broken"]), lambda: loop.step([]), lambda: loop.call(int)):
+        with pytest.raises(ValueError, match="broken"):
+            order()

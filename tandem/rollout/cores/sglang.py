@@ -267,7 +267,8 @@ def _hide_rest(model: Any, known: TokenIds) -> None:
     def hide(module: Any, inputs: Any, output: Any) -> None:
         logits = output.next_token_logits
         if not gone:
-            gone.append(torch.tensor([*known.holes, *range(known.count, logits.shape[-1])], device=logits.device))
+            rest = [*known.holes, *range(known.count, logits.shape[-1])]
+            gone.append(torch.tensor(rest, dtype=torch.int64, device=logits.device))
         logits.index_fill_(-1, gone[0], -torch.inf)
 
     for module in model.modules():

@@ -13,7 +13,7 @@ class SchedulerLoop:
     """The scheduler that ``start`` makes. It waits for orders at each turn of its loop, and makes one turn a ``step``.
 
     Everything of SGLang's runs in one thread: CUDA's current stream and OpenMP's pool belong to a thread. What is
-    raised there, by ``start`` too, is raised to whoever waits.
+    raised there, by ``start`` too, is raised to whoever waits; what ends the loop, to everyone who comes after.
     """
 
     def __init__(self, start: Callable[[], Any]) -> None:
@@ -21,21 +21,27 @@ class SchedulerLoop:
         self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._going: list[Any] = []  # requests for the next turn
         self._outputs: list[Any] = []
+        self._end: BaseException | None = None  # what ended the loop
         threading.Thread(target=self._run, args=(start,), name="sglang", daemon=True).start()
         self.scheduler: Any = self._answer()
         self._answer()  # it stands
 
     def call(self, work: Callable[[], Any]) -> Any:
         """Do this in the thread of the scheduler, between two turns."""
-        self._orders.put(work)
-        return self._answer()
+        return self._order(work)
 
     def step(self, requests: Sequence[Any]) -> list[Any]:
         """Give these requests and make a turn; what the scheduler has sent in it."""
         self._going = list(requests)
-        self._orders.put(None)
-        outputs: list[Any] = self._answer()
+        outputs: list[Any] = self._order(None)
         return outputs
+
+    def _order(self, work: Callable[[], Any] | None) -> Any:
+        """Return the answer to an order; None is that to go on."""
+        if self._end is not None:
+            raise self._end
+        self._orders.put(work)
+        return self._answer()
 
     def _answer(self) -> Any:
         answer, error = self._answers.get()
@@ -53,6 +59,7 @@ class SchedulerLoop:
             scheduler.run_event_loop()
             raise RuntimeError("SGLang's event loop has ended by itself")
         except BaseException as error:  # raised to whoever waits
+            self._end = error
             self._answers.put((None, error))
 
     # --- what the scheduler calls ------------------------------------------------------------------------------------
