@@ -94,7 +94,7 @@ def changed(engine: ProcessEngine, abort: bool) -> list[GroupOutput]:
     """A generation under weights 1 that weights 2 meet in the middle: its groups end one after the other."""
     engine.load(weights(1), 1)
     outputs: list[GroupOutput] = []
-    for output in engine.generate(requests(24, 2, longest=20), ENDING):
+    for output in engine.generate(requests(GROUPS, 2, longest=20), ENDING):
         if not outputs:
             if abort:
                 engine.pause(abort=True)
@@ -102,10 +102,11 @@ def changed(engine: ProcessEngine, abort: bool) -> list[GroupOutput]:
             if abort:
                 engine.resume()
         outputs.append(output)
-    assert len(outputs) == 24
+    assert len(outputs) == GROUPS
     return outputs
 
 
+GROUPS = 60  # so that generation is under way when it is met, however slowly the answers are read
 ENDING = Sampling(n=2, max_tokens=100, stop_token_ids=(0, 1))
 
 
