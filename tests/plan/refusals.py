@@ -279,21 +279,6 @@ REFUSALS = [
         "3 devices of rollout",
         "divisor",
     ),
-    # another engine on the way
-    (f"{HYBRID} {ROLLOUT}.swap={{step: 1, name: vlm}}", f"{ROLLOUT}.swap.name", "unknown rollout engine", "'vllm'"),
-    (f"{ROLLOUT}.swap={{step: 1, name: vllm}}", f"{ROLLOUT}.swap.name", "the actor's own parameters", "hybrid"),
-    (
-        f"{HYBRID} {ROLLOUT}.swap={{step: 1, name: sglang}} {ROLLOUT}.top_p=0.9",
-        f"{ROLLOUT}.logprobs_of",
-        "the engine sglang gives no log-probs",
-        "Write full",
-    ),
-    (
-        f"{HYBRID} {ROLLOUT}.swap={{step: 9, name: vllm}} trainer.total_steps=9",
-        f"{ROLLOUT}.swap.step",
-        "the last is 8",
-        "Write less",
-    ),
     (f"{ACTOR}.tensor_model_parallel_size=2", f"{ACTOR}.tensor_model_parallel_size", "1 devices of actor", "resource"),
     ("runtime.name=ray runtime.threads=true", "runtime.threads", "a process of its own", "Write false"),
     ("runtime.name=local execution.resource={actor: [1, 2]}", "runtime.name", "one device a role", "ray"),
