@@ -158,6 +158,7 @@ _OBJECT_COLUMNS = (
     ("data_source", "str", "name of the data set"),
     ("extra_info", "dict", "whatever else the data set says of the prompt"),
     ("prompt_text", "str", "the prompt before tokenisation"),
+    ("scoring", "dict", "what the scorer said beside the reward: why there is none, further numbers, words"),
     ("messages", "object", "the chat messages that the prompt was rendered from, None where it is plain text"),
 )
 

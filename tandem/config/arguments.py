@@ -13,8 +13,9 @@ from tandem.base.errors import Problem
 from tandem.base.registry import near
 from tandem.config.flags import MODE_FLAGS, SFT_FLAGS, TRAIN_FLAGS
 from tandem.config.foreign import Foreign, foreign_flag
-from tandem.config.schema import LATEST, SftConfig
+from tandem.config.schema import SftConfig
 from tandem.config.spellings import SPELLINGS, SWITCHES
+from tandem.config.trainer import LATEST
 from tandem.config.tree import field_at, is_bool, is_free, paths_of
 
 ASSIGNMENT = re.compile(r"([+~]*)([A-Za-z_][\w\-]*(?:\.[\w\-]+)*)=(.*)", re.DOTALL)

@@ -19,7 +19,7 @@ from tandem.plan.plan import PREFERENCE, Plan, compile_plan
 from tandem.roles.reward import build_reward_manager
 from tandem.runtime.build.composite import build_composite, model_tokenizer
 from tandem.runtime.build.sources import held_out_prompts, prompt_tables
-from tandem.session.parts import build_evaluator
+from tandem.session.build.parts import build_evaluator
 from tandem.session.preferences import held_out_evaluator
 from tandem.session.resume import check_inputs
 

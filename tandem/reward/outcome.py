@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +14,9 @@ from tandem.base.hidden import hide
 
 LARGEST = (2 - 2**-23) * 2.0**127
 """The largest float32, as which rewards are kept."""
+
+LONGEST_NOTE = 20_000
+"""Characters of a scorer's text that are kept."""
 
 PROCESS = "the scoring process"
 """Begins the reason where a process ended in a scoring."""
@@ -44,7 +47,8 @@ class Outcome(StrEnum):
 class Verdict:
     """The outcome of one sample. ``reward`` is NaN unless scored; ``reason`` is empty if scored.
 
-    ``components`` are the terms that ``reward`` is the sum of, where the scorer has such; none unless scored.
+    ``components`` are the terms that ``reward`` is the sum of, where the scorer has such; none unless scored. ``notes``
+    are what the scorer says in words, such as a judge's reply.
     """
 
     reward: float
@@ -52,6 +56,7 @@ class Verdict:
     reason: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     components: tuple[float, ...] = ()
+    notes: dict[str, str] = field(default_factory=dict)
 
 
 def failed(reason: str) -> Verdict:
@@ -68,15 +73,21 @@ def as_verdict(value: object) -> Verdict:
     """Judge what a scorer returned for one sample.
 
     A number (bool, int, float, a NumPy or torch scalar) that is finite as float32 is scored; so is a dict whose
-    ``score`` is one. Of its other entries the finite numbers become metrics, the rest is left out. Anything else is a
-    failure.
+    ``score`` is one. Of its other entries the finite numbers become metrics and the texts notes, the rest is left out.
+    Anything else is a failure.
     """
     metrics: dict[str, float] = {}
+    notes: dict[str, str] = {}
     if isinstance(value, Mapping):
         if "score" not in value:
             return failed(f"returned a dict without 'score' (it has {sorted(map(str, value))})")
         others = ((str(key), _number(item)) for key, item in value.items() if key != "score")
         metrics = {key: number for key, number in others if number is not None and math.isfinite(number)}
+        notes = {
+            str(key): hide(item[:LONGEST_NOTE])
+            for key, item in value.items()
+            if key != "score" and isinstance(item, str)
+        }
         value = value["score"]
     number = _number(value)
     if number is None:
@@ -85,7 +96,7 @@ def as_verdict(value: object) -> Verdict:
         )
     if (reason := unusable(number)) is not None:
         return failed(f"returned {reason}")
-    return Verdict(number, metrics=metrics)
+    return Verdict(number, metrics=metrics, notes=notes)
 
 
 def unusable(number: float) -> str | None:
@@ -133,6 +144,7 @@ class Scores:
     metrics: tuple[dict[str, float], ...]
     names: tuple[str, ...]  # of the samples, for messages
     components: tuple[tuple[float, ...], ...]  # K terms of each reward, none where there is no reward
+    notes: tuple[dict[str, str], ...]
 
     @classmethod
     def of(cls, verdicts: Sequence[Verdict], label: str) -> Scores:
@@ -144,27 +156,31 @@ class Scores:
             metrics=tuple(v.metrics for v in verdicts),
             names=tuple(f"{label}[{i}]" for i in range(len(verdicts))),
             components=tuple(v.components for v in verdicts),
+            notes=tuple(v.notes for v in verdicts),
         )
 
     @classmethod
     def joined(cls, groups: Iterable[Scores]) -> Scores:
         """Return the scores of several groups, one after the other."""
-        columns = [(g.rewards, g.outcomes, g.reasons, g.metrics, g.names, g.components) for g in groups]
-        joined = (tuple(item for column in columns for item in column[i]) for i in range(6))
-        return cls(*joined)  # type: ignore[arg-type]
+        every = list(groups)
+        return cls(*(tuple(item for group in every for item in getattr(group, column.name)) for column in fields(cls)))
 
     def __len__(self) -> int:
         return len(self.rewards)
 
     def first(self, count: int) -> Scores:
         """Return the scores of the first ``count`` samples."""
-        columns = (self.rewards, self.outcomes, self.reasons, self.metrics, self.names, self.components)
-        return Scores(*(column[:count] for column in columns))  # type: ignore[arg-type]
+        return Scores(*(getattr(self, column.name)[:count] for column in fields(self)))
 
     @property
     def valid(self) -> tuple[bool, ...]:
         """True where there is a reward."""
         return tuple(outcome is Outcome.SCORED for outcome in self.outcomes)
+
+    def remarks(self) -> list[dict[str, Any]]:
+        """Return what was said of each sample beside its reward: the column ``scoring``."""
+        rows = zip(self.reasons, self.metrics, self.notes, strict=True)
+        return [{"failure": reason, "metrics": metrics, "notes": notes} for reason, metrics, notes in rows]
 
     def report(self) -> dict[str, float]:
         """Return the counts of the outcomes (always all three) and the mean of each metric over the samples that have

@@ -9,6 +9,7 @@ from math import comb
 from typing import Any
 
 from tandem.base.errors import RewardError
+from tandem.columns.proto import DataProto
 from tandem.data.prompts import Prompt
 from tandem.reward.outcome import Scores
 from tandem.roles.reward import RewardManager
@@ -64,6 +65,7 @@ class Evaluator:
         self._k = tuple(k)
         self._seed = seed
         self._scores: list[Scores] = []
+        self._batches: list[DataProto] = []
 
     def answers(self) -> list[list[Answer]]:
         """Return n answers to each prompt, in the order of the prompts."""
@@ -77,15 +79,20 @@ class Evaluator:
             label = f"held-out prompt {self._prompts[number].uid}"
             texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in batch.ragged("responses")]
             lengths = batch.ragged("responses").lengths.tolist()
-            scored[number] = texts, lengths, self._rewards.submit(batch, label)
-        groups, self._scores = [], []
+            scored[number] = batch, texts, lengths, self._rewards.submit(batch, label)
+        groups, self._scores, self._batches = [], [], []
         for number, prompt in enumerate(self._prompts):
-            texts, lengths, handle = scored[number]
+            batch, texts, lengths, handle = scored[number]
             scores, _ = self._rewards.collect(handle)
             self._scores.append(scores)
+            self._batches.append(batch.union(DataProto(self._rewards.columns(scores), {"scoring": scores.remarks()})))
             rows = zip(texts, scores.rewards, lengths, strict=True)
             groups.append([Answer(prompt, *row) for row in rows])
         return groups
+
+    def answered(self) -> DataProto:
+        """Return the last answers as columns, scored, in the order of the prompts."""
+        return DataProto.concat(self._batches)
 
     def require_scored(self) -> None:
         """Raise ``RewardError`` where not one of the last answers could be scored: a mean of nothing is no result."""

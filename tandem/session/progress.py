@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem.observe.metrics import RolloutRecord
 from tandem.session.idle import IdleSteps
-from tandem.session.rescue import Rescue
+from tandem.session.keep.rescue import Rescue
 
 
 @dataclass
@@ -64,6 +64,9 @@ class StepPart:
         """Return the samples of the step that a person may want to read."""
         del batch, step
         return ()
+
+    def logged(self, batch: Any, step: int) -> None:
+        """Do what is due once the line of the finished step is written."""
 
     def facts(self, step: int) -> dict[str, Any]:
         """Return what a run that is resumed after so many steps must know."""

@@ -11,7 +11,7 @@ from tandem.base.errors import ConfigError, Problem
 from tandem.base.interrupts import note_saved
 from tandem.base.manifest import MANIFEST, verify
 from tandem.base.run_folder import CHECKPOINTS
-from tandem.config.schema import AUTO, LATEST, TrainerConfig
+from tandem.config.trainer import AUTO, LATEST, TrainerConfig
 from tandem.data.sampler import Sampler
 from tandem.observe.trackers import RunInfo
 from tandem.plan.checks.resumed import beyond_the_end

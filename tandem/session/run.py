@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from tandem.base.interrupts import INTERRUPTS, held, hold, note_saved, release
 from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER
-from tandem.config.schema import TrainerConfig
+from tandem.config.trainer import TrainerConfig
 from tandem.observe.run_log import RunLog
 from tandem.plan.resumed import SETTINGS
+from tandem.session.keep.rescue import Rescue, unfinished_removed
 from tandem.session.progress import Progress, StepPart
-from tandem.session.rescue import Rescue, unfinished_removed
 from tandem.stages.stage import Stage
 from tandem.stages.table import train, train_critic
 
@@ -237,4 +237,6 @@ class Run:
         records = [record for part in self.parts for record in part.records(batch, step)]
         self.progress.recorded = True
         self.log.log(step + 1, metrics, records)
+        for part in self.parts:
+            part.logged(batch, step)
         return metrics

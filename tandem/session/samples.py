@@ -137,6 +137,10 @@ class Samples(StepPart):
             for item in (batch[row] for row in firsts)
         ]
 
+    def logged(self, batch: DataProto, step: int) -> None:
+        """Keep all samples of the step, where that is asked for."""
+        self.log.keep_samples("train", step + 1, batch)
+
     def facts(self, step: int) -> dict[str, Any]:
         """Return where the data stand: what was drawn for later steps is generated again after a resume, and so not
         lost.

@@ -22,7 +22,7 @@ STRICT = {
 
 def engine_of(run: Run) -> str:
     """What generated last."""
-    (worker,) = run.session.rollout.streams
+    (worker,) = run.session.rollout.alive
     return type(worker.engine).__name__
 
 

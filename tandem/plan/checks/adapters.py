@@ -9,7 +9,8 @@ from typing import Any
 from tandem.base.errors import Problem
 from tandem.base.registry import near
 from tandem.config.model import ModelConfig
-from tandem.config.schema import Config, TrainerConfig
+from tandem.config.schema import Config
+from tandem.config.trainer import TrainerConfig
 from tandem.models.families import FUSED_EXPERTS, FUSED_NAMES, notes_on_adapters, without_adapter
 from tandem.plan.adapters import (
     ADAPTER,

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from tandem.base.errors import DataError, Problem
 from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER, KEY, METRICS_FILE, in_the_way, is_of_a_run, user_files
-from tandem.config.schema import AUTO, LATEST, TrainerConfig
+from tandem.config.trainer import AUTO, LATEST, TrainerConfig
 from tandem.observe.metrics import read_rows
 from tandem.train import saved
 from tandem.train.saved import STATE, checkpoints_in

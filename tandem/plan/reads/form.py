@@ -12,7 +12,8 @@ from pydantic_core import PydanticUndefined
 from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
 from tandem.config.node import Node, TypedNode
-from tandem.config.schema import DataConfig, SftDataConfig, TrainerConfig
+from tandem.config.schema import DataConfig, SftDataConfig
+from tandem.config.trainer import TrainerConfig
 from tandem.plan.mix import has_united_rows
 
 S = TypeVar("S")

@@ -84,14 +84,14 @@ class Inbox:
 
 def pack_verdicts(job: int, verdicts: list[Verdict], seconds: float) -> bytes:
     """Return the answer to job number ``job`` of the current message, and how long it took."""
-    rows = [[v.reward, v.outcome, v.reason, v.metrics, v.components] for v in verdicts]
+    rows = [[v.reward, v.outcome, v.reason, v.metrics, v.components, v.notes] for v in verdicts]
     return json.dumps({"job": job, "verdicts": rows, "seconds": seconds}).encode()
 
 
 def unpack_verdicts(answer: Any) -> tuple[int, list[Verdict], float]:
     """Return what ``pack_verdicts`` packed, already read from JSON."""
     rows = [
-        Verdict(reward, Outcome(outcome), reason, metrics, tuple(components))
-        for reward, outcome, reason, metrics, components in answer["verdicts"]
+        Verdict(reward, Outcome(outcome), reason, metrics, tuple(components), notes)
+        for reward, outcome, reason, metrics, components, notes in answer["verdicts"]
     ]
     return answer["job"], rows, answer["seconds"]

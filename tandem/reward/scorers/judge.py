@@ -130,13 +130,14 @@ class Judge:
         # A redirect would carry the key to another address.
         self._opener = opener(_NoRedirect())
 
-    async def __call__(self, response: str, prompt: str, ground_truth: object = None) -> dict[str, float]:
-        """Return the score of one answer, 0 to 1, and the ``grade`` itself."""
+    async def __call__(self, response: str, prompt: str, ground_truth: object = None) -> dict[str, float | str]:
+        """Return the score of one answer, 0 to 1, the ``grade`` itself and the ``reply`` that it stands in."""
         fields = {"prompt": prompt, "response": response, "ground_truth": "" if ground_truth is None else ground_truth}
         content = _FIELD.sub(lambda found: str(fields[found[1]]), self._template)
-        grade = self._graded(await self._ask(content))
+        reply = await self._ask(content)
+        grade = self._graded(reply)
         lowest, highest = self._range
-        return {"score": (grade - lowest) / (highest - lowest), "grade": grade}
+        return {"score": (grade - lowest) / (highest - lowest), "grade": grade, "reply": self._hidden(reply)}
 
     def _graded(self, reply: str) -> float:
         found = [match[1] for match in self._grade.finditer(reply) if match[1] is not None]

@@ -178,7 +178,7 @@ class Rollout:
             self._plane.drop(ticket, reason)
             self._gate.redraw(ticket)
             return True
-        self._plane.put([ticket], DataProto(columns), timeout=self._filling.deadline_s)
+        self._plane.put([ticket], DataProto(columns, {"scoring": found.remarks()}), timeout=self._filling.deadline_s)
         self._gate.done(ticket)
         return False
 

@@ -16,7 +16,7 @@ from tandem.rollout.host import build_engine
 from tandem.rollout.process import ProcessEngine
 from tandem.rollout.protocol import RolloutEngine
 from tandem.rollout.registry import make_engine
-from tandem.runtime.build.engine_specs import engine_spec
+from tandem.runtime.build.engine_specs import engine_spec, run_device
 from tandem.runtime.build.snapshots import snapshots_of
 
 
@@ -36,7 +36,8 @@ def other_engine(config: Config, node: ActorRolloutRef, name: str, python: str |
     ]
     if problems:
         raise ConfigError(problems)
-    spec = engine_spec(chosen, plan.pushed, node.model.tokens)
+    device = str(run_device(chosen.runtime))
+    spec = engine_spec(chosen, plan.pushed, node.model.tokens, device=device)
     if plan.pushed == "nothing":
         return make_engine(replace(spec, version=node.actor.steps), node.model, shares_weights=True)
     execution = chosen.execution

@@ -19,7 +19,7 @@ from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import Filling
 from tandem.roles.rollout.generation import evaluation_sampling
 from tandem.runtime.protocol import Runtime
-from tandem.session.exports import Exporter
+from tandem.session.keep.exports import Exporter
 from tandem.session.progress import Progress
 from tandem.session.resume import run_info
 from tandem.session.waits import Ranks, Waits
@@ -87,7 +87,7 @@ class Parts:
         """Open the log of the run."""
         trainer = self.config.trainer
         info = run_info(trainer, self.config, self.progress.last, self.resumed)
-        return RunLog(info, trainer.logger, trace=trainer.trace)
+        return RunLog(info, trainer.logger, trace=trainer.trace, samples=trainer.samples)
 
     def waits(self) -> Waits:
         """Return the waits of the actor's loop, in which its ranks are looked after."""

@@ -15,7 +15,7 @@ from tandem.base.folders import whole_folder, write_error
 from tandem.base.manifest import MANIFEST, verify, write_manifest
 from tandem.base.run_folder import FINAL_FOLDER
 from tandem.config.model import ModelConfig
-from tandem.config.schema import TrainerConfig
+from tandem.config.trainer import TrainerConfig
 from tandem.models.adapter_spec import CONFIG as ADAPTER_CONFIG
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import save_adapter

@@ -14,9 +14,9 @@ from tandem.observe.run_log import RunLog
 from tandem.plan.critic import critic_model
 from tandem.plan.resumed import settings_of
 from tandem.roles.advantages import AdvantageReport
-from tandem.session.exports import export_precision
+from tandem.session.build.parts import Parts
+from tandem.session.keep.exports import export_precision
 from tandem.session.learning import Criticism, Estimates, Learning, Speed, why_idle_batch
-from tandem.session.parts import Parts
 from tandem.session.progress import StepPart
 from tandem.session.run import Run
 from tandem.session.samples import NOTHING, Samples, Scored, accounts_before
@@ -67,6 +67,7 @@ def assemble(parts: Parts, kind: Callable[..., K], own: OfMode[Any], **handles: 
             return {}
         with own.log.timed("evaluation"), own.evaluating():
             answers = evaluator.answers()
+        own.log.keep_samples("eval", parts.progress.step, evaluator.answered())
         return evaluator.metrics(answers)
 
     run = _run(parts, own, samples, look)
