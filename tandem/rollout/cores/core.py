@@ -69,7 +69,7 @@ class Core(Protocol):
         """The longest prompt with its answer."""
 
     def objection(self, sampling: Sampling) -> str | None:
-        """Which part of ``sampling`` it can't follow, and what to write instead; None where it can."""
+        """Return which part of ``sampling`` it can't follow, and what to write instead; None where it can."""
 
     def add(self, key: str, tokens: Sequence[int], wanted: Wanted) -> None:
         """Begin with a request: draw what is ``wanted`` after these tokens."""
@@ -78,7 +78,7 @@ class Core(Protocol):
         """Forget the requests with these keys."""
 
     def step(self) -> list[Drawn]:
-        """A step for everything in flight: a token more for some of the requests at least, unless a prompt is long."""
+        """Make a step for everything in flight: a token more for some of the requests at least, unless a prompt is long."""
 
     def take_over(self, weights: Sequence[tuple[str, torch.Tensor]], version: int) -> None:
         """Generate with ``weights`` (Hugging Face names), a complete set, from the next step on.
@@ -104,7 +104,7 @@ class KvNeed:
 
     @classmethod
     def of(cls, settings: CoreSettings, block: int = 1) -> KvNeed:
-        """What the model in ``settings.path`` needs, where memory is given in blocks of that many tokens."""
+        """Return what the model in ``settings.path`` needs, where memory is given in blocks of that many tokens."""
         config: Any = importlib.import_module("transformers").AutoConfig.from_pretrained(
             settings.path, trust_remote_code=settings.trust_remote_code
         )
@@ -117,7 +117,7 @@ class KvNeed:
 
 
 def memory_for_kv(settings: CoreSettings) -> int:
-    """Bytes of this machine's memory that keys and values may take on a CPU."""
+    """Return the bytes of this machine's memory that keys and values may take on a CPU."""
     psutil: Any = importlib.import_module("psutil")  # which comes with the engines
     free = int(psutil.virtual_memory().available)
     return int(settings.gpu_memory_utilization * _FREE_PART * free)

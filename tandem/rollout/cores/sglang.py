@@ -52,7 +52,7 @@ class SglangCore:
         return Context(self._longest, f"SGLang was started with a context of {self._longest}")
 
     def objection(self, sampling: Sampling) -> str | None:
-        """Which part of ``sampling`` SGLang can't follow."""
+        """Return which part of ``sampling`` SGLang can't follow."""
         return objection(sampling)
 
     def add(self, key: str, tokens: Sequence[int], wanted: Wanted) -> None:
@@ -93,7 +93,7 @@ class SglangCore:
                 self._ordered(self._messages.AbortReq(rid=_rid(key)))
 
     def step(self) -> list[Drawn]:
-        """Make one step of SGLang, a prefill or a decode; what it drew for each request."""
+        """Make one step of SGLang, a prefill or a decode; return what it drew for each request."""
         requests, drawn = self._waiting.take(), []
         for request in requests:  # which share a prefix with those of the same load alone
             request.cache_salt = f"load {self._loads}"
@@ -137,7 +137,7 @@ class SglangCore:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _drawn(self, output: Any, place: int) -> Drawn:
-        """What came for one request."""
+        """Return what came for one request."""
         key = output.rids[place][:-1]
         tokens, end = list(output.output_ids[place]), output.finished_reasons[place]
         reason: Literal["stop", "length"] | None = None
@@ -151,7 +151,7 @@ class SglangCore:
         return Drawn(key, tokens, list(output.output_token_logprobs_val[place]), reason)
 
     def _ordered(self, order: Any) -> Any:
-        """SGLang's answer to one of its own requests."""
+        """Return SGLang's answer to one of its own requests."""
         return self._loop.call(lambda: self._scheduler._request_dispatcher(order))
 
     def _weights_order(self, order: Any) -> None:
@@ -174,7 +174,7 @@ class SglangCore:
 
 
 def objection(sampling: Sampling) -> str | None:
-    """Which part of ``sampling`` SGLang can't follow, and what to write instead."""
+    """Return which part of ``sampling`` SGLang can't follow, and what to write instead."""
     if sampling.greedy:
         return None
     if sampling.temperature < LOWEST_TEMPERATURE:
@@ -191,7 +191,7 @@ def objection(sampling: Sampling) -> str | None:
 
 
 def _rid(key: str) -> str:
-    """SGLang's name for a request: none is the beginning of another, for it aborts all that begin alike."""
+    """Return SGLang's name for a request: none is the beginning of another, for it aborts all that begin alike."""
     return f"{key}."
 
 
@@ -229,7 +229,7 @@ def _started(settings: CoreSettings, cuda: bool) -> tuple[int, SchedulerLoop]:
 
 
 def _arguments(settings: CoreSettings, need: KvNeed, cuda: bool) -> dict[str, Any]:
-    """The arguments of SGLang's server."""
+    """Return the arguments of SGLang's server."""
     together = max(settings.max_num_batched_tokens, settings.max_num_seqs)
     arguments = {
         "model_path": settings.path,

@@ -31,7 +31,7 @@ class SchedulerLoop:
         return self._order(work)
 
     def step(self, requests: Sequence[Any]) -> list[Any]:
-        """Give these requests and make a turn; what the scheduler has sent in it."""
+        """Give these requests and make a turn; return what the scheduler has sent in it."""
         self._going = list(requests)
         outputs: list[Any] = self._order(None)
         return outputs
@@ -65,7 +65,7 @@ class SchedulerLoop:
     # --- what the scheduler calls ------------------------------------------------------------------------------------
 
     def recv_requests(self, local_reqs: Sequence[Any] | None = None) -> list[Any]:
-        """A turn has ended: follow orders until the next is wanted, and give the requests that have come."""
+        """Follow orders, now that a turn has ended, until the next is wanted; return the requests that have come."""
         outputs, self._outputs = self._outputs, []
         self._answers.put((outputs, None))
         while (work := self._orders.get()) is not None:

@@ -24,7 +24,7 @@ class SharedPrompts(Generic[R]):
         self._of: dict[str, Hashable] = {}  # the prompt of each request that waits, or is waited for
 
     def add(self, key: str, prompt: Hashable, request: R) -> None:
-        """A request more; it is taken next unless one with its prompt is under way that has drawn nothing yet."""
+        """Add a request; it is taken next unless one with its prompt is under way that has drawn nothing yet."""
         self._of[key] = prompt
         if prompt in self._prompts:
             self._prompts[prompt].others[key] = request
@@ -33,12 +33,12 @@ class SharedPrompts(Generic[R]):
             self._next[key] = request
 
     def take(self) -> list[R]:
-        """The requests that can be given to the engine now."""
+        """Return the requests that can be given to the engine now, once."""
         taken, self._next = self._next, {}
         return list(taken.values())
 
     def begun(self, key: str) -> None:
-        """The engine has drawn for this request: its prompt is computed, and those that wait for it can be taken."""
+        """Note that the engine has drawn for this request: its prompt is computed, those that wait for it can be taken."""
         prompt = self._of.get(key)
         if prompt is None or self._prompts[prompt].first != key:
             return
@@ -48,7 +48,7 @@ class SharedPrompts(Generic[R]):
         self._next |= waiting
 
     def remove(self, key: str) -> bool:
-        """Forget this request; whether the engine has not been given it."""
+        """Forget this request; return whether the engine has not been given it."""
         prompt = self._of.pop(key, None)
         if prompt is None:
             return self._next.pop(key, None) is not None

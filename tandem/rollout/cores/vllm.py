@@ -52,7 +52,7 @@ class VllmCore:
         return Context(longest, f"vLLM's max_model_len is {longest}")
 
     def objection(self, sampling: Sampling) -> str | None:
-        """Which part of ``sampling`` vLLM can't follow."""
+        """Return which part of ``sampling`` vLLM can't follow."""
         return objection(sampling)
 
     def add(self, key: str, tokens: Sequence[int], wanted: Wanted) -> None:
@@ -71,7 +71,7 @@ class VllmCore:
         self._call(lambda: self._engine.abort_request(list(keys)))
 
     def step(self) -> list[Drawn]:
-        """Make one step of vLLM; what it drew for each request."""
+        """Make one step of vLLM; return what it drew for each request."""
         return [_drawn(output) for output in self._call(self._engine.step)]
 
     def take_over(self, weights: Sequence[tuple[str, torch.Tensor]], version: int) -> None:
@@ -96,7 +96,7 @@ class VllmCore:
 
 
 def objection(sampling: Sampling) -> str | None:
-    """Which part of ``sampling`` vLLM can't follow, and what to write instead."""
+    """Return which part of ``sampling`` vLLM can't follow, and what to write instead."""
     if not sampling.greedy and sampling.temperature < LOWEST_TEMPERATURE:
         return (
             f"temperature = {sampling.temperature!r}: vLLM draws at {LOWEST_TEMPERATURE} or above: write that, or "
