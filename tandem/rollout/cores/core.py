@@ -78,7 +78,7 @@ class Core(Protocol):
         """Forget the requests with these keys."""
 
     def step(self) -> list[Drawn]:
-        """Make a step for everything in flight: a token more for some of the requests at least, unless a prompt is long."""
+        """Make a step for everything in flight: some get a token more at least, unless a prompt is long."""
 
     def take_over(self, weights: Sequence[tuple[str, torch.Tensor]], version: int) -> None:
         """Generate with ``weights`` (Hugging Face names), a complete set, from the next step on.

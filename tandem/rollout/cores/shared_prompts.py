@@ -38,7 +38,7 @@ class SharedPrompts(Generic[R]):
         return list(taken.values())
 
     def begun(self, key: str) -> None:
-        """Note that the engine has drawn for this request: its prompt is computed, those that wait for it can be taken."""
+        """Note that the engine has drawn for this request: those that wait for its prompt can be taken."""
         prompt = self._of.get(key)
         if prompt is None or self._prompts[prompt].first != key:
             return
