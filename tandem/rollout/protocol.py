@@ -28,7 +28,7 @@ class Sampling:
     last, which is greedy.
 
     A sample ends with the first of ``stop_token_ids``, which is part of it, or after ``max_tokens`` tokens. With no
-    stop tokens every sample has ``max_tokens``.
+    stop tokens every sample has ``max_tokens``. ``vocabulary``: an engine gives ids below it only; None: whatever.
     """
 
     n: int
@@ -40,6 +40,7 @@ class Sampling:
     baseline: bool = False
     logprobs_of: LogprobsOf = "sampled"
     stop_token_ids: tuple[int, ...] = ()
+    vocabulary: int | None = None
 
     def __post_init__(self) -> None:
         wrong = {
