@@ -103,6 +103,17 @@ class ActorConfig(Node):
     optim: OptimConfig = OptimConfig()
 
 
+class SwapConfig(Node):
+    """Another engine that takes over between two steps."""
+
+    step: PositiveInt
+    """The first step whose weights it is pushed before the step begins; steps count from 0."""
+    name: str
+    """Rollout engine."""
+    python: MaybeFile = None
+    """Interpreter of its process; see ``rollout.python``."""
+
+
 class RolloutConfig(Node):
     """How answers are generated."""
 
@@ -147,6 +158,8 @@ class RolloutConfig(Node):
     """vLLM and SGLang only."""
     enable_chunked_prefill: bool = True
     """vLLM and SGLang only."""
+    swap: SwapConfig | None = None
+    """Another engine from some step on; default: the same to the end."""
 
 
 class RefConfig(Node):
