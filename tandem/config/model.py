@@ -96,7 +96,22 @@ class ActorConfig(Node):
     """Token budget of a micro-batch on one device."""
     tensor_model_parallel_size: PositiveInt = 1
     """Tensor parallelism of training."""
+    tag_device: Literal["cpu", "device"] = "cpu"
+    """Where copies of the weights are kept (ref, old_actor, a teacher): in the host's memory, or beside the weights."""
+    offload: bool | None = None
+    """Keep the optimizer's moments in the host's memory while the engine generates; default: in colocate."""
     optim: OptimConfig = OptimConfig()
+
+
+class SwapConfig(Node):
+    """Another engine that takes over between two steps."""
+
+    step: PositiveInt
+    """The first step whose weights it is pushed before the step begins; steps count from 0."""
+    name: str
+    """Rollout engine."""
+    python: MaybeFile = None
+    """Interpreter of its process; see ``rollout.python``."""
 
 
 class RolloutConfig(Node):
@@ -125,6 +140,8 @@ class RolloutConfig(Node):
     """Which distribution rollout_logprobs describe: the one sampled from, or before top-p/top-k."""
     max_num_seqs: PositiveInt = 512
     """Most samples in flight per engine."""
+    offload: bool | None = None
+    """Give up the engine's memory on the device while the actor trains; default: in colocate."""
     max_num_batched_tokens: PositiveInt = 16384
     """Token budget of a prefill."""
     tensor_model_parallel_size: PositiveInt = 1
@@ -141,6 +158,8 @@ class RolloutConfig(Node):
     """vLLM and SGLang only."""
     enable_chunked_prefill: bool = True
     """vLLM and SGLang only."""
+    swap: SwapConfig | None = None
+    """Another engine from some step on; default: the same to the end."""
 
 
 class RefConfig(Node):

@@ -8,10 +8,9 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from peft import PeftModel
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
@@ -33,6 +32,9 @@ from tandem.models.lora import merged_weights
 from tandem.models.precision import Precision
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 ComputeType = Literal["float32", "bfloat16"]
 
@@ -228,6 +230,7 @@ def from_pretrained(
     local = Path(path)
     if local.is_dir() and not (local / "config.json").is_file():
         raise DataError(f"model path {str(path)!r}: the folder has no config.json, so it holds no Hugging Face model")
+    _refuse_quantized(path, trust_remote_code)
     try:
         loaded: Any = auto.from_pretrained(
             str(path), dtype=torch.float32, trust_remote_code=trust_remote_code, output_loading_info=True, **options
@@ -253,6 +256,23 @@ def from_pretrained(
     return model
 
 
+def _refuse_quantized(path: str | Path, trust_remote_code: bool) -> None:
+    """Raise ``DataError`` for weights that are packed: transformers would run them, or take the packed numbers as they
+    are.
+    """
+    try:
+        config: Any = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
+    except Exception as error:  # as where the weights are read
+        raise _unreadable(path, error) from error
+    section = getattr(config, "quantization_config", None)
+    if section:
+        method = section.get("quant_method") if isinstance(section, Mapping) else getattr(section, "quant_method", None)
+        raise DataError(
+            f"model path {str(path)!r}: its weights are quantized ({method or 'no method is named'}), and weights are "
+            "trained and pushed in full precision. Name the model that it was made of, or save it dequantized"
+        )
+
+
 def _unreadable(path: str | Path, error: Exception) -> DataError:
     folder = Path(path).is_dir()
     reason = "it could not be read" if folder else "there is no such folder, and no such model on the hub"
@@ -269,6 +289,6 @@ def _first_line(error: Exception) -> str:
 
 def _without_peft(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     """Return the model itself; adapters are inside its layers."""
-    plain = model.get_base_model() if isinstance(model, PeftModel) else model
+    plain = model if isinstance(model, PreTrainedModel) else model.get_base_model()
     assert isinstance(plain, PreTrainedModel)
     return plain

@@ -25,6 +25,9 @@ SMOLLM2 = ["addition", "addition_chat", "reasoning_gym"]
 VARIED = {"type": "vowels", "file": str(Path(__file__).with_name("vowels.py"))}
 """A part of the reward that differs between a random model's answers: without any signal a run ends with an error."""
 
+FEW = "data.source={file: examples/quickstart/sums.py, type: SumsWithErrors, rows: 100}"
+"""Of the 96,000 rows of the warm-up's source, as many as a shortened run needs."""
+
 Run = Callable[..., list[Row]]
 
 
@@ -106,14 +109,15 @@ def test_the_chat_example_keeps_to_the_reference(tiny_model: Path) -> None:
     assert "ref" in plan.tags
 
 
-def test_the_vllm_example_needs_the_environment_that_make_builds(tiny_model: Path) -> None:
-    words = (smollm2("grpo_vllm"), f"actor_rollout_ref.model.path={tiny_model}", "data.max_prompt_length=256")
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engines_example_needs_the_environment_that_make_builds(tiny_model: Path, engine: str) -> None:
+    words = (smollm2(f"grpo_{engine}"), f"actor_rollout_ref.model.path={tiny_model}", "data.max_prompt_length=256")
     key = "actor_rollout_ref.rollout.python"
     (missing,) = plan_of(*words, f"{key}=.engines/none/bin/python").problems
     assert missing.key == key
-    if find_spec("vllm") is None:
+    if find_spec(engine) is None:
         (lacking,) = plan_of(*words, f"{key}={sys.executable}").problems
-        assert lacking.key == key and "vllm" in lacking.reason
+        assert lacking.key == key and engine in lacking.reason
     python = load_words([words[0]], Config).actor_rollout_ref.rollout.python
     assert python is not None and python.removesuffix("/bin/python") in Path("Makefile").read_text()
 
@@ -127,8 +131,7 @@ def test_make_quickstart_trains_in_hybrid_mode() -> None:
 
 def test_the_quickstart_runs_shortened(tmp_path: Path, run: Run) -> None:
     small = ["data.train_batch_size=8", "trainer.total_steps=2"]
-    poor = "data.source={file: examples/quickstart/sums.py, type: SumsWithErrors, rows: 100}"
-    warm_up = run("sft", "examples/quickstart/sft.yaml", "sft", *small, poor, "evaluation.interval=2")
+    warm_up = run("sft", "examples/quickstart/sft.yaml", "sft", *small, FEW, "evaluation.interval=2")
     assert len(values(warm_up, "loss/sft")) == 2
     assert len(values(warm_up, "eval/accuracy")) == 1
     start = f"actor_rollout_ref.model.path={tmp_path / 'sft' / 'final'}"
@@ -195,10 +198,9 @@ def test_the_student_and_its_teacher_are_what_the_quickstart_makes() -> None:
 def test_distillation_runs_shortened(tmp_path: Path, run: Run) -> None:
     """From a teacher of the student's shape, which is a tag, and from one of another, which is beside it."""
     small = ["data.train_batch_size=8", "evaluation.interval=2"]
-    poor = "data.source={file: examples/quickstart/sums.py, type: SumsWithErrors, rows: 100}"
     own, other = "examples/quickstart/sft.yaml", "examples/distillation/small.yaml"
     for config, out, steps in ((own, "teacher", 3), (own, "same", 2), (other, "other", 2)):
-        run("sft", config, out, *small, poor, f"trainer.total_steps={steps}")
+        run("sft", config, out, *small, FEW, f"trainer.total_steps={steps}")
     teacher = f"actor_rollout_ref.teacher.path={tmp_path / 'teacher' / 'final'}"
     for student, roles in (("same", ("actor", "rollout")), ("other", ("actor", "rollout", "teacher"))):
         words = [teacher, f"actor_rollout_ref.model.path={tmp_path / student / 'final'}", "trainer.total_steps=2"]

@@ -99,6 +99,7 @@ RUNS = {
     "engine in a process": "--hybrid runtime.threads=false",
     "keep": f"--hybrid {ROLLOUT}.on_weight_update=keep",
     "abort": f"--hybrid {ROLLOUT}.on_weight_update=abort",
+    "swapped": f"--hybrid {ROLLOUT}.swap.step=1 {ROLLOUT}.swap.name=hf",
     "lora": f"{MODEL}.lora_rank=4 --hybrid",
     "preferences": f"{LOSS}.type=dpo {PAIRS}",
     "labelled": f"{LOSS}.type=kto data.label_key=good {PAIRS}",

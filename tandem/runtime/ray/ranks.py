@@ -25,7 +25,7 @@ from tandem.remote.calls import START_SECONDS, Pulse, Remote, Reply, end_with_no
 from tandem.remote.payload import Packed, pack, unpack
 from tandem.roles.rank_calls import Call, T
 from tandem.roles.train_group import RankError, TrainGroup
-from tandem.roles.train_rank import TrainRank
+from tandem.roles.train_rank import TagDevice, TrainRank
 from tandem.runtime.ray.cluster import Slot
 from tandem.runtime.ray.weights import BucketRefs, RemoteWeights, put_bucket
 from tandem.train.engine import FsdpEngine
@@ -45,8 +45,8 @@ class RankSetup:
     """What every rank is given. ``plugins`` are imported first; ``threads`` None: PyTorch's own choice.
 
     ``device``: what is wanted of ``Slot.device``. ``seed`` is the same for all, because what is made at random, such as
-    adapters, must be equal on all ranks. ``meeting_s``: longest wait of one rank for another. ``folder``: where the
-    driver works.
+    adapters, must be equal on all ranks. ``meeting_s``: longest wait of one rank for another, and for the model of one
+    to be loaded. ``folder``: where the driver works.
     """
 
     build: BuildEngine
@@ -55,6 +55,7 @@ class RankSetup:
     plugins: tuple[str, ...] = ()
     threads: int | None = None
     exact: bool = False
+    tag_device: TagDevice = "device"
     meeting_s: float = _MEETING_S
     folder: str = ""
 
@@ -111,7 +112,7 @@ class RankActor:
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
         device = found_device(device_name)
         mesh = self._meet(setup, device, meeting) if self._world > 1 else None
-        self._hosted = RayTrainRank(setup.build(device, mesh), self._rank)
+        self._hosted = RayTrainRank(setup.build(device, mesh), self._rank, setup.tag_device)
         return os.getpid()
 
     def _meet(self, setup: RankSetup, device: torch.device, meeting: tuple[str, int]) -> DeviceMesh:
@@ -206,7 +207,7 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, r
             remote.submit("build", packed, meeting, slot.device(setup.device), awaited="its engine")
             for remote, slot in zip(remotes, slots, strict=True)
         ]
-        pids = [reply.within(START_SECONDS) for reply in replies]
+        pids = [reply.within(max(START_SECONDS, setup.meeting_s)) for reply in replies]
     except BaseException:
         for remote in remotes:
             remote.kill()

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from tandem.dataflow.partition import Order
+from tandem.observe.run_log import RunLog
 from tandem.plan.reference import last_refresh
 from tandem.roles.rollout.filling import Rollout
 from tandem.roles.serving import ForwardModel, ServingRole, columns_read
@@ -34,7 +35,7 @@ def connect_shared(parts: Parts) -> Session[TimeShared]:
         ENGINE, composite.engine, parts.source, parts.rewards, plane, gate, parts.filling(), composite.tokenizer
     )
     log = parts.open_log()
-    sharing = TimeSharing(composite.actor, composite.engine, log)
+    sharing = _time_sharing(parts, log)
     rollout = SharedRollout(filler, sharing, parts.rewards)
     weights = SharedWeights(composite.actor, composite.engine, filler)
     return assemble(
@@ -46,12 +47,20 @@ def connect_resting(parts: Parts) -> Session[TimeShared]:
     """Connect colocate with engines that have weights of their own: they and the actor take turns."""
     composite = parts.composite
     beside: OfMode[Any] = connect_workers(parts, asleep=True)
-    sharing = TimeSharing(composite.actor, composite.engine, beside.log)
+    sharing = _time_sharing(parts, beside.log)
     rollout = RestingWorkers(beside.rollout, sharing, composite.engine, beside.plane, beside.waits)
     resting = replace(
         beside, rollout=rollout, parts=(rollout, *beside.parts), evaluating=rollout.evaluating, beside=False
     )
     return assemble(parts, Session, resting)
+
+
+def _time_sharing(parts: Parts, log: RunLog) -> TimeSharing:
+    """Return the turns of actor and engine on their devices."""
+    composite, flow = parts.composite, parts.plan.flow
+    return TimeSharing(
+        composite.actor, composite.engine, log, offload_train=flow.offload_train, offload_rollout=flow.offload_rollout
+    )
 
 
 def connect_streaming(parts: Parts) -> Session[Workers]:
@@ -112,7 +121,8 @@ def _serving(parts: Parts) -> Iterator[ServingRole]:
         own = tuple(run)
         in_parts = all(stage.phase == "sub_batch" for stage in own)
         groups = batch.sub_batch_prompts if in_parts else whole
-        yield ServingRole(role, own, columns_read(own), groups, begins.get(role, _nothing))
+        order: Order = "arrival" if in_parts else "canonical"
+        yield ServingRole(role, own, columns_read(own), groups, order, begins.get(role, _nothing))
 
 
 def _begins(parts: Parts) -> dict[str, Callable[[int], None]]:
