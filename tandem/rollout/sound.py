@@ -76,7 +76,7 @@ def _wrong(output: Any, asked: set[int | str], sampling: Sampling) -> str | None
     for number, sample in enumerate(samples):
         if not isinstance(sample, SampleOutput):
             return f"{sample!r} as sample {number} of group {key!r} instead of a SampleOutput"
-        if wrong := _wrong_sample(sample, sampling.max_tokens):
+        if wrong := _wrong_sample(sample, request.limit(sampling)):
             return f"sample {number} of group {key!r} {wrong}"
     return None
 

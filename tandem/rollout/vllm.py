@@ -226,7 +226,7 @@ class RunningRequests:
             group.going = len(unfinished)
             self._groups[group] = None
             for i in unfinished:
-                self._engine.begin(group.rows[i], self._asked(request.seeds[i], group.rows[i], i))
+                self._engine.begin(group.rows[i], self._asked(request, group.rows[i], i))
             if not unfinished:
                 self._finished.append(group)
 
@@ -256,15 +256,15 @@ class RunningRequests:
         if self._groups:
             self._engine.forget(row for group in self._groups for row in group.rows)
 
-    def _asked(self, seed: int, row: _Row, index: int) -> dict[str, Any]:
+    def _asked(self, request: GroupRequest, row: _Row, index: int) -> dict[str, Any]:
         """vLLM's parameters for the rest of a sample."""
         sampling = self._sampling
         greedy = sampling.greedy or (sampling.baseline and index == sampling.n)
         drawn: dict[str, Any] = {"temperature": 0.0}
         if not greedy:
             drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-            drawn["seed"] = stream(seed, len(row.tokens))
-        left = sampling.max_tokens - len(row.tokens)
+            drawn["seed"] = stream(request.seeds[index], len(row.tokens))
+        left = request.limit(sampling) - len(row.tokens)
         return {**drawn, "max_tokens": left, "stop_token_ids": list(sampling.stop_token_ids)}
 
 
