@@ -158,7 +158,17 @@ _OBJECT_COLUMNS = (
     ("data_source", "str", "name of the data set"),
     ("extra_info", "dict", "whatever else the data set says of the prompt"),
     ("prompt_text", "str", "the prompt before tokenisation"),
-    ("messages", "object", "the chat messages that the prompt was rendered from, None where it is plain text"),
+    (
+        "messages",
+        "object",
+        "chat messages of the prompt, or of the whole episode; None where it is plain text",
+    ),
+    (
+        "answer_text",
+        "str",
+        "what is scored where that is not all of responses: the last turn of an episode",
+    ),
+    ("episode", "dict", "turns, tool calls, seconds, why it was cut, and the messages of an episode"),
 )
 
 declare_column("prompts", Kind.RAGGED, "int64", "prompt token ids as the engine got them")

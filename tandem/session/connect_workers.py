@@ -102,6 +102,7 @@ def _worker(
         partial=parts.config.actor_rollout_ref.rollout.partial,
         clock=clock,
         scoring_wait=scoring,
+        making=parts.making(),
     )
 
 
