@@ -116,7 +116,7 @@ class EpisodeConfig(TypedNode):
     """Seconds that an episode may take outside of the policy, for its tools and its environment."""
     workers: Count = 1
     """Processes in which episodes run."""
-    concurrency: Count = 64
+    concurrency: Count = 256
     """Most episodes at a time in one process."""
     start_s: Seconds = 120.0
     """Deadline of a process to get ready (imports), in seconds."""
