@@ -161,8 +161,9 @@ def table(names: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def text(summary: str) -> str:
-    """A docstring's paragraph on one line, as Markdown that fits into a cell."""
-    return " ".join(summary.split()).replace("``", "`").replace("|", "\\|")
+    """A docstring's paragraph on one line, as Markdown that fits into a cell: what is returned, not that it is."""
+    thing = re.sub("^Return (.)", lambda found: found[1].upper(), " ".join(summary.split()))
+    return thing.replace("``", "`").replace("|", "\\|")
 
 
 def code(name: str) -> str:

@@ -306,7 +306,8 @@ class Row:
 
 def look(family: str) -> Row:
     """Run the tiny model of ``family`` along each route, with documents longer than its windows and blocks."""
-    probe = Probe(prompts=(22, 9), answers=((14, 5), (3, 18)))
+    every = ((0, 0), (0, 1), (1, 0), (1, 1))
+    probe = Probe(prompts=(22, 9), answers=((14, 5), (3, 18)), compared=every)
     found, reasons = dict[str, str](), list[str]()
     uses: tuple[Use, ...] = ("training", "generation")
     try:
@@ -333,10 +334,11 @@ constraints.txt. A model is proved again when a run loads it.
 - **refused**: neither equals plain transformers.
 
 The proof runs four short documents along the route, for training and for generation, and compares hidden states and
-logits with those of a plain forward of each alone. That is 17 forwards of a few tokens (24 for rows): 56 to 140 ms for
-the tiny models here, and 3.1 s for 135 M parameters in float32, where reading the weights took 0.24 s: 93 % of the
-load. Each forward reads all weights once, so it grows with the model. (One thread of a busy Intel Xeon with two cores;
-`python -m bench.load_probe`.)
+logits of two that have neighbours with those of plain transformers, which runs these two side by side. That is 7
+forwards of a few tokens (13 for rows): 29 to 67 ms for the tiny models here, and 0.89 s for 135 M parameters in
+float32, where reading the weights took 0.21 s. A process that only trains needs 2 of them, one that only generates 5.
+Each forward reads all weights once, so it grows with the model. (Processor time of one thread, median of five, AMD EPYC
+with two cores; `python -m bench.load_probe`.)
 
 | family | training | generation | why |
 | --- | --- | --- | --- |

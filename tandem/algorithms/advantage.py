@@ -33,23 +33,25 @@ ADVANTAGES: Registry[Callable[..., Advantages]] = Registry("advantage estimator"
 
 
 def scores_of(token_rewards: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """(B,) float64: the sum of each sample's rewards on trained tokens, exact also beside a large common offset."""
+    """Return (B,) float64: the sum of each sample's rewards on trained tokens, exact also beside a large common
+    offset.
+    """
     return masked_sum(token_rewards.double(), response_mask, dim=-1)
 
 
 def per_token(scores: torch.Tensor, response_mask: torch.Tensor, like: torch.Tensor) -> Advantages:
-    """One value per sample (B,) laid on each of its trained tokens: advantages, and the same as returns."""
+    """Lay one value per sample (B,) on each of its trained tokens: advantages, and the same as returns."""
     spread = select(scores.to(like.dtype).unsqueeze(-1).expand(response_mask.shape), response_mask)
     return spread, spread
 
 
 def in_dtype_of(like: torch.Tensor, advantages: torch.Tensor, returns: torch.Tensor) -> Advantages:
-    """What was computed in float64, as the columns are kept."""
+    """Return what was computed in float64, as the columns are kept."""
     return advantages.to(like.dtype), returns.to(like.dtype)
 
 
 def whiten_partition(values: torch.Tensor, counted: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """``masked_whiten`` over the tokens of the partition that count; 0 where fewer than two are left of more.
+    """Return ``masked_whiten`` over the tokens of the partition that count; 0 where fewer than two are left of more.
 
     Raises ``ContractError`` where the one token that counts is the only trained one: no failed reward made it so, and a
     silent 0 would train nothing step after step.
@@ -61,7 +63,7 @@ def whiten_partition(values: torch.Tensor, counted: torch.Tensor, response_mask:
 
 
 def reward_to_go(rewards: torch.Tensor, response_mask: torch.Tensor, discount: float) -> torch.Tensor:
-    """Discounted sum of the rewards from each trained token on: (B, T) float64, 0 outside the mask.
+    """Return the discounted sum of the rewards from each trained token on: (B, T) float64, 0 outside the mask.
 
     Tokens that are not trained (tool results between turns) are skipped: the sum passes over them unchanged and they
     cost no discount.
@@ -90,7 +92,7 @@ def grpo(
     norm_adv_by_std: bool = True,
     epsilon: PositiveFloat = 1e-6,
 ) -> Advantages:
-    """Score minus the group's mean, divided by the group's standard deviation plus epsilon.
+    """Return the score minus the group's mean, divided by the group's standard deviation plus epsilon.
 
     DeepSeekMath (arXiv 2402.03300), section 4.1.2; without ``norm_adv_by_std`` that of Dr. GRPO (arXiv 2503.20783).
 
@@ -120,7 +122,7 @@ def dr_grpo(
     group_ids: torch.Tensor,
     reward_valid: torch.Tensor | None = None,
 ) -> Advantages:
-    """Score minus the group's mean, not divided by its spread: "GRPO done right" (arXiv 2503.20783).
+    """Return the score minus the group's mean, not divided by its spread: "GRPO done right" (arXiv 2503.20783).
 
     >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
     >>> mask = torch.ones(3, 2, dtype=torch.bool)
@@ -143,7 +145,7 @@ def rloo(
     group_ids: torch.Tensor,
     reward_valid: torch.Tensor | None = None,
 ) -> Advantages:
-    """Score minus the mean score of the *other* samples of the group (leave one out; arXiv 2402.14740).
+    """Return the score minus the mean score of the *other* samples of the group (leave one out; arXiv 2402.14740).
 
     Equal to n / (n - 1) times the deviation from the mean of all n.
 
@@ -172,7 +174,7 @@ def reinforce_plus_plus(
     *,
     gamma: Fraction = 1.0,
 ) -> Advantages:
-    """Discounted reward-to-go, whitened over all trained tokens of the partition (arXiv 2501.03262).
+    """Return the discounted reward-to-go, whitened over all trained tokens of the partition (arXiv 2501.03262).
 
     >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
     >>> mask = torch.ones(3, 2, dtype=torch.bool)
@@ -200,7 +202,8 @@ def gae(
     gamma: Fraction = 1.0,
     lam: Fraction = 1.0,
 ) -> Advantages:
-    """Generalised advantage estimation, whitened over the partition (arXiv 1506.02438, equation 16).
+    """Return the advantages of generalised advantage estimation, whitened over the partition (arXiv 1506.02438,
+    equation 16).
 
     ``delta_t = r_t + gamma V_{t+1} - V_t`` and ``A_t = delta_t + gamma lam A_{t+1}``, where t + 1 is the next *trained*
     token and the value after the last one is 0. Returns are ``A_t + V_t`` before whitening. A sample whose reward

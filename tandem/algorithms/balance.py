@@ -50,7 +50,7 @@ def partition(lengths: Sequence[int], bins: int, *, equal_size: bool = False) ->
 
 
 def partition_groups(lengths: Sequence[int], group_ids: Sequence[Hashable], bins: int) -> Bins:
-    """Like ``partition`` with ``equal_size``, but whole groups stay together and each bin has as many groups.
+    """Split like ``partition`` with ``equal_size``, but whole groups stay together and each bin has as many groups.
 
     >>> partition_groups([5, 6, 1, 2, 30, 3, 4, 4], list("aabbccdd"), bins=2)
     [[2, 3, 4, 5], [0, 1, 6, 7]]
@@ -94,7 +94,7 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, *, min_count: int = 1
 
 
 def reverse_index(order: Sequence[int]) -> list[int]:
-    """The permutation that undoes ``order``: ``[x[i] for i in order]`` taken at its result gives ``x`` again."""
+    """Return the permutation that undoes ``order``: ``[x[i] for i in order]`` taken at its result gives ``x`` again."""
     inverse = [0] * len(order)
     for position, index in enumerate(order):
         inverse[index] = position
@@ -102,7 +102,7 @@ def reverse_index(order: Sequence[int]) -> list[int]:
 
 
 def spread(lengths: Sequence[int], bins: Bins) -> int:
-    """Largest minus smallest sum of the bins, in tokens."""
+    """Return the largest minus the smallest sum of the bins, in tokens."""
     sums = _sums(lengths, bins)
     return max(sums) - min(sums)
 
@@ -112,7 +112,7 @@ def _sums(lengths: Sequence[int], bins: Bins) -> list[int]:
 
 
 def _greedy(sizes: np.ndarray, bins: int, equal_size: bool) -> Bins:
-    """Longest first, each into the bin with the smallest sum (of those with room, for bins of equal size)."""
+    """Put the longest first, each into the bin with the smallest sum (of those with room, for bins of equal size)."""
     room = len(sizes) // bins if equal_size else len(sizes)
     result: Bins = [[] for _ in range(bins)]
     open_bins = [(0, 0, b) for b in range(bins)]
@@ -135,7 +135,7 @@ No order is best for all inputs, so all are tried."""
 
 
 def _differencing(sizes: np.ndarray, bins: int, equal_size: bool, tie: tuple[int, int]) -> Bins:
-    """Karmarkar-Karp: lay the two partial partitions of widest spread on each other, largest pile on smallest.
+    """Lay the two partial partitions of widest spread on each other (Karmarkar-Karp), largest pile on smallest.
 
     This goes on until one is left. For bins of equal size the start is partitions of ``bins`` neighbours by length.
     """
@@ -220,7 +220,9 @@ def _exchange(sizes: np.ndarray, bins: Bins, equal_size: bool) -> Bins:
 def _best_trade(
     sizes: np.ndarray, high: list[int], low: list[int], gap: int, equal_size: bool
 ) -> tuple[int, int | None] | None:
-    """What ``high`` gives and takes so that its sum falls by as near to half the ``gap`` as possible, if at all."""
+    """Return what ``high`` gives and takes so that its sum falls by as near to half the ``gap`` as possible, if at
+    all.
+    """
     may_move = not equal_size and len(high) > 1
     takes: list[int | None] = [*sorted(low, key=lambda i: int(sizes[i]))]
     weights = np.array([int(sizes[i]) for i in takes if i is not None], dtype=np.int64)
@@ -239,7 +241,7 @@ def _best_trade(
 
 
 def _best_fit(lengths: Sequence[int], max_tokens: int) -> Bins:
-    """Longest first, each into the fullest bin that still holds it; a new bin where none does."""
+    """Put the longest first, each into the fullest bin that still holds it; a new bin where none does."""
     result: Bins = []
     room: list[tuple[int, int]] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):

@@ -46,7 +46,7 @@ def grpo_passk(
     norm_adv_by_std: bool = True,
     epsilon: PositiveFloat = 1e-6,
 ) -> Advantages:
-    """Only the best sample of a group learns, by its lead over the second best; for pass@k (arXiv 2503.19595).
+    """Let only the best sample of a group learn, by its lead over the second best; for pass@k (arXiv 2503.19595).
 
     Divided by the group's standard deviation plus epsilon with ``norm_adv_by_std``. All others get 0.
 
@@ -74,7 +74,7 @@ def grpo_passk(
 def of_compared(
     per_sample: torch.Tensor, compared: torch.Tensor, response_mask: torch.Tensor, like: torch.Tensor
 ) -> Advantages:
-    """One value per sample on its ``compared`` (B, T) tokens, whitened over those of the partition."""
+    """Return one value per sample on its ``compared`` (B, T) tokens, whitened over those of the partition."""
     spread, _ = per_token(per_sample, compared, per_sample)
     white = whiten_partition(spread, compared, response_mask)
     return in_dtype_of(like, white, white)
@@ -92,7 +92,7 @@ def reinforce_plus_plus_baseline(
     group_ids: torch.Tensor,
     reward_valid: torch.Tensor | None = None,
 ) -> Advantages:
-    """Score minus the group's mean, whitened over the trained tokens of the partition (arXiv 2501.03262).
+    """Return the score minus the group's mean, whitened over the trained tokens of the partition (arXiv 2501.03262).
 
     >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
     >>> mask = torch.ones(3, 2, dtype=torch.bool)
@@ -122,7 +122,7 @@ def gdpo(
     weights: Sequence[float] | None = None,
     epsilon: PositiveFloat = 1e-6,
 ) -> Advantages:
-    """Each of the K ``reward_components`` (B, K) normalised within its group, then added and whitened.
+    """Return each of the K ``reward_components`` (B, K) normalised within its group, then added and whitened.
 
     So no component drowns another (GDPO, arXiv 2601.05242). ``weights`` of the sum default to 1; the whitening is over
     the partition.
@@ -156,7 +156,8 @@ def gdpo(
     use_when="one sample per prompt, and a greedy answer per prompt is cheaper than a group",
 )
 def remax(token_rewards: torch.Tensor, response_mask: torch.Tensor, reward_baselines: torch.Tensor) -> Advantages:
-    """Reward-to-go minus the score of the prompt's greedy response, ``reward_baselines`` (B,) (arXiv 2310.10505).
+    """Return the reward-to-go minus the score of the prompt's greedy response, ``reward_baselines`` (B,)
+    (arXiv 2310.10505).
 
     >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
     >>> mask = torch.ones(3, 2, dtype=torch.bool)
@@ -181,8 +182,8 @@ def opo(
     group_ids: torch.Tensor,
     reward_valid: torch.Tensor | None = None,
 ) -> Advantages:
-    """Score minus the group's mean weighted by length, the baseline of least variance where gradients of tokens are
-    independent (arXiv 2505.23585).
+    """Return the score minus the group's mean weighted by length, the baseline of least variance where gradients of
+    tokens are independent (arXiv 2505.23585).
 
     >>> rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
     >>> mask = torch.ones(3, 2, dtype=torch.bool)
@@ -212,7 +213,8 @@ def gpg(
     *,
     f_norm: PositiveFloat = 1.0,
 ) -> Advantages:
-    """Deviation from the group's mean, times samples / samples with a score that is not 0, divided by ``f_norm``.
+    """Return the deviation from the group's mean, times samples / samples with a score that is not 0, divided by
+    ``f_norm``.
 
     Both counts are over the partition, without samples that failed. GPG (arXiv 2504.02546) divides by the samples whose
     group gives a gradient; here a sample's own score decides. With rewards of 0 and 1 the divisor counts the right
@@ -249,7 +251,7 @@ def optimal_token_baseline(
     tis_weights: torch.Tensor | None = None,
     reward_valid: torch.Tensor | None = None,
 ) -> Advantages:
-    """Reward-to-go minus a baseline per token position, the mean over the group weighted by gradient energy.
+    """Return the reward-to-go minus a baseline per token position, the mean over the group weighted by gradient energy.
 
     ``B_t = sum_i G_it W_it / sum_i W_it``, where ``W_t`` accumulates ``1 - 2 pi + sum_v pi_v^2``, the squared norm of a
     token's score function by its logits, times the squared importance weight; the plain mean where no sample has
@@ -301,7 +303,7 @@ def tir_optimal_token_baseline(
     tis_weights: torch.Tensor | None = None,
     reward_valid: torch.Tensor | None = None,
 ) -> Advantages:
-    """``optimal_token_baseline`` for multi-turn responses.
+    """Return ``optimal_token_baseline`` for multi-turn responses.
 
     Positions are counted in trained tokens, so that tool results of different lengths do not shift what is compared
     (arXiv 2602.07078).

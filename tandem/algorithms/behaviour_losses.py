@@ -41,7 +41,7 @@ def decoupled_ppo(
     clip_ratio_c: DualClip | None = None,
     behaviour_cap: PositiveFloat | None = 5.0,
 ) -> PolicyLoss:
-    """``w ppo_clip(pi / pi_prox)`` with the constant weight ``w = pi_prox / pi_behaviour`` of each token.
+    """Return ``w ppo_clip(pi / pi_prox)`` with the constant weight ``w = pi_prox / pi_behaviour`` of each token.
 
     Decoupled PPO (arXiv 2110.00641; for asynchronous training AReaL, arXiv 2505.24298): ``old_logprobs`` are proximal,
     of the weights at the start of the step, ``rollout_logprobs`` those of the policy that sampled, however old. Tokens
@@ -87,7 +87,8 @@ def m2po(
     *,
     m2_threshold: PositiveFloat = 0.04,
 ) -> PolicyLoss:
-    """``-A r`` with r = pi / pi_behaviour, without the outliers that hold the mean of ``(log r)^2`` above a threshold.
+    """Return ``-A r`` with r = pi / pi_behaviour, without the outliers that hold the mean of ``(log r)^2`` above a
+    threshold.
 
     M2PO (arXiv 2510.01161). Looked at are the tokens that move away further: r > 1 with A > 0, r < 1 with A < 0. Of
     them those with the largest ``(log r)^2`` give no gradient, as many as it takes for the mean over the rest to be at
@@ -117,7 +118,7 @@ def m2po(
 
 
 def _trusted(squares: torch.Tensor, threshold: float) -> float:
-    """The largest of the (N,) values up to which their mean is within the threshold; below all where none is."""
+    """Return the largest of the (N,) values up to which their mean is within the threshold; below all where none is."""
     values, counts = squares.double().unique(return_counts=True)
     means = (values * counts).cumsum(0) / counts.cumsum(0)
     trusted = values[means <= threshold]

@@ -49,7 +49,7 @@ class DistillationTerms:
 
 
 def teacher_columns(signature: Signature) -> tuple[str, ...]:
-    """What an objective needs of the teacher's forward."""
+    """Return what an objective needs of the teacher's forward."""
     given = tuple(name for name in signature.columns if name.startswith("teacher_"))
     return (*given, CANDIDATES) if AT_CANDIDATES in signature.columns else given
 
@@ -69,7 +69,8 @@ def reverse_kl(
     *,
     discount: Fraction = 0.0,
 ) -> DistillationTerms:
-    """Advantage ``log teacher - log student`` of each sampled token: on-policy descent of KL(student || teacher).
+    """Return the advantage ``log teacher - log student`` of each sampled token: on-policy descent of KL(student ||
+    teacher).
 
     With a ``discount`` above 0 a token also answers for the discounted ones after it; at 1 that is the gradient of the
     whole sequence's KL. MiniLLM (Gu et al., arXiv 2306.08543, equation 1 and section 2.2); per token as in Lu et al.,
@@ -100,7 +101,8 @@ def forward_kl_topk(
     *,
     top_k: PositiveInt = 64,
 ) -> DistillationTerms:
-    """KL(teacher || student) of the next token, over the teacher's ``top_k`` likeliest tokens and the rest as one.
+    """Return KL(teacher || student) of the next token, over the teacher's ``top_k`` likeliest tokens and the rest as
+    one.
 
     ``sum_j p_j log(p_j / q_j)`` with p the teacher's and q the student's probabilities of these k + 1 events: a lower
     bound of the KL over the vocabulary, and equal to it where k is the whole of it. Keeping the rest as an event,
@@ -130,7 +132,8 @@ def jsd_topk(
     top_k: PositiveInt = 64,
     beta: InnerFraction = 0.5,
 ) -> DistillationTerms:
-    """Generalised Jensen-Shannon divergence of the next token, over the same k + 1 events as ``forward_kl_topk``.
+    """Return the generalised Jensen-Shannon divergence of the next token, over the same k + 1 events as
+    ``forward_kl_topk``.
 
     ``beta KL(p || m) + (1 - beta) KL(q || m)`` with ``m = beta p + (1 - beta) q``, 0 < ``beta`` < 1: GKD (Agarwal et
     al., arXiv 2306.13649). A small ``beta`` leans to the forward KL, one near 1 to the reverse. Metrics as
@@ -151,7 +154,7 @@ def jsd_topk(
 
 
 def _events(logprobs: torch.Tensor, response_mask: torch.Tensor, top_k: int) -> torch.Tensor:
-    """Log-probs (B, T, k) -> (B, T, k + 1): those of the k tokens, and of all others together.
+    """Return the log-probs (B, T, k) -> (B, T, k + 1): those of the k tokens, and of all others together.
 
     Masked places become constants, whatever stands there.
     """
@@ -163,7 +166,7 @@ def _events(logprobs: torch.Tensor, response_mask: torch.Tensor, top_k: int) -> 
 
 
 def _kl(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """KL(first || second) of log-probs (B, T, k + 1): (B, T)."""
+    """Return KL(first || second) of log-probs (B, T, k + 1): (B, T)."""
     return (first.exp() * (first - second)).sum(-1)
 
 

@@ -34,20 +34,20 @@ K3_LIMIT = 10.0
 @KL_TYPES.register("k1", scope=Scope.TOKEN, for_reward=True, use_when="in the reward: the plain estimate")
 @KL_TYPES.register("kl", scope=Scope.TOKEN, for_reward=True, use_when="another name of `k1`")
 def k1(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """``log(pi / ref)``: unbiased, high variance; its gradient as a loss has mean 0, so use it in the reward."""
+    """Return ``log(pi / ref)``: unbiased, high variance; its gradient as a loss has mean 0, so use it in the reward."""
     return logprobs - ref_logprobs
 
 
 @KL_TYPES.register("abs", scope=Scope.TOKEN, use_when="in the reward: a deviation costs in either direction")
 def absolute(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """``|log(pi / ref)|``: a deviation costs in either direction; biased."""
+    """Return ``|log(pi / ref)|``: a deviation costs in either direction; biased."""
     return (logprobs - ref_logprobs).abs()
 
 
 @KL_TYPES.register("k2", scope=Scope.TOKEN, use_when="in the loss: the gradient that is right on average")
 @KL_TYPES.register("mse", scope=Scope.TOKEN, use_when="another name of `k2`")
 def k2(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """``log(pi / ref)^2 / 2``: biased value, but its gradient is an unbiased gradient of the KL.
+    """Return ``log(pi / ref)^2 / 2``: biased value, but its gradient is an unbiased gradient of the KL.
 
     Schulman, "Approximating KL divergence" (2020).
     """
@@ -57,7 +57,7 @@ def k2(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
 @KL_TYPES.register("k3", scope=Scope.TOKEN, use_when="the default: GRPO's, steady in small batches")
 @KL_TYPES.register("low_var_kl", scope=Scope.TOKEN, use_when="another name of `k3`")
 def k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """``ref/pi - 1 - log(ref/pi)``: unbiased, low variance, never negative.
+    """Return ``ref/pi - 1 - log(ref/pi)``: unbiased, low variance, never negative.
 
     Schulman, "Approximating KL divergence" (2020); used by GRPO (arXiv 2402.03300, equation 4). The log-ratio is
     clamped to +-20 and the estimate to +-10, so that one absurd token can't own the gradient.
@@ -67,7 +67,7 @@ def k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
 
 
 def _with_gradient_of_k2(estimator: Estimator) -> Estimator:
-    """Value of ``estimator``, gradient of k2: the estimate of one's choice with an unbiased gradient."""
+    """Return the value of ``estimator``, gradient of k2: the estimate of one's choice with an unbiased gradient."""
 
     def straight_through(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
         surrogate = k2(logprobs, ref_logprobs)
@@ -86,7 +86,7 @@ for _name in KL_TYPES.names():
 def kl_per_token(
     kind: str, logprobs: torch.Tensor, ref_logprobs: torch.Tensor, response_mask: torch.Tensor
 ) -> torch.Tensor:
-    """The estimate ``kind`` for each trained token, 0 elsewhere: (B, T), with a gradient to ``logprobs``.
+    """Return the estimate ``kind`` for each trained token, 0 elsewhere: (B, T), with a gradient to ``logprobs``.
 
     >>> logprobs, ref, mask = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.5, -1.0]]), torch.tensor([[True, True]])
     >>> kl_per_token("k1", logprobs, ref, mask)
@@ -113,7 +113,8 @@ def kl_in_reward(
     kind: str,
     coef: float,
 ) -> PenalisedRewards:
-    """``r_t - coef * kl_t`` on the trained tokens (InstructGPT, arXiv 2203.02155, equation 2); all inputs (B, T).
+    """Return ``r_t - coef * kl_t`` on the trained tokens (InstructGPT, arXiv 2203.02155, equation 2); all inputs (B,
+    T).
 
     >>> rewards, mask = torch.tensor([[0.0, 1.0]]), torch.tensor([[True, True]])
     >>> logprobs, ref = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.5, -1.0]])
@@ -134,7 +135,7 @@ class KLController(Protocol):
         """Learn from the mean ``kl`` of a partition of ``samples`` samples."""
 
     def state_dict(self) -> dict[str, float]:
-        """The state that a checkpoint keeps."""
+        """Return the state that a checkpoint keeps."""
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Continue with the state of a checkpoint."""
@@ -155,14 +156,14 @@ class FixedKL:
         self.coef = coef
 
     def update(self, kl: float, samples: int) -> None:
-        """There is nothing to learn for a constant."""
+        """Do nothing: there is nothing to learn for a constant."""
 
     def state_dict(self) -> dict[str, float]:
-        """The coefficient, for the record alone."""
+        """Return the coefficient, for the record alone."""
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """A constant comes from the config, so that a resumed run can be given another one."""
+        """Ignore ``state``: a constant comes from the config, so that a resumed run can be given another one."""
 
 
 @KL_CONTROLLERS.register(
@@ -191,7 +192,7 @@ class AdaptiveKL:
         self.coef *= 1 + error * samples / self.horizon
 
     def state_dict(self) -> dict[str, float]:
-        """The coefficient that was reached so far."""
+        """Return the coefficient that was reached so far."""
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:

@@ -18,7 +18,8 @@ else:
 
 
 def select(values: torch.Tensor, mask: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
-    """``values`` where ``mask`` (bool, same shape), ``fill`` elsewhere; no gradient flows to the replaced entries.
+    """Return ``values`` where ``mask`` (bool, same shape), ``fill`` elsewhere; no gradient flows to the replaced
+    entries.
 
     >>> select(torch.tensor([1.0, float("nan")]), torch.tensor([True, False]), fill=-1.0).tolist()
     [1.0, -1.0]
@@ -31,19 +32,19 @@ def select(values: torch.Tensor, mask: torch.Tensor, fill: float = 0.0) -> torch
 
 
 def masked_sum(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """Sum over the selected entries, of all or along ``dim``. An empty sum is 0."""
+    """Return the sum over the selected entries, of all or along ``dim``. An empty sum is 0."""
     chosen = select(values, mask)
     return chosen.sum() if dim is None else chosen.sum(dim)
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """Mean over the selected entries, of all or along ``dim``. The mean of nothing is 0, not NaN."""
+    """Return the mean over the selected entries, of all or along ``dim``. The mean of nothing is 0, not NaN."""
     count = mask.sum() if dim is None else mask.sum(dim)
     return masked_sum(values, mask, dim) / count.clamp(min=1)
 
 
 def masked_var(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Unbiased variance (divisor ``count - 1``) over all selected entries, a scalar.
+    """Return the unbiased variance (divisor ``count - 1``) over all selected entries, a scalar.
 
     Raises ``ContractError`` for fewer than two entries, where it is undefined.
     """
@@ -57,7 +58,8 @@ def masked_var(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def masked_whiten(
     values: torch.Tensor, mask: torch.Tensor, *, keep_mean: bool = False, epsilon: float = 1e-8
 ) -> torch.Tensor:
-    """``values`` shifted to mean 0 and scaled to variance 1 over the selected entries; unselected entries become 0.
+    """Return ``values`` shifted to mean 0 and scaled to variance 1 over the selected entries; unselected entries become
+    0.
 
     With ``keep_mean`` only the scale changes. Computed in float64, returned in the dtype of ``values``, so that the
     order of the samples does not show in the result. Raises like ``masked_var``.

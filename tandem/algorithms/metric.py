@@ -23,7 +23,7 @@ class Metric:
 
     @classmethod
     def over(cls, values: torch.Tensor, mask: torch.Tensor) -> Metric:
-        """The mean of ``values`` over the entries that ``mask`` selects (same shape)."""
+        """Return the mean of ``values`` over the entries that ``mask`` selects (same shape)."""
         return cls(masked_sum(values.detach(), mask), mask.sum())
 
     def __add__(self, other: Metric) -> Metric:

@@ -55,26 +55,26 @@ class ClipRange:
 
     @classmethod
     def of(cls, clip_ratio: float, low: float | None, high: float | None) -> ClipRange:
-        """``clip_ratio`` on both sides, except where a side is given."""
+        """Return ``clip_ratio`` on both sides, except where a side is given."""
         chosen = cls(clip_ratio if low is None else low, clip_ratio if high is None else high)
         if chosen.low < 0 or chosen.high < 0:
             raise ContractError(f"clip range low={chosen.low} high={chosen.high}: write numbers that are not negative")
         return chosen
 
     def apply(self, ratio: torch.Tensor) -> torch.Tensor:
-        """``ratio`` clipped to the range."""
+        """Return ``ratio`` clipped to the range."""
         return ratio.clamp(1 - self.low, 1 + self.high)
 
 
 def log_ratio(
     logprobs: torch.Tensor, old_logprobs: torch.Tensor, response_mask: torch.Tensor, limit: float = LOG_RATIO_LIMIT
 ) -> torch.Tensor:
-    """``log(pi / pi_old)`` per token (B, T), 0 outside the mask, clamped to +-``limit``."""
+    """Return ``log(pi / pi_old)`` per token (B, T), 0 outside the mask, clamped to +-``limit``."""
     return (select(logprobs, response_mask) - select(old_logprobs, response_mask)).clamp(-limit, limit)
 
 
 def weighted(per_token: torch.Tensor, weights: torch.Tensor | None, response_mask: torch.Tensor) -> torch.Tensor:
-    """Terms times their importance weights (B, T) where there are any."""
+    """Return the terms times their importance weights (B, T) where there are any."""
     return per_token if weights is None else per_token * select(weights, response_mask)
 
 
@@ -95,7 +95,7 @@ def ppo_clip(
     clip_ratio_high: NonNegativeFloat | None = None,
     clip_ratio_c: DualClip | None = 3.0,
 ) -> PolicyLoss:
-    """PPO's clipped surrogate (arXiv 1707.06347, equation 7) with the dual clip of arXiv 1912.09729.
+    """Return PPO's clipped surrogate (arXiv 1707.06347, equation 7) with the dual clip of arXiv 1912.09729.
 
     ``max(-A r, -A clip(r, 1 - low, 1 + high))``, and for A < 0 at most ``-A c``. ``clip_ratio`` sets both sides unless
     ``clip_ratio_low`` or ``clip_ratio_high`` is given (DAPO's "clip higher"); ``clip_ratio_c`` null turns the dual clip

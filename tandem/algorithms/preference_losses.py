@@ -53,7 +53,7 @@ class Pairs:
 
     @classmethod
     def of(cls, preferred: torch.Tensor, group_ids: torch.Tensor) -> Pairs:
-        """The pairs of a batch.
+        """Return the pairs of a batch.
 
         Raises ``ContractError`` unless each group has exactly one preferred and one other answer.
         """
@@ -66,17 +66,17 @@ class Pairs:
         return pairs
 
     def split(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """``values`` (B,) of the chosen and of the rejected answers, (P,) each."""
+        """Return ``values`` (B,) of the chosen and of the rejected answers, (P,) each."""
         return values[self.chosen], values[self.rejected]
 
 
 def log_sigmoid(values: torch.Tensor) -> torch.Tensor:
-    """``log(1 / (1 + exp(-x)))``, finite for every finite x."""
+    """Return ``log(1 / (1 + exp(-x)))``, finite for every finite x."""
     return torch.nn.functional.logsigmoid(values)
 
 
 def _log_ratio(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """``log(pi(y|x) / ref(y|x))`` of whole answers, (B,)."""
+    """Return ``log(pi(y|x) / ref(y|x))`` of whole answers, (B,)."""
     return masked_sum(logprobs, mask, dim=-1) - masked_sum(ref_logprobs, mask, dim=-1)
 
 
@@ -85,12 +85,12 @@ def _mean(values: torch.Tensor) -> Metric:
 
 
 def _above(values: torch.Tensor) -> torch.Tensor:
-    """1 where positive, 0 where negative, a half at 0: a model that is its own reference tells nothing apart."""
+    """Return 1 where positive, 0 where negative, a half at 0: a model that is its own reference tells nothing apart."""
     return (values.sign() + 1) / 2
 
 
 def _compared(pairs: Pairs, rewards: torch.Tensor, logprobs: torch.Tensor, mask: torch.Tensor) -> dict[str, Metric]:
-    """The metrics of a comparison: ``rewards`` (B,) are what the loss raises for the chosen answer."""
+    """Return the metrics of a comparison: ``rewards`` (B,) are what the loss raises for the chosen answer."""
     chosen, rejected = pairs.split(rewards)
     likely, unlikely = pairs.split(masked_sum(logprobs, mask, dim=-1))
     return {
@@ -118,7 +118,7 @@ def dpo(
     beta: PositiveFloat = 0.1,
     label_smoothing: Smoothing = 0.0,
 ) -> PreferenceLoss:
-    """``-log sigmoid(beta h)``, h the chosen answer's log-ratio to the reference minus the rejected one's.
+    """Return ``-log sigmoid(beta h)``, h the chosen answer's log-ratio to the reference minus the rejected one's.
 
     DPO (arXiv 2305.18290, equation 7). ``label_smoothing`` e, the probability that a label is wrong, gives conservative
     DPO, ``-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)`` (discussed in arXiv 2403.00409). Rewards of the
@@ -154,7 +154,7 @@ def ipo(
     *,
     beta: PositiveFloat = 0.1,
 ) -> PreferenceLoss:
-    """``(h - 1 / (2 beta))^2``, h as in ``dpo`` (IPO, arXiv 2310.12036, equation 17; ``beta`` is its tau).
+    """Return ``(h - 1 / (2 beta))^2``, h as in ``dpo`` (IPO, arXiv 2310.12036, equation 17; ``beta`` is its tau).
 
     Rewards of the metrics are ``beta`` times the log-ratio, so that the margin that it aims at is 1/2.
 
@@ -184,7 +184,7 @@ def orpo(
     *,
     beta: NonNegativeFloat = 0.1,
 ) -> PreferenceLoss:
-    """Mean NLL of the chosen answer's tokens minus ``beta log sigmoid(log odds ratio)``: no reference.
+    """Return the mean NLL of the chosen answer's tokens minus ``beta log sigmoid(log odds ratio)``: no reference.
 
     ORPO (arXiv 2403.07691, equations 3 to 7; ``beta`` is its lambda): the odds p / (1 - p) are those of the geometric
     mean of an answer's token probabilities. Rewards of the metrics are ``beta`` times the mean log-prob.
@@ -222,7 +222,8 @@ def simpo(
     beta: PositiveFloat = 2.0,
     gamma: float = 1.0,
 ) -> PreferenceLoss:
-    """``-log sigmoid(r - r' - gamma)``, r = ``beta`` times the mean log-prob of an answer's tokens: no reference.
+    """Return ``-log sigmoid(r - r' - gamma)``, r = ``beta`` times the mean log-prob of an answer's tokens: no
+    reference.
 
     SimPO (arXiv 2405.14734, equation 6); r' is the rejected answer's, ``gamma`` the margin asked for. Rewards of the
     metrics are r.
@@ -256,7 +257,8 @@ def kto(
     desirable_weight: NonNegativeFloat = 1.0,
     undesirable_weight: NonNegativeFloat = 1.0,
 ) -> PreferenceLoss:
-    """``w (1 - sigmoid(+-beta (log-ratio - z)))``: plus for a good answer, minus for a bad one, each with its weight w.
+    """Return ``w (1 - sigmoid(+-beta (log-ratio - z)))``: plus for a good answer, minus for a bad one, each with its
+    weight w.
 
     KTO (arXiv 2402.01306, equation 8). z is ``reference_point`` (B,): ``max(0, KL(policy || reference))`` estimated on
     mismatched pairs of the partition, without gradient; see ``reference_point_of``. Rewards of the metrics are
@@ -288,7 +290,7 @@ def kto(
 
 
 def reference_point_of(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """KTO's z, a scalar: ``max(0, mean log(pi(y'|x) / ref(y'|x)))`` (arXiv 2402.01306, section 4).
+    """Return KTO's z, a scalar: ``max(0, mean log(pi(y'|x) / ref(y'|x)))`` (arXiv 2402.01306, section 4).
 
     All inputs (M, T): each row is a prompt with an answer y' that was given to another prompt.
 

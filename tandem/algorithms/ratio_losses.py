@@ -33,7 +33,7 @@ def gpg(
     response_mask: torch.Tensor,
     tis_weights: torch.Tensor | None = None,
 ) -> PolicyLoss:
-    """``-A log pi``: the plain policy gradient, without a ratio or a bound (REINFORCE; GPG, arXiv 2504.02546).
+    """Return ``-A log pi``: the plain policy gradient, without a ratio or a bound (REINFORCE; GPG, arXiv 2504.02546).
 
     >>> logprobs = torch.tensor([[0.5, 0.2]]).log()
     >>> mask = torch.tensor([[True, True]])
@@ -61,7 +61,7 @@ def cispo(
     clip_ratio_low: NonNegativeFloat | None = None,
     clip_ratio_high: NonNegativeFloat | None = None,
 ) -> PolicyLoss:
-    """``-A sg(clip(r)) log pi``: the clip bounds a token's weight but never its gradient's direction.
+    """Return ``-A sg(clip(r)) log pi``: the clip bounds a token's weight but never its gradient's direction.
 
     MiniMax-M1 (arXiv 2506.13585). Metrics: ``clipfrac`` (ratio outside the range), ``ppo_kl``.
 
@@ -96,7 +96,7 @@ def _inside_region(
     may_fall: torch.Tensor,
     clip_ratio_c: float,
 ) -> PolicyLoss:
-    """``-A sg(min(r, c)) log pi`` on the tokens that may still move the way their advantage pushes."""
+    """Return ``-A sg(min(r, c)) log pi`` on the tokens that may still move the way their advantage pushes."""
     if clip_ratio_c <= 0:
         raise ContractError(f"clip_ratio_c = {clip_ratio_c}: write a positive bound of the ratio, such as 3.0")
     delta = log_ratio(logprobs, old_logprobs, response_mask)
@@ -130,7 +130,7 @@ def dppo_tv(
     clip_ratio_high: NonNegativeFloat | None = None,
     clip_ratio_c: WeightBound = 3.0,
 ) -> PolicyLoss:
-    """Policy gradient within a trust region of total variation, ``pi - pi_old`` of the sampled token.
+    """Return the policy gradient within a trust region of total variation, ``pi - pi_old`` of the sampled token.
 
     A token stops learning once its *probability* rose by more than high (A > 0) or fell by more than low. Unlike a clip
     of the ratio this lets rare tokens move. The weight r is at most ``clip_ratio_c``. Metrics: ``clipfrac`` (tokens
@@ -166,7 +166,8 @@ def dppo_kl(
     clip_ratio_c: WeightBound = 3.0,
     epsilon: PositiveFloat = 1e-8,
 ) -> PolicyLoss:
-    """As ``dppo_tv`` with the KL of the two-outcome distribution (the sampled token, any other) as the distance.
+    """Return the loss of ``dppo_tv`` with the KL of the two-outcome distribution (the sampled token, any other) as the
+    distance.
 
     ``KL = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p))`` (arXiv 2602.04879).
 
@@ -201,7 +202,7 @@ def sapo(
     tau_pos: PositiveFloat = 1.0,
     tau_neg: PositiveFloat = 1.05,
 ) -> PolicyLoss:
-    """``-A f(r)`` with the soft gate ``f(r) = 4 / tau sigmoid(tau (r - 1))``: a clip without an edge.
+    """Return ``-A f(r)`` with the soft gate ``f(r) = 4 / tau sigmoid(tau (r - 1))``: a clip without an edge.
 
     Soft adaptive policy optimisation (arXiv 2511.20347); ``tau_pos`` for A > 0, else ``tau_neg``.
     The gradient at r = 1 is that of the plain ratio. Metric: ``ppo_kl``.
@@ -236,7 +237,8 @@ def dro(
     *,
     dro_beta: PositiveFloat,
 ) -> PolicyLoss:
-    """``-A log pi + beta / 2 (log r)^2``: policy gradient with a quadratic pull to the old policy (arXiv 2405.19107).
+    """Return ``-A log pi + beta / 2 (log r)^2``: policy gradient with a quadratic pull to the old policy
+    (arXiv 2405.19107).
 
     Metric: ``ppo_kl``.
 

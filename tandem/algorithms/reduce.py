@@ -41,7 +41,7 @@ class Aggregation(StrEnum):
 
     @classmethod
     def named(cls, name: str) -> Aggregation:
-        """The mode called ``name``; an unknown one lists the near ones."""
+        """Return the mode called ``name``; an unknown one lists the near ones."""
         known = {str(mode): mode for mode in cls}
         if name not in known:
             raise UnknownNameError(f"unknown loss aggregation {name!r}: {near(name, known)}")
@@ -60,12 +60,13 @@ class LossCounts:
 
 
 def count(response_mask: torch.Tensor) -> LossCounts:
-    """Counts of a mask (B, T) bool, to be taken after all masking."""
+    """Return the counts of a mask (B, T) bool, to be taken after all masking."""
     return LossCounts(tokens=int(response_mask.sum()), sequences=int(response_mask.any(dim=-1).sum()))
 
 
 def loss_numerator(per_token: torch.Tensor, response_mask: torch.Tensor, mode: Aggregation | str) -> torch.Tensor:
-    """The part of the loss, not yet divided, that ``per_token`` (B, T) contributes: a scalar, 0 if all is masked.
+    """Return the part of the loss, not yet divided, that ``per_token`` (B, T) contributes: a scalar, 0 if all is
+    masked.
 
     >>> terms, mask = torch.tensor([[1.0, 3.0], [4.0, 9.0]]), torch.tensor([[True, True], [True, False]])
     >>> loss_numerator(terms, mask, "token-mean").item() / denominator("token-mean", count(mask))
@@ -77,7 +78,7 @@ def loss_numerator(per_token: torch.Tensor, response_mask: torch.Tensor, mode: A
 
 
 def denominator(mode: Aggregation | str, counts: LossCounts, *, norm: float | None = None) -> float:
-    """What the summed numerators of a whole mini-batch are divided by; never 0.
+    """Return what the summed numerators of a whole mini-batch are divided by; never 0.
 
     ``counts`` are those of all ranks and micro-batches together. ``norm`` is the constant of
     ``seq-mean-token-sum-norm``, usually ``data.max_response_length``; it must come from the config, since the padded

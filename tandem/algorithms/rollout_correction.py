@@ -109,7 +109,7 @@ class Rejection:
         return self.statistic.startswith("token")
 
     def keeps(self, delta: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-        """(B, T) bool, from log-ratios ``delta`` (B, T) that are 0 outside the mask."""
+        """Return (B, T) bool, from log-ratios ``delta`` (B, T) that are 0 outside the mask."""
         value, high = self._value(delta, response_mask), math.inf if self.high is None else self.high
         if self.quantile is not None:
             drift = value.abs()
@@ -124,7 +124,7 @@ class Rejection:
         return kept.expand_as(delta)
 
     def _value(self, delta: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-        """The statistic: (B, T) of tokens, (B, 1) of sequences."""
+        """Return the statistic: (B, T) of tokens, (B, 1) of sequences."""
         reduction, _, divergence = self.statistic.rpartition("_")
         value = delta
         if divergence == "k2":
@@ -151,7 +151,7 @@ class CorrectionRules:
 
     @classmethod
     def of(cls, config: RolloutCorrectionConfig) -> CorrectionRules:
-        """The rules of a config. Raises ``ContractError`` for bounds that contradict each other."""
+        """Return the rules of a config. Raises ``ContractError`` for bounds that contradict each other."""
         weighting = None
         if config.weights != "off":
             weighting = Weighting(config.weights, config.cap, config.floor, config.normalize)
@@ -190,7 +190,7 @@ def correct_rollout(
     weighting: Weighting | None = None,
     rejections: Sequence[Rejection] = (),
 ) -> RolloutCorrection:
-    """Weights and the mask that is left, for a partition; all inputs (B, T). Detached.
+    """Return the weights and the mask that is left, for a partition; all inputs (B, T). Detached.
 
     Every rejection judges the mask as given, so their order does not matter. Raises ``ContractError`` for a partition
     without trained tokens, whose statistics do not exist: skip its update.
@@ -219,7 +219,8 @@ def correct_rollout(
 
 
 def mismatch_metrics(delta: torch.Tensor, response_mask: torch.Tensor) -> dict[str, float]:
-    """Statistics of ``delta = log(pi_old / pi_rollout)`` (B, T) over the trained tokens; all 0 where there are none.
+    """Return the statistics of ``delta = log(pi_old / pi_rollout)`` (B, T) over the trained tokens; all 0 where there
+    are none.
 
     ``mismatch_kl`` and ``mismatch_k3`` estimate KL(rollout || old) per token; ``ratio_q*`` and ``ratio_max`` are
     quantiles of ``old / rollout``.
@@ -240,7 +241,7 @@ def mismatch_metrics(delta: torch.Tensor, response_mask: torch.Tensor) -> dict[s
 def _weigh(
     delta: torch.Tensor, response_mask: torch.Tensor, weighting: Weighting
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Weights (B, T), 0 outside the mask, and their metrics."""
+    """Return the weights (B, T), 0 outside the mask, and their metrics."""
     if weighting.level == Level.SEQUENCE:
         delta = select(delta.sum(dim=-1, keepdim=True).expand_as(delta), response_mask)
     ratio = _bounded(delta).exp()
@@ -268,14 +269,16 @@ def _weigh(
 def _once_each(
     values: torch.Tensor, response_mask: torch.Tensor, weighting: Weighting
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per-token values (B, T) and their mask or, where a sequence has one value, that value (B,) and its mask."""
+    """Return per-token values (B, T) and their mask or, where a sequence has one value, that value (B,) and its
+    mask.
+    """
     if weighting.level == Level.TOKEN:
         return values, response_mask
     return select(values, response_mask).amax(dim=-1), response_mask.any(dim=-1)
 
 
 def _largest(value: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """The largest value (B, 1) over the trained tokens of each sequence; 0 for one without any."""
+    """Return the largest value (B, 1) over the trained tokens of each sequence; 0 for one without any."""
     largest = select(value, response_mask, fill=-math.inf).amax(dim=-1, keepdim=True)
     return torch.where(response_mask.any(dim=-1, keepdim=True), largest, 0.0)
 

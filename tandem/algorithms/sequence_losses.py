@@ -41,7 +41,8 @@ def gspo(
     clip_ratio_low: NonNegativeFloat | None = None,
     clip_ratio_high: NonNegativeFloat | None = None,
 ) -> PolicyLoss:
-    """PPO's clip on the ratio of the sequence, the geometric mean of its tokens' (GSPO, arXiv 2507.18071, section 4.3).
+    """Return PPO's clip on the ratio of the sequence, the geometric mean of its tokens' (GSPO, arXiv 2507.18071,
+    section 4.3).
 
     ``s_t = sg(s) pi_t / sg(pi_t)``: the value of the sequence's ratio, the gradient of each token. Meant for
     ``seq-mean-token-mean``. Metrics: ``clipfrac``, ``ppo_kl``.
@@ -82,7 +83,8 @@ def geo_mean(
     clip_ratio_low: NonNegativeFloat | None = None,
     clip_ratio_high: NonNegativeFloat | None = None,
 ) -> PolicyLoss:
-    """Minus the mean advantage times the geometric mean of the clipped ratios (GMPO, arXiv 2507.20673).
+    """Return the negative of the mean advantage times the geometric mean of the clipped ratios (GMPO,
+    arXiv 2507.20673).
 
     The clip acts on the log-ratio, on the side to which the advantage pushes. Every token carries its sequence's term,
     so that ``seq-mean-token-mean`` gives the mean over sequences. Metrics: ``clipfrac``, ``clipfrac_lower`` (tokens
@@ -115,7 +117,7 @@ def geo_mean(
 
 
 def _covariance(logprobs: torch.Tensor, advantages: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """``(A - mean A)(log pi - mean log pi)`` per token, without gradient: what moves the policy's entropy.
+    """Return ``(A - mean A)(log pi - mean log pi)`` per token, without gradient: what moves the policy's entropy.
 
     The means are over all tokens given, so these losses want the whole mini-batch at once.
     """
@@ -144,7 +146,8 @@ def clip_cov(
     clip_cov_ub: float = 5.0,
     seed: NonNegativeInt = 0,
 ) -> PolicyLoss:
-    """PPO's clip, and no gradient for a random few of the tokens whose covariance lies between ``lb`` and ``ub``.
+    """Return PPO's clip, and no gradient for a random few of the tokens whose covariance lies between ``lb`` and
+    ``ub``.
 
     Clip-Cov (arXiv 2505.22617): a fraction ``clip_cov_ratio`` of the trained tokens, at least one, is drawn with
     ``seed``. Metrics: ``clipfrac`` (tokens silenced), ``ppo_kl``.
@@ -192,7 +195,8 @@ def kl_cov(
     kl_cov_ratio: Fraction = 0.0002,
     ppo_kl_coef: NonNegativeFloat = 1.0,
 ) -> PolicyLoss:
-    """``-A r``, plus ``ppo_kl_coef |log r|`` on the fraction ``kl_cov_ratio`` of tokens with the largest covariance.
+    """Return ``-A r``, plus ``ppo_kl_coef |log r|`` on the fraction ``kl_cov_ratio`` of tokens with the largest
+    covariance.
 
     KL-Cov (arXiv 2505.22617). Metric: ``ppo_kl``, here the mean of ``|log r|``.
 

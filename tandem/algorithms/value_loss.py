@@ -24,7 +24,7 @@ def value_loss(
     *,
     cliprange_value: float = 0.5,
 ) -> PolicyLoss:
-    """``max((V - R)^2, (clip(V, V_old +- range) - R)^2) / 2`` per token; all inputs (B, T).
+    """Return ``max((V - R)^2, (clip(V, V_old +- range) - R)^2) / 2`` per token; all inputs (B, T).
 
     PPO's clipped value loss (Schulman et al.'s implementation; Engstrom et al., arXiv 2005.12729). Metrics:
     ``value_clipfrac``, ``value_mean``.

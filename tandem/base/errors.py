@@ -30,7 +30,9 @@ _ENDS = (".", "?", "!", "…")
 
 
 def sentences(first: object, *others: object) -> str:
-    """The texts one after the other, with a period after each that doesn't end one itself; the last stays as it is."""
+    """Return the texts one after the other, with a period after each that doesn't end one itself; the last stays as it
+    is.
+    """
     text = str(first).rstrip()
     for other in others:
         text = f"{text}{'' if text.endswith(_ENDS) else '.'} {other}"
@@ -64,7 +66,7 @@ class Problem:
         return sentences(f"{shown.key} = {shown.value!r}: {shown.reason}", shown.remedy)
 
     def hidden(self) -> Problem:
-        """The same problem without secrets in its texts."""
+        """Return the same problem without secrets in its texts."""
         name = self.key.rpartition(".")[2]
         value = HIDDEN if names_secret(name) else hide_in(self.value, name)
         return replace(self, value=value, reason=hide(self.reason), remedy=hide(self.remedy))

@@ -18,7 +18,9 @@ _NO_ROOM_TEXTS = (*map(os.strerror, _NO_ROOM), "file write failed", "unexpected 
 
 
 def means_no_room(error: BaseException) -> bool:
-    """Whether ``error`` comes of a full disk, a quota or a limit of sizes: libraries have their own errors for it."""
+    """Return whether ``error`` comes of a full disk, a quota or a limit of sizes: libraries have their own errors for
+    it.
+    """
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return True
     if any(text in str(error) for text in _NO_ROOM_TEXTS):
@@ -27,7 +29,9 @@ def means_no_room(error: BaseException) -> bool:
 
 
 def write_error(error: Exception, place: Path) -> WriteError:
-    """An error that says in one line which file can't be written (the one ``error`` names, else ``place``) and why."""
+    """Return an error that says in one line which file can't be written (the one ``error`` names, else ``place``) and
+    why.
+    """
     if isinstance(error, shutil.Error):
         error = _first_of(error)
     name = error.filename if isinstance(error, OSError) and error.filename else place
@@ -39,7 +43,7 @@ def write_error(error: Exception, place: Path) -> WriteError:
 
 
 def _first_of(error: shutil.Error) -> OSError:
-    """The first failure of a copied folder, which are kept as (source, target, words)."""
+    """Return the first failure of a copied folder, which are kept as (source, target, words)."""
     failures = error.args[0] if error.args else ""
     words = str(failures[0][2] if isinstance(failures, list) and failures else failures)
     number = re.match(r"\[Errno (\d+)\]", words)
@@ -48,7 +52,7 @@ def _first_of(error: shutil.Error) -> OSError:
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A scratch folder beside ``target`` to write into; renamed to ``target`` at the end, removed on an error.
+    """Yield a scratch folder beside ``target`` to write into; renamed to ``target`` at the end, removed on an error.
 
     Files reach the disk before the rename, so that not even a power cut leaves a half-written ``target``. A folder that
     was there is replaced.
@@ -77,7 +81,7 @@ def replace_folder(new: Path, target: Path) -> None:
 
 
 def flush_tree(folder: Path) -> None:
-    """``flush`` every file and folder under ``folder``, itself included."""
+    """Apply ``flush`` to every file and folder under ``folder``, itself included."""
     for parent, _, names in os.walk(folder):
         for name in names:
             flush(Path(parent) / name)

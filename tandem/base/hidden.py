@@ -59,8 +59,8 @@ _MOST_WITHOUT_GAPS = 24
 
 
 def hide(text: str) -> str:
-    """``text`` with its secrets replaced: user and password of an address (also of one without a scheme), what stands
-    under a telling name in a query, headers, and what looks like a key itself (``sk-...``, ``hf_...``).
+    """Return ``text`` with its secrets replaced: user and password of an address (also of one without a scheme), what
+    stands under a telling name in a query, headers, and what looks like a key itself (``sk-...``, ``hf_...``).
     """
     text = _OF_USERS.sub(rf"\g<scheme>{HIDDEN}@", text)
     text = _OF_USERS_WITHOUT_SCHEME.sub(rf"\g<before>{HIDDEN}@", text)
@@ -72,7 +72,9 @@ def hide(text: str) -> str:
 
 
 def _names_credential(name: str) -> bool:
-    """Whether what a query or a variable calls ``name`` is a credential: ``X-Amz-Signature``, ``private_token``."""
+    """Return whether what a query or a variable calls ``name`` is a credential: ``X-Amz-Signature``,
+    ``private_token``.
+    """
     words = [word.lower() for word in _WORDS_IN_NAME.findall(unquote(name)) if not word.isdigit()]
     if not words:
         return False
@@ -80,7 +82,9 @@ def _names_credential(name: str) -> bool:
 
 
 def hide_in(value: Any, key: str = "") -> Any:
-    """A copy of a document (mappings, lists, scalars) with its secrets replaced, those under telling names whole."""
+    """Return a copy of a document (mappings, lists, scalars) with its secrets replaced, those under telling names
+    whole.
+    """
     if isinstance(value, Mapping):
         return {name: hide_in(item, str(name)) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -93,7 +97,7 @@ def hide_in(value: Any, key: str = "") -> Any:
 
 
 def hide_words(words: Sequence[str]) -> list[str]:
-    """The words of a command line; flag and value may be one word or two (``--reward_manager.api_key ...``)."""
+    """Return the words of a command line; flag and value may be one word or two (``--reward_manager.api_key ...``)."""
     shown: list[str] = []
     flag = ""
     for word in words:
@@ -110,12 +114,12 @@ def hide_words(words: Sequence[str]) -> list[str]:
 
 
 def _last(key: str) -> str:
-    """The last part of a key or flag, as the config spells it."""
+    """Return the last part of a key or flag, as the config spells it."""
     return key.rpartition(".")[2].lstrip("-").replace("-", "_")
 
 
 def _hide_value(name: str, text: str) -> str:
-    """The value of a flag or an assignment as YAML has it: a document in it loses its secrets too."""
+    """Return the value of a flag or an assignment as YAML has it: a document in it loses its secrets too."""
     if text and hides(name, text):
         return HIDDEN
     if any(mark in text for mark in "{[:"):
@@ -129,29 +133,33 @@ def _hide_value(name: str, text: str) -> str:
 
 
 def hides(key: str, value: str) -> bool:
-    """Whether ``value`` is replaced whole under ``key``: a secret, or a key where a variable's name belongs."""
+    """Return whether ``value`` is replaced whole under ``key``: a secret, or a key where a variable's name belongs."""
     return names_secret(key) or (is_env_of_secret(key) and not is_variable(value))
 
 
 def is_env_of_secret(key: str) -> bool:
-    """Whether ``key`` names the environment variable of a secret, as ``api_key_env`` does."""
+    """Return whether ``key`` names the environment variable of a secret, as ``api_key_env`` does."""
     return key.lower().endswith("_env") and _names_credential(key[: -len("_env")])
 
 
 def is_variable(value: str) -> bool:
-    """Whether ``value`` can be meant as the name of an environment variable, and is no key pasted in its place."""
+    """Return whether ``value`` can be meant as the name of an environment variable, and is no key pasted in its
+    place.
+    """
     if _VARIABLE.fullmatch(value) is None or _LOOKS_LIKE_KEY.search(value):
         return False
     return "_" in value or len(value) < _MOST_WITHOUT_GAPS or not any(letter.isdigit() for letter in value)
 
 
 def names_secret(key: str) -> bool:
-    """Whether what stands under ``key`` is a secret by its name: ``api_key`` is, ``api_key_env`` names a variable."""
+    """Return whether what stands under ``key`` is a secret by its name: ``api_key`` is, ``api_key_env`` names a
+    variable.
+    """
     return _KEY.fullmatch(key.lstrip("-")) is not None
 
 
 def hidden_keys(value: Any, key: str = "") -> Iterator[str]:
-    """The keys of a document under which a secret was replaced."""
+    """Yield the keys of a document under which a secret was replaced."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from hidden_keys(item, f"{key}.{name}" if key else str(name))

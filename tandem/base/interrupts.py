@@ -47,7 +47,7 @@ _state = _State()
 
 
 def install() -> None:
-    """From here on signals are handled as this module says. Does nothing outside the main thread."""
+    """Handle signals as this module says from here on. Does nothing outside the main thread."""
     global _state
     if threading.current_thread() is not threading.main_thread():
         return
@@ -58,12 +58,12 @@ def install() -> None:
 
 
 def installed() -> bool:
-    """Whether signals are handled as this module says."""
+    """Return whether signals are handled as this module says."""
     return signal.getsignal(signal.SIGTERM) is _hear
 
 
 def ignore() -> None:
-    """The process ends, and nothing is left to interrupt: signals change neither that nor its exit code."""
+    """Ignore signals from here on: the process ends, nothing is left to interrupt, and its exit code stays."""
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
@@ -78,7 +78,7 @@ def restore() -> None:
 
 @contextmanager
 def unwinding(message: Callable[[], str]) -> Iterator[None]:
-    """A context for a loop inside a program of the user's: both signals unwind it, and handlers are as before after it.
+    """Let both signals unwind a loop inside a program of the user's; after it the handlers are as before.
 
     SIGINT stays the ``KeyboardInterrupt`` that the program may catch; SIGTERM becomes ``SystemExit`` with 143. One line
     says where it ended (``message``); of an interrupt that nobody catches Python prints no traceback after it. A
@@ -113,23 +113,23 @@ def _print_nothing_of(interrupt: BaseException) -> None:
 
 
 def requested() -> int | None:
-    """The signal that came, if one did."""
+    """Return the signal that came, if one did."""
     return _state.requested
 
 
 def saved() -> str:
-    """The last whole checkpoint of this process' run, in words; empty before there is one."""
+    """Return the last whole checkpoint of this process' run, in words; empty before there is one."""
     return _state.saved
 
 
 def note_saved(what: str) -> None:
-    """There is a whole checkpoint, which the message at the end of an interrupted run names."""
+    """Note that there is a whole checkpoint, which the message at the end of an interrupted run names."""
     _state.saved = what
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """A signal waits for the end of the block. Of no effect in other threads than the main one, which hears signals."""
+    """Let a signal wait for the end of the block. Only the main thread hears signals: in others this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -142,7 +142,7 @@ def held() -> Iterator[None]:
 
 
 def hold() -> None:
-    """From here to ``release`` a signal waits; harmless where one waits already."""
+    """Let a signal wait until ``release``; harmless where one waits already."""
     _state.holding = True
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def physical_memory() -> int | None:
-    """Bytes; None where the system doesn't say."""
+    """Return the memory of this machine in bytes; None where the system doesn't say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -15,5 +15,5 @@ def physical_memory() -> int | None:
 
 
 def has_accelerator() -> bool:
-    """Whether the system shows a device of NVIDIA's or AMD's, which a run would take."""
+    """Return whether the system shows a device of NVIDIA's or AMD's, which a run would take."""
     return Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()

@@ -35,7 +35,7 @@ class Digest:
 
     @classmethod
     def of(cls, path: Path) -> Digest:
-        """The digest of the file as it is now. Raises ``OSError``."""
+        """Return the digest of the file as it is now. Raises ``OSError``."""
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             return cls(file.tell(), sha256)
@@ -73,7 +73,9 @@ def write_manifest(folder: Path, known: Mapping[str, Digest] | None = None) -> N
 
 
 def read_manifest(folder: Path) -> Digests:
-    """What ``folder`` should hold. Raises ``DamagedError`` where the manifest is missing or not as it was written."""
+    """Return what ``folder`` should hold. Raises ``DamagedError`` where the manifest is missing or not as it was
+    written.
+    """
     path = folder / MANIFEST
     try:
         document = json.loads(path.read_bytes())
@@ -106,7 +108,7 @@ def verify(folder: Path, *, own_changes: bool = False, quick: bool = False) -> N
 
 
 def _fault(path: Path, written: Digest, quick: bool) -> str:
-    """What is wrong with a file; nothing: an empty string."""
+    """Return what is wrong with a file; nothing: an empty string."""
     try:
         size = path.stat().st_size
         if size != written.bytes:

@@ -47,7 +47,7 @@ def check_recipe(dataset: str, recipe: Mapping[str, Any]) -> None:
 
 @lru_cache(maxsize=32)
 def create_task(recipe: str) -> Any:
-    """The task of a JSON recipe: a sequence of questions that can score answers. Raises ``DataError``."""
+    """Return the task of a JSON recipe: a sequence of questions that can score answers. Raises ``DataError``."""
     given = json.loads(recipe)
     dataset = given.pop("dataset")
     try:

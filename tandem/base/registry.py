@@ -68,7 +68,7 @@ class Entry(Generic[T]):
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """``did you mean 'x'?`` for a misspelt name, else the list of what there is."""
+    """Return ``did you mean 'x'?`` for a misspelt name, else the list of what there is."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if close:
@@ -77,7 +77,9 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def read_signature(target: Callable[..., Any]) -> Signature:
-    """Columns and YAML parameters of a function (positional | keyword-only) or of a class (its constructor)."""
+    """Return the columns and YAML parameters of a function (positional | keyword-only) or of a class (its
+    constructor).
+    """
     is_class = inspect.isclass(target)
     namespace = _namespace(target)
     columns: list[str] = []
@@ -101,7 +103,7 @@ def read_signature(target: Callable[..., Any]) -> Signature:
 
 
 def _namespace(target: Callable[..., Any]) -> Mapping[str, object]:
-    """The names that the annotations of a function, or of a class's constructor, are made of."""
+    """Return the names that the annotations of a function, or of a class's constructor, are made of."""
     function = getattr(target, "__init__", target) if inspect.isclass(target) else inspect.unwrap(target)
     module = sys.modules.get(getattr(target, "__module__", ""))
     found: Mapping[str, object] = getattr(function, "__globals__", vars(module) if module is not None else {})
@@ -109,7 +111,8 @@ def _namespace(target: Callable[..., Any]) -> Mapping[str, object]:
 
 
 def resolved(annotation: object, namespace: Mapping[str, object]) -> object:
-    """The type that an annotation's text means, aliases followed; the text itself where a name of it isn't there.
+    """Return the type that an annotation's text means, aliases followed; the text itself where a name of it isn't
+    there.
 
     So it stays where it names a module that is imported on first use: reading a signature imports nothing.
     """
@@ -133,7 +136,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, *, scope: Scope = Scope.TOKEN, **traits: object) -> Callable[[T], T]:
-        """Decorator that adds the object under ``name``. Traits are free facts that the planner may read."""
+        """Return a decorator that adds the object under ``name``. Traits are free facts that the planner may read."""
 
         def add(target: T) -> T:
             if name in self._entries:
@@ -157,5 +160,5 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def names(self) -> list[str]:
-        """The names of all entries, sorted."""
+        """Return the names of all entries, sorted."""
         return sorted(self._entries)

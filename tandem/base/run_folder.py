@@ -23,17 +23,20 @@ from tandem.base.errors import ConfigError, Problem, TandemError, WriteError
 from tandem.base.folders import write_error
 
 CONFIG_FILE, METRICS_FILE, ROLLOUTS_FILE = "config.yaml", "metrics.jsonl", "rollouts.jsonl"
+ABOUT_FILE = "about.json"
+SAMPLES = "samples"
 REPORT_FILE, TRACE_FILE, TENSORBOARD = "report.html", "trace.json", "tensorboard"
 CHECKPOINTS, FINAL_FOLDER, CRITIC_FOLDER = "checkpoints", "final", "critic"
 WRITTEN = (
-    *(CONFIG_FILE, METRICS_FILE, ROLLOUTS_FILE, REPORT_FILE, TRACE_FILE, TENSORBOARD),
+    *(CONFIG_FILE, ABOUT_FILE, METRICS_FILE, ROLLOUTS_FILE, SAMPLES, REPORT_FILE, TRACE_FILE, TENSORBOARD),
     *(CHECKPOINTS, FINAL_FOLDER, CRITIC_FOLDER),
 )
 """Names in the folder that are a run's."""
 
 _REPLACED = (FINAL_FOLDER, CRITIC_FOLDER)
-_REWRITTEN = (CONFIG_FILE, METRICS_FILE, ROLLOUTS_FILE, REPORT_FILE)
+_REWRITTEN = (CONFIG_FILE, ABOUT_FILE, METRICS_FILE, ROLLOUTS_FILE, REPORT_FILE)
 _STEP = re.compile(r"step_(\d+)")
+_SAMPLES_PART = re.compile(r"(\w+)-(\d+)\.parquet")
 _HIDDEN, _LOCK, _OWNER, _RECORD = ".tandem", "lock", "owner.json", "run.json"
 _SCRATCH = re.compile(r"\.+([\w-]+(?:\.\w+)?)\.(partial|replaced)\b.*")
 _PARTS = ("model", "adapter", CRITIC_FOLDER, "reference")
@@ -108,26 +111,32 @@ def begin(folder: Path, *, goes_on_after: int | None = None, to: int | None = No
 
 
 def in_the_way(folder: Path) -> list[str]:
-    """Names in ``folder`` that a new run would write, and that no run has written."""
+    """Return the names in ``folder`` that a new run would write, and that no run has written."""
     if _record(folder) is not None:
         return []
     return [name for name in WRITTEN if os.path.lexists(folder / name)]
 
 
 def user_files(folder: Path, names: Sequence[str]) -> Problem:
-    """An error for ``names`` in ``folder`` that belong to no run."""
+    """Return an error for ``names`` in ``folder`` that belong to no run."""
     reason = f"{', '.join(names)} in it would be replaced, and no run has written that"
     return Problem(KEY, str(folder), reason, f"Write a folder of its own for the run, such as {folder / 'run'}")
 
 
 def step_of(path: Path) -> int | None:
-    """The step of the checkpoint that has this name; None for another name."""
+    """Return the step of the checkpoint that has this name; None for another name."""
     match = _STEP.fullmatch(path.name)
     return None if match is None else int(match[1])
 
 
+def part_of_samples(name: str) -> tuple[str, int] | None:
+    """Return kind and step of the file of samples that has this name; None for another name."""
+    match = _SAMPLES_PART.fullmatch(name)
+    return None if match is None else (match[1], int(match[2]))
+
+
 def is_of_a_run(name: str) -> bool:
-    """Whether a run writes under this name, or renames something to it."""
+    """Return whether a run writes under this name, or renames something to it."""
     stem, _, suffix = name.partition(".")
     return name in WRITTEN or any(
         Path(written).stem == stem and re.fullmatch(rf"\d+{re.escape(Path(written).suffix)}", suffix)
@@ -136,7 +145,7 @@ def is_of_a_run(name: str) -> bool:
 
 
 def _of_a_run(folder: Path) -> list[str]:
-    """Everything in ``folder`` that a run wrote, with what it renamed."""
+    """Return everything in ``folder`` that a run wrote, with what it renamed."""
     return sorted(path.name for path in folder.iterdir() if is_of_a_run(path.name))
 
 
@@ -166,7 +175,7 @@ def _finish_move(folder: Path) -> list[str]:
 
 
 def _fresh(folder: Path) -> Path:
-    """A new folder with the first number that is free."""
+    """Return a new folder with the first number that is free."""
     for place in (folder.resolve().parent, folder.resolve()):
         number = 1
         while (target := place / f"{folder.resolve().name}.{number}").exists():
@@ -187,20 +196,30 @@ def _step_aside(folder: Path, step: int, last: int | None) -> list[str]:
     if not later and not replaced:
         return []
     number = 1
-    while any((folder / _numbered(name, number)).exists() for name in (*_REPLACED, *_REWRITTEN, CHECKPOINTS)):
+    while any((folder / _numbered(name, number)).exists() for name in (*_REPLACED, *_REWRITTEN, CHECKPOINTS, SAMPLES)):
         number += 1
     for name in _REWRITTEN:
         if (folder / name).exists():
             shutil.copyfile(folder / name, folder / _numbered(name, number))
     for name in replaced:
         os.rename(folder / name, folder / _numbered(name, number))
-    if later:
-        aside = folder / _numbered(CHECKPOINTS, number)
-        aside.mkdir()
-        for path in later:
-            os.rename(path, aside / path.name)
-    kept = [_numbered(name, number) for name in (*replaced, *([CHECKPOINTS] if later else []))]
+    samples = _later_samples(folder, step)
+    for name, paths in ((CHECKPOINTS, later), (SAMPLES, samples)):
+        if paths:
+            aside = folder / _numbered(name, number)
+            aside.mkdir()
+            for path in paths:
+                os.rename(path, aside / path.name)
+    moved = [*replaced, *([CHECKPOINTS] if later else []), *([SAMPLES] if samples else [])]
+    kept = [_numbered(name, number) for name in moved]
     return [f"what the run from step {step} on replaces is kept in {folder}: {', '.join(kept)}"]
+
+
+def _later_samples(folder: Path, step: int) -> list[Path]:
+    """Return the files of samples of steps after ``step``."""
+    samples = folder / SAMPLES
+    found = [(path, part_of_samples(path.name)) for path in samples.iterdir()] if samples.is_dir() else []
+    return [path for path, part in found if part is not None and part[1] > step]
 
 
 def _numbered(name: str, number: int) -> str:
@@ -231,7 +250,9 @@ def _is_ours(name: str, at_top: bool) -> bool:
 
 
 def _record(folder: Path) -> dict[str, str] | None:
-    """The note of the run whose folder this is; None where none was here. One that is cut counts: a run wrote it."""
+    """Return the note of the run whose folder this is; None where none was here. One that is cut counts: a run wrote
+    it.
+    """
     try:
         found = json.loads((folder / _HIDDEN / _RECORD).read_text())
         return found if isinstance(found, dict) else {}

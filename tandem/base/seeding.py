@@ -6,7 +6,7 @@ import hashlib
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed of the parts, equal on every machine and in every process.
+    """Return a 63-bit seed of the parts, equal on every machine and in every process.
 
     ``derive_seed(run_seed, "shuffle", epoch)`` and the like. Order and type of the parts matter.
     """

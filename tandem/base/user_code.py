@@ -47,7 +47,7 @@ def import_file(file: str) -> ModuleType:
 
 
 def import_ends(file: str) -> str | None:
-    """Whether a Python file can be imported at all, tried in a process of its own: why not, else None.
+    """Return whether a Python file can be imported at all, tried in a process of its own: why not, else None.
 
     An exception is no obstacle: it can be caught. What ends the process or never comes to an end is.
     """
@@ -69,7 +69,9 @@ def import_ends(file: str) -> str | None:
 
 
 def import_problem(key: str, file: str, error: BaseException) -> Problem:
-    """The place of the error in the user's file: the line of a syntax error, else the innermost frame in that file."""
+    """Return the place of the error in the user's file: the line of a syntax error, else the innermost frame in that
+    file.
+    """
     if isinstance(error, SyntaxError):
         reason = f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     else:
@@ -81,7 +83,8 @@ def import_problem(key: str, file: str, error: BaseException) -> Problem:
 
 
 def load_class(file: str, name: str, parameters: Mapping[str, Any], *, key: str) -> object:
-    """An object of the class ``name`` in ``file``, made with ``parameters``; ``key`` is where the config names it.
+    """Return an object of the class ``name`` in ``file``, made with ``parameters``; ``key`` is where the config names
+    it.
 
     Raises ``ConfigError`` for a file that isn't there or can't be run, a class that it doesn't define, and parameters
     that its constructor lacks or needs. An error of the constructor is one too.

@@ -20,7 +20,7 @@ __path__: list[str] = []
 
 
 def module_name(path: Path) -> str:
-    """The name under which the file ``path`` is imported."""
+    """Return the name under which the file ``path`` is imported."""
     return f"{__name__}.{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{str(path).encode().hex()}"
 
 
@@ -30,7 +30,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of a module of this package, None for any other."""
+        """Return the spec of a module of this package, None for any other."""
         package, _, name = fullname.rpartition(".")
         if package != __name__:
             return None

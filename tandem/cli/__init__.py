@@ -11,7 +11,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Entry point of the ``tandem`` command. An interrupt while this imports ends without a traceback too.
+    """Run the ``tandem`` command. An interrupt while this imports ends without a traceback too.
 
     Once the command is over, its exit code stands: what ends then is the interpreter.
     """

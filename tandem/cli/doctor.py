@@ -28,7 +28,7 @@ _VLLM = "the engine vllm lives in an environment of its own: make engine-vllm, t
 
 
 def examine() -> str:
-    """The report, a line a fact."""
+    """Return the report, a line a fact."""
     return "\n".join([*_machine(), *_versions(), *_devices(), *_missing()])
 
 
@@ -45,7 +45,7 @@ def _machine() -> Iterator[str]:
 
 
 def usable_processors() -> int:
-    """Processors that this process may run on."""
+    """Return the processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -85,7 +85,7 @@ def _missing() -> Iterator[str]:
 
 
 def version_of(package: str) -> str | None:
-    """The installed version of a package."""
+    """Return the installed version of a package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

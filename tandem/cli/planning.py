@@ -27,13 +27,13 @@ class NoPlan:
         return False
 
     def to_json(self) -> str:
-        """The problems as JSON, for machines; without secrets."""
+        """Return the problems as JSON, for machines; without secrets."""
         shown = NoPlan(tuple(problem.hidden() for problem in self.problems))
         return json.dumps({"kind": None, **asdict(shown)}, default=repr, ensure_ascii=False, indent=2)
 
 
 def plan_words(words: Sequence[str]) -> Plan | SftPlan | NoPlan:
-    """The plan of whichever document the words name."""
+    """Return the plan of whichever document the words name."""
     try:
         return _compile(load_words(words))
     except InvalidConfigError as error:
@@ -41,7 +41,7 @@ def plan_words(words: Sequence[str]) -> Plan | SftPlan | NoPlan:
 
 
 def runnable_train(words: Sequence[str]) -> tuple[Config, Plan]:
-    """Config and plan of a run that may start. Raises ``ConfigError`` with all that speaks against it."""
+    """Return the config and plan of a run that may start. Raises ``ConfigError`` with all that speaks against it."""
     try:
         config = load_words(words, Config)
     except InvalidConfigError as error:
@@ -52,7 +52,9 @@ def runnable_train(words: Sequence[str]) -> tuple[Config, Plan]:
 
 
 def runnable_sft(words: Sequence[str]) -> tuple[SftConfig, SftPlan]:
-    """Config and plan of an SFT run that may start. Raises ``ConfigError`` with all that speaks against it."""
+    """Return the config and plan of an SFT run that may start. Raises ``ConfigError`` with all that speaks against
+    it.
+    """
     try:
         config = load_words(words, SftConfig)
     except InvalidConfigError as error:
@@ -79,7 +81,7 @@ def _compile(config: Config | SftConfig) -> Plan | SftPlan:
 
 
 def _all_problems(error: InvalidConfigError) -> list[Problem]:
-    """The problems of the document, then those that remain if it is read as it was most likely meant."""
+    """Return the problems of the document, then those that remain if it is read as it was most likely meant."""
     if error.guess is None:
         return error.problems
     reported = {problem.key for problem in error.problems}

@@ -79,5 +79,5 @@ trainer:
 
 
 def starter(name: str) -> str:
-    """The commented config ``train`` or ``sft``."""
+    """Return the commented config ``train`` or ``sft``."""
     return {"train": TRAIN, "sft": SFT}[name]

@@ -18,7 +18,7 @@ from tandem.speed.step_bound import Limit, Setting
 
 
 def tune_words(words: Sequence[str], run: Path, *, as_json: bool) -> str:
-    """The advice for the training run that ``words`` describe, by the measured run in the folder ``run``.
+    """Return the advice for the training run that ``words`` describe, by the measured run in the folder ``run``.
 
     Raises ``DataError`` where there is nothing to tune or to learn from.
     """
@@ -33,7 +33,7 @@ def tune_words(words: Sequence[str], run: Path, *, as_json: bool) -> str:
 
 
 def as_document(advice: Advice, per_node: int) -> dict[str, Any]:
-    """The advice as a document of plain values, for machines."""
+    """Return the advice as a document of plain values, for machines."""
     measured = advice.measured
     return {
         "kind": "tuning",
@@ -75,7 +75,7 @@ def _limit(limit: Limit) -> dict[str, Any]:
 
 
 def words_for(setting: Setting, per_node: int) -> list[str]:
-    """The setting as words of a command line."""
+    """Return the setting as words of a command line."""
     resource = {role: list(devices) for role, devices in resource_of(setting, per_node).items()}
     words = [f"execution.mode={setting.mode}", f"execution.resource={json.dumps(resource, separators=(',', ':'))}"]
     if not setting.streams:

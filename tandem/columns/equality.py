@@ -12,7 +12,7 @@ from tandem.columns.ragged import Ragged
 
 
 def same_tensor(a: Tensor, b: Tensor) -> bool:
-    """Equal in dtype, shape and every value, wherever the two live."""
+    """Return whether both are equal in dtype, shape and every value, wherever the two live."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     a, b = a.detach().cpu(), b.detach().cpu()
@@ -24,12 +24,14 @@ def same_tensor(a: Tensor, b: Tensor) -> bool:
 
 
 def same_ragged(a: Ragged, b: Ragged) -> bool:
-    """Whether both hold rows of the same lengths, and the same values in each."""
+    """Return whether both hold rows of the same lengths, and the same values in each."""
     return torch.equal(a.offsets, b.offsets) and same_tensor(a.values, b.values)
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Equal in type and value through lists, tuples and dicts; 1, 1.0 and True are three different values."""
+    """Return whether both are equal in type and value through lists, tuples and dicts; 1, 1.0 and True are three
+    different values.
+    """
     if type(a) is not type(b):
         return False
     if isinstance(a, Tensor):

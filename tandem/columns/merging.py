@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 def join_tables(left: Mapping[str, Value], right: Mapping[str, Value]) -> dict[str, Value]:
-    """The columns of both; a column that both have must be equal in dtype, lengths and values."""
+    """Return the columns of both; a column that both have must be equal in dtype, lengths and values."""
     for name in left.keys() & right.keys():
         if not same_value(left[name], right[name]):
             raise ContractError(
@@ -22,7 +22,7 @@ def join_tables(left: Mapping[str, Value], right: Mapping[str, Value]) -> dict[s
 
 
 def merge_meta(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of both; a key that both have must be equal."""
+    """Return the keys of both; a key that both have must be equal."""
     for key in left.keys() & right.keys():
         if not same_value(left[key], right[key]):
             raise ContractError(f"meta_info[{key!r}] is {left[key]!r} on one side and {right[key]!r} on the other")
@@ -30,7 +30,7 @@ def merge_meta(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, A
 
 
 def join_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The meta_info of joined parts: keys that several parts have must be equal, but ``metrics`` are gathered.
+    """Return the meta_info of joined parts: keys that several parts have must be equal, but ``metrics`` are gathered.
 
     ``metrics`` is a dict or a list of dicts; each of its keys becomes the list of the values of all parts in order, a
     value that is a list already adds its entries. So joining in two steps gives the same as joining at once.

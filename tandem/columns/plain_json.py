@@ -14,7 +14,7 @@ _FLOAT, _TUPLE, _DICT = "$float", "$tuple", "$dict"
 
 
 def dumps(value: Any, what: str) -> str:
-    """``value`` (None, bool, int, float, str, list, tuple, dict of such, numpy scalars) as JSON text in ASCII.
+    """Return ``value`` (None, bool, int, float, str, list, tuple, dict of such, numpy scalars) as JSON text in ASCII.
 
     Raises ``ContractError`` naming ``what`` and the place inside it for anything else.
     """
@@ -22,7 +22,7 @@ def dumps(value: Any, what: str) -> str:
 
 
 def loads(text: str | bytes) -> Any:
-    """The value that ``dumps`` was given."""
+    """Return the value that ``dumps`` was given."""
     return _decode(json.loads(text))
 
 
@@ -48,7 +48,7 @@ def _encode(value: Any, where: str) -> Any:
 
 
 def _scalar(value: Any) -> bool | int | float | str | None:
-    """The Python scalar inside a numpy scalar, a str subclass or an enum of those; None if there isn't one."""
+    """Return the Python scalar inside a numpy scalar, a str subclass or an enum of those; None if there isn't one."""
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
             return plain(value)

@@ -70,7 +70,7 @@ class DataProto:
         meta_info: Mapping[str, Any] | None = None,
         tokenizer: Any = None,
     ) -> DataProto:
-        """The constructor under the name that the field uses."""
+        """Return the constructor under the name that the field uses."""
         return cls(tensors, non_tensors, meta_info, tokenizer)
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -84,18 +84,18 @@ class DataProto:
         return [*self.batch, *self.non_tensor_batch]
 
     def padded(self, column: str, fill: Scalar = 0, width: int | None = None, *, left: bool = False) -> Tensor:
-        """The ragged ``column`` as a dense copy (B, L); see ``Ragged.padded``."""
+        """Return the ragged ``column`` as a dense copy (B, L); see ``Ragged.padded``."""
         return self.ragged(column).padded(fill, width, left=left)
 
     def ragged(self, column: str) -> Ragged:
-        """``batch[column]``, which must be ragged."""
+        """Return ``batch[column]``, which must be ragged."""
         value = self.batch[column]
         if not isinstance(value, Ragged):
             raise ContractError(f"column {column!r}: expected ragged rows, got a tensor {tuple(value.shape)}")
         return value
 
     def dense(self, column: str) -> Tensor:
-        """``batch[column]``, which must be a tensor (B, ...)."""
+        """Return ``batch[column]``, which must be a tensor (B, ...)."""
         value = self.batch[column]
         if isinstance(value, Ragged):
             raise ContractError(f"column {column!r}: expected a tensor (B, ...), got ragged rows; use padded()")
@@ -108,8 +108,9 @@ class DataProto:
     @overload
     def __getitem__(self, index: Selection) -> DataProto: ...
     def __getitem__(self, index: int | str | Selection) -> DataProtoItem | DataProto | Column | list[Any]:
-        """An int gives one item; a slice, list, index tensor (K,) or bool mask (B,) a batch of those rows; a name that
-        column, tensor or other."""
+        """Return one item for an int, a batch of the rows for a slice, list, index tensor (K,) or bool mask (B,), and
+        for a name that column, tensor or other.
+        """
         if isinstance(index, str):
             return self.non_tensor_batch[index] if index in self.non_tensor_batch else self.batch[index]
         one = single_row(index)
@@ -127,7 +128,9 @@ class DataProto:
             yield self._item(batch, {name: items[i] for name, items in self.non_tensor_batch.items()})
 
     def equals(self, other: DataProto) -> bool:
-        """Whether columns, values (NaN equals NaN), dtypes, row order and meta_info are equal, the tokenizer aside."""
+        """Return whether columns, values (NaN equals NaN), dtypes, row order and meta_info are equal, the tokenizer
+        aside.
+        """
         mine = (len(self), dict(self.batch), dict(self.non_tensor_batch), self.meta_info)
         return same_value(mine, (len(other), dict(other.batch), dict(other.non_tensor_batch), other.meta_info))
 
@@ -137,7 +140,7 @@ class DataProto:
     # --- choosing columns --------------------------------------------------------------------------------------------
 
     def select(self, *columns: str) -> DataProto:
-        """Only these columns, tensor or other, in this order."""
+        """Return only these columns, tensor or other, in this order."""
         self._must_have(columns)
         return self._with(
             {name: self.batch[name] for name in columns if name in self.batch},
@@ -155,7 +158,7 @@ class DataProto:
         return taken
 
     def rename(self, names: Mapping[str, str]) -> DataProto:
-        """Columns under new names: ``{old: new}``."""
+        """Rename columns: ``{old: new}``."""
         self._must_have(names)
         new = [names.get(name, name) for name in self.columns]
         twice = sorted({name for name in new if new.count(name) > 1})
@@ -168,7 +171,7 @@ class DataProto:
         )
 
     def union(self, other: DataProto) -> DataProto:
-        """The columns and meta_info of both; what both have must be equal."""
+        """Return the columns and meta_info of both; what both have must be equal."""
         both = join_tables(self.batch, other.batch), join_tables(self.non_tensor_batch, other.non_tensor_batch)
         tokenizer = self.tokenizer if self.tokenizer is not None else other.tokenizer
         return DataProto(*both, merge_meta(self.meta_info, other.meta_info), tokenizer)
@@ -176,7 +179,7 @@ class DataProto:
     # --- choosing rows -----------------------------------------------------------------------------------------------
 
     def chunk(self, chunks: int) -> list[DataProto]:
-        """``chunks`` equal parts in order; refused where they can't be equal (see ``pad_to_divisor``)."""
+        """Return ``chunks`` equal parts in order; refused where they can't be equal (see ``pad_to_divisor``)."""
         if chunks < 1 or len(self) % chunks:
             raise ContractError(
                 f"chunk: {len(self)} samples don't divide into {chunks} equal parts; use "
@@ -187,13 +190,13 @@ class DataProto:
         return self.split(len(self) // chunks)
 
     def split(self, size: int) -> list[DataProto]:
-        """Parts of ``size`` samples in order; the last one has what is left."""
+        """Return the parts of ``size`` samples in order; the last one has what is left."""
         if size < 1:
             raise ContractError(f"split: size must be at least 1, got {size}")
         return [self[start : start + size] for start in range(0, len(self), size)]
 
     def reorder(self, order: Selection) -> DataProto:
-        """Rows in the given ``order`` (B,), a permutation."""
+        """Return the rows in the given ``order`` (B,), a permutation."""
         rows = resolve_rows(order, len(self))
         index = torch.arange(len(self))[rows]
         if not torch.equal(index.sort().values, torch.arange(len(self))):
@@ -201,7 +204,7 @@ class DataProto:
         return self._take(rows)
 
     def repeat(self, times: int | Sequence[int], interleave: bool = True) -> DataProto:
-        """Each row ``times`` times: a a b b where ``interleave``, else a b a b. A number per row may be 0."""
+        """Return each row ``times`` times: a a b b where ``interleave``, else a b a b. A number per row may be 0."""
         rows = torch.arange(len(self))
         if not isinstance(times, int):
             if len(times) != len(self) or min(times, default=0) < 0:
@@ -212,21 +215,21 @@ class DataProto:
         return self._take(rows.repeat_interleave(times) if interleave else rows.repeat(times))
 
     def pad_to_divisor(self, divisor: int) -> tuple[DataProto, int]:
-        """Rows repeated from the start until ``divisor`` divides their number, and how many were added."""
+        """Repeat rows from the start until ``divisor`` divides their number, and how many were added."""
         if divisor < 1 or len(self) == 0:
             raise ContractError(f"pad_to_divisor({divisor}): needs a positive divisor and at least one sample")
         missing = -len(self) % divisor
         return self._take(torch.arange(len(self) + missing) % len(self)), missing
 
     def unpad(self, pad_size: int) -> DataProto:
-        """The batch without the last ``pad_size`` rows, which ``pad_to_divisor`` added."""
+        """Return the batch without the last ``pad_size`` rows, which ``pad_to_divisor`` added."""
         if not 0 <= pad_size <= len(self):
             raise ContractError(f"unpad: pad_size {pad_size} of {len(self)} samples")
         return self[: len(self) - pad_size]
 
     @classmethod
     def concat(cls, parts: Sequence[DataProto]) -> DataProto:
-        """The samples of all parts. All need the same columns; meta_info as ``join_meta`` says."""
+        """Return the samples of all parts. All need the same columns; meta_info as ``join_meta`` says."""
         if not parts:
             raise ContractError("concat: nothing to join")
         names = set(parts[0].columns)
@@ -243,7 +246,7 @@ class DataProto:
     # --- moving and keeping ------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str) -> DataProto:
-        """The batch with all its tensors on ``device``."""
+        """Return the batch with all its tensors on ``device``."""
         return self._with({name: c.to(device=device) for name, c in self.batch.items()}, self.non_tensor_batch)
 
     def save(self, folder: str | Path) -> None:
@@ -256,16 +259,18 @@ class DataProto:
 
     @classmethod
     def load(cls, folder: str | Path, tokenizer: Any = None) -> DataProto:
-        """What ``save`` wrote, on the CPU; raises ``DataError`` naming the file if it isn't there or isn't whole."""
+        """Return what ``save`` wrote, on the CPU; raises ``DataError`` naming the file if it isn't there or isn't
+        whole.
+        """
         return cls._from_parts(*storage.read_folder(Path(folder)), tokenizer)
 
     def to_bytes(self) -> bytes:
-        """What ``save`` writes, as bytes for another process."""
+        """Return what ``save`` writes, as bytes for another process."""
         return storage.to_bytes(*self._parts())
 
     @classmethod
     def from_bytes(cls, data: bytes, tokenizer: Any = None) -> DataProto:
-        """What ``to_bytes`` gave; raises ``DataError`` if the bytes aren't whole."""
+        """Return what ``to_bytes`` gave; raises ``DataError`` if the bytes aren't whole."""
         return cls._from_parts(*storage.from_bytes(data), tokenizer)
 
     # --- inside ------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Ragged:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Tensor], dtype: torch.dtype | None = None) -> Ragged:
-        """One row per tensor (L_i, ...). ``dtype`` converts, and is needed where there are no rows."""
+        """Make one row per tensor (L_i, ...). ``dtype`` converts, and is needed where there are no rows."""
         if not rows:
             if dtype is None:
                 raise ContractError("Ragged.from_rows: no rows and no dtype; say dtype=... for an empty column")
@@ -68,7 +68,7 @@ class Ragged:
 
     @classmethod
     def from_padded(cls, x: Tensor, mask: Tensor) -> Ragged:
-        """The entries of ``x`` (B, L, ...) where ``mask`` (B, L) bool, padded left or right.
+        """Return the entries of ``x`` (B, L, ...) where ``mask`` (B, L) bool, padded left or right.
 
         A mask with a hole in a row is refused: it marks trained tokens, not padding, and would drop tokens.
         """
@@ -91,7 +91,7 @@ class Ragged:
 
     @classmethod
     def concat(cls, parts: Sequence[Ragged]) -> Ragged:
-        """The rows of all parts, one after the other."""
+        """Return the rows of all parts, one after the other."""
         if not parts:
             raise ContractError("Ragged.concat: nothing to join")
         if len(parts) == 1:
@@ -126,7 +126,7 @@ class Ragged:
         return self.values.device
 
     def row(self, i: int) -> Tensor:
-        """Row ``i`` as a view (L_i, ...); negative counts from the end."""
+        """Return the row ``i`` as a view (L_i, ...); negative counts from the end."""
         size = len(self)
         if not -size <= i < size:
             raise IndexError(f"row {i} of a column with {size} rows")
@@ -134,7 +134,7 @@ class Ragged:
         return self.values[start:end]
 
     def rows(self) -> tuple[Tensor, ...]:
-        """All rows in order, as views (L_i, ...) of the values."""
+        """Return all rows in order, as views (L_i, ...) of the values."""
         if len(self) == 0:
             return ()
         return torch.split(self.values, self.lengths.tolist())
@@ -147,12 +147,16 @@ class Ragged:
     @overload
     def __getitem__(self, index: Selection) -> Ragged: ...
     def __getitem__(self, index: int | Selection) -> Tensor | Ragged:
-        """An int gives one row; a slice, list, index tensor or bool mask gives the chosen rows, in that order."""
+        """Return one row for an int, and for a slice, list, index tensor or bool mask the chosen rows, in that
+        order.
+        """
         one = single_row(index)
         return self.row(one) if one is not None else self.take(resolve_rows(index, len(self)))
 
     def take(self, rows: slice | Tensor) -> Ragged:
-        """Rows already resolved by ``resolve_rows``: a slice of step 1 gives a view, an index tensor a copy."""
+        """Return the rows already resolved by ``resolve_rows``: a slice of step 1 gives a view, an index tensor a
+        copy.
+        """
         if isinstance(rows, slice):
             offsets = self.offsets[rows.start : rows.stop + 1]
             start, end = int(offsets[0]), int(offsets[-1])
@@ -166,25 +170,25 @@ class Ragged:
         return Ragged(self.values.index_select(0, source.to(self.device)), offsets)
 
     def mask(self, width: int | None = None, *, left: bool = False) -> Tensor:
-        """Where a padded view holds values: (B, width) bool on the device of the values."""
+        """Return where a padded view holds values: (B, width) bool on the device of the values."""
         width = self._width(width)
         lengths = self.lengths.to(self.device).unsqueeze(1)  # (B, 1)
         columns = torch.arange(width, device=self.device)  # (L,)
         return columns >= width - lengths if left else columns < lengths
 
     def padded(self, fill: Scalar = 0, width: int | None = None, *, left: bool = False) -> Tensor:
-        """A dense copy (B, L, ...), L = ``width`` or the longest row, filled up on the right (or ``left``)."""
+        """Return a dense copy (B, L, ...), L = ``width`` or the longest row, filled up on the right (or ``left``)."""
         mask = self.mask(width, left=left)
         trailing = self.values.shape[1:]
         dense = self.values.new_full((*mask.shape, *trailing), fill)
         return dense.masked_scatter(mask.reshape(*mask.shape, *([1] * len(trailing))), self.values)
 
     def like(self, values: Tensor) -> Ragged:
-        """The same rows with other ``values`` (N, ...), e.g. one log-prob per token."""
+        """Return the same rows with other ``values`` (N, ...), e.g. one log-prob per token."""
         return Ragged(values, self.offsets)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Ragged:
-        """The rows on another device or of another dtype; the offsets stay on the CPU."""
+        """Return the rows on another device or of another dtype; the offsets stay on the CPU."""
         return Ragged(self.values.to(device=device, dtype=dtype), self.offsets)
 
     def _width(self, width: int | None) -> int:
@@ -200,7 +204,7 @@ class Ragged:
 
 
 def _offsets(lengths: Tensor) -> Tensor:
-    """(B,) lengths -> (B + 1,) offsets from 0."""
+    """Turn (B,) lengths into (B + 1,) offsets from 0."""
     offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets

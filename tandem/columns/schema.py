@@ -70,7 +70,7 @@ def declare_column(
 
 
 def declared_columns() -> dict[str, ColumnSpec]:
-    """All declared columns by name, in order of declaration."""
+    """Return all declared columns by name, in order of declaration."""
     return dict(_declared)
 
 
@@ -86,7 +86,7 @@ def _spec(name: str) -> ColumnSpec:
 
 
 def alignment(name: str) -> str:
-    """The column whose row lengths the ragged column ``name`` shares; itself where none was declared."""
+    """Return the column whose row lengths the ragged column ``name`` shares; itself where none was declared."""
     return _spec(name).aligned_with or name
 
 
@@ -168,6 +168,7 @@ _OBJECT_COLUMNS = (
         "str",
         "what is scored where that is not all of responses: the last turn of an episode",
     ),
+    ("scoring", "dict", "what the scorer said beside the reward: why there is none, further numbers, words"),
     ("episode", "dict", "turns, tool calls, seconds, why it was cut, and the messages of an episode"),
 )
 

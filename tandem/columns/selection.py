@@ -15,14 +15,15 @@ Selection: TypeAlias = slice | Sequence[int] | Sequence[bool] | Tensor
 
 
 def single_row(index: Any) -> int | None:
-    """The row number if ``index`` means one row, else None."""
+    """Return the row number if ``index`` means one row, else None."""
     if isinstance(index, Tensor):
         return int(index) if index.ndim == 0 and _is_integer(index) else None
     return int(index) if isinstance(index, Integral) else None
 
 
 def resolve_rows(index: Any, size: int) -> slice | Tensor:
-    """``index`` over ``size`` rows as a slice ``start:stop`` of step 1, or as an index tensor (K,) int64, all in range.
+    """Return ``index`` over ``size`` rows as a slice ``start:stop`` of step 1, or as an index tensor (K,) int64, all in
+    range.
 
     Raises ``IndexError`` for a row that isn't there, ``ContractError`` for a mask of another length or an index that
     is neither.
@@ -53,7 +54,7 @@ def resolve_rows(index: Any, size: int) -> slice | Tensor:
 
 
 def pick(items: list[Any], rows: slice | Tensor) -> list[Any]:
-    """The chosen entries of a Python list, ``rows`` as given by ``resolve_rows``."""
+    """Return the chosen entries of a Python list, ``rows`` as given by ``resolve_rows``."""
     return items[rows] if isinstance(rows, slice) else [items[i] for i in rows.tolist()]
 
 

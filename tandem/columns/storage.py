@@ -40,7 +40,7 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], header: Any) -> No
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Tensor], Any]:
-    """What ``write_folder`` wrote; raises ``DataError`` naming the file if it isn't there or isn't whole."""
+    """Return what ``write_folder`` wrote; raises ``DataError`` naming the file if it isn't there or isn't whole."""
     path = folder / _HEADER
     if not path.is_file():
         raise DataError(f"{path}: no such file, so {folder} holds no saved DataProto")
@@ -53,13 +53,13 @@ def read_folder(folder: Path) -> tuple[dict[str, Tensor], Any]:
 
 
 def to_bytes(tensors: Mapping[str, Tensor], header: Any) -> bytes:
-    """Length of the JSON (8 bytes, little-endian), the JSON, the safetensors bytes."""
+    """Return the length of the JSON (8 bytes, little-endian), the JSON, the safetensors bytes."""
     text = plain_json.dumps({"format": _FORMAT, "header": header}, "the header").encode("ascii")
     return b"".join((len(text).to_bytes(8, "little"), text, safetensors.torch.save(_unshared(tensors))))
 
 
 def from_bytes(data: bytes) -> tuple[dict[str, Tensor], Any]:
-    """What ``to_bytes`` was given; raises ``DataError`` if the bytes are cut short or something else."""
+    """Return what ``to_bytes`` was given; raises ``DataError`` if the bytes are cut short or something else."""
     length = int.from_bytes(data[:8], "little")
     try:
         header = _checked(plain_json.loads(data[8 : 8 + length]), "bytes")
@@ -75,7 +75,9 @@ def _checked(content: Any, where: str) -> Any:
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors on the CPU, contiguous, each in memory of its own: safetensors refuses tensors that share a storage."""
+    """Return the tensors on the CPU, contiguous, each in memory of its own: safetensors refuses tensors that share a
+    storage.
+    """
     seen: set[int] = set()
     own: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

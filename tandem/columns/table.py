@@ -17,7 +17,7 @@ Stored = TypeVar("Stored", Tensor | Ragged, list[Any])
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype as columns declare it: ``torch.float32`` gives ``"float32"``."""
+    """Return the name of a dtype as columns declare it: ``torch.float32`` gives ``"float32"``."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -13,8 +13,9 @@ from tandem.base.errors import Problem
 from tandem.base.registry import near
 from tandem.config.flags import MODE_FLAGS, SFT_FLAGS, TRAIN_FLAGS
 from tandem.config.foreign import Foreign, foreign_flag
-from tandem.config.schema import LATEST, SftConfig
+from tandem.config.schema import SftConfig
 from tandem.config.spellings import SPELLINGS, SWITCHES
+from tandem.config.trainer import LATEST
 from tandem.config.tree import field_at, is_bool, is_free, paths_of
 
 ASSIGNMENT = re.compile(r"([+~]*)([A-Za-z_][\w\-]*(?:\.[\w\-]+)*)=(.*)", re.DOTALL)
@@ -55,7 +56,7 @@ def read_arguments(words: Sequence[str], root: type[BaseModel]) -> Arguments:
 
 
 def without_resume(words: Sequence[str]) -> list[str]:
-    """The words of a command line but for those that say what the run goes on from."""
+    """Return the words of a command line but for those that say what the run goes on from."""
     kept: list[str] = []
     left = list(words)
     while left:
@@ -80,7 +81,7 @@ class _Reader:
         self.found = Arguments()
 
     def read_one(self) -> None:
-        """One file, assignment or flag."""
+        """Read one file, assignment or flag."""
         word = self.words.pop(0)
         match = ASSIGNMENT.fullmatch(word)
         if word.startswith("--"):
@@ -127,11 +128,11 @@ class _Reader:
                 self.found.assignments.append(Assignment(path, value, spelling))
 
     def _foreign(self, key: str) -> Foreign | None:
-        """The flag of other programs; those train with rewards."""
+        """Return the flag of other programs; those train with rewards."""
         return None if self.root is SftConfig else foreign_flag(key)
 
     def _read_foreign(self, name: str, flag: Foreign, given: str | None) -> None:
-        """A flag of other programs: accepted where it says what is done anyway, else named with what to write."""
+        """Accept a flag of other programs that says what is done anyway; name any other with what to write."""
         values = [given] if given is not None else []
         while not values or flag.takes == "values":
             if flag.takes == "switch" or not self.words or self.words[0].startswith("--"):
@@ -143,7 +144,7 @@ class _Reader:
             self.found.problems.append(Problem(f"--{name}", text or True, reason, flag.instead))
 
     def _assignment_follows(self) -> bool:
-        """Whether the next word is ``key=value`` of this document, and so no flag's value."""
+        """Return whether the next word is ``key=value`` of this document, and so no flag's value."""
         match = ASSIGNMENT.fullmatch(self.words[0]) if self.words else None
         return match is not None and self._is_known(match[2])
 

@@ -46,20 +46,20 @@ class Yaml12Loader(yaml.SafeLoader):
     """``SafeLoader`` with the scalars of YAML 1.2, keys that are written twice refused, depth and aliases bounded."""
 
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
-        """An opening bracket; raises where there are too many inside each other (time grows with their square)."""
+        """Read an opening bracket; raises where there are too many inside each other (time grows with their square)."""
         if self.flow_level >= MOST_LEVELS:
             raise yaml.scanner.ScannerError(None, None, f"more than {MOST_LEVELS} levels", self.get_mark())
         super().fetch_flow_collection_start(token)
 
     def get_single_node(self) -> yaml.Node | None:
-        """The document's root; raises where its aliases stand for too much, or for themselves."""
+        """Return the document's root; raises where its aliases stand for too much, or for themselves."""
         root: yaml.Node | None = super().get_single_node()
         if root is not None:
             _count(root, {})
         return root
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A dict; raises where a key stands twice."""
+        """Return a dict; raises where a key stands twice."""
         if isinstance(node, yaml.MappingNode):
             first: dict[str, yaml.Node] = {}
             for key, _ in node.value:
@@ -75,7 +75,9 @@ class Yaml12Loader(yaml.SafeLoader):
 
 
 def _count(node: yaml.Node, counted: dict[int, int | None]) -> int:
-    """Nodes below ``node`` with every alias followed; ``counted`` knows those that were counted (None: begun)."""
+    """Count the nodes below ``node`` with every alias followed; ``counted`` knows those that were counted (None:
+    begun).
+    """
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in counted:
@@ -112,7 +114,7 @@ Yaml12Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 
 def parse_yaml(text: str | bytes, name: str) -> Any:
-    """The one document in ``text``; ``name`` stands for it in errors. Raises ``DocumentError``."""
+    """Return the one document in ``text``; ``name`` stands for it in errors. Raises ``DocumentError``."""
     try:
         # A SafeLoader: it constructs plain data only.
         return yaml.load(text, Loader=Yaml12Loader)
@@ -139,7 +141,9 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str | bytes, name: str) -
 
 
 def read_document(path: Path) -> dict[Any, Any]:
-    """The mapping in a YAML file. Raises ``DocumentError`` where there is no such file or it holds something else."""
+    """Return the mapping in a YAML file. Raises ``DocumentError`` where there is no such file or it holds something
+    else.
+    """
     try:
         text = path.read_bytes()
     except OSError as error:

@@ -89,7 +89,7 @@ class FullyAsyncExecution(_Execution):
 
 
 def _with_mode(value: Any) -> Any:
-    """A mapping that doesn't name its mode is of the default mode."""
+    """Give a mapping that doesn't name its mode the default one."""
     return {"mode": ColocateExecution().mode} | value if isinstance(value, dict) else value
 
 

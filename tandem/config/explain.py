@@ -63,7 +63,7 @@ class Fault:
 
 
 def explain(error: ValidationError, tree: dict[Any, Any], root: type[BaseModel]) -> list[Fault]:
-    """One fault per place; what the members of a union say about one place is merged."""
+    """Return one fault per place; what the members of a union say about one place is merged."""
     found: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         path = _place(detail, tree)
@@ -81,7 +81,7 @@ def _beside(path: Path, details: list[ErrorDetails], inner: set[Path], tree: Any
 
 
 def _place(detail: ErrorDetails, tree: Any) -> Path:
-    """The location without the names of union members that pydantic puts in."""
+    """Return the location without the names of union members that pydantic puts in."""
     path: list[str | int] = []
     here = tree
     location = [part for part in detail["loc"] if part != "[key]"]
@@ -118,7 +118,7 @@ def _fault(path: Path, details: list[ErrorDetails], tree: Any, root: type[BaseMo
 
 
 def _joined(remedies: Iterable[str]) -> str:
-    """The remedies of a union's members as one sentence; a misspelt choice is what was meant."""
+    """Return the remedies of a union's members as one sentence; a misspelt choice is what was meant."""
     found = list(dict.fromkeys(remedies))
     if len(found) > 1 and (misspelt := [remedy for remedy in found if remedy.startswith("Did you mean")]):
         return misspelt[0]
@@ -147,7 +147,7 @@ def _one(detail: ErrorDetails, path: Path, value: object, root: type[BaseModel])
 
 
 def wrong_type(value: object, expected: str, default: str = "") -> tuple[str, str]:
-    """Reason and remedy where a value has the wrong type; ``default`` is shown as an example."""
+    """Return the reason and remedy where a value has the wrong type; ``default`` is shown as an example."""
     reason = f"{type_of(value)} where {expected} belongs"
     meant = intended(value, expected)
     if meant is not None:
@@ -160,7 +160,7 @@ def wrong_type(value: object, expected: str, default: str = "") -> tuple[str, st
 
 
 def intended(value: object, expected: str) -> object | None:
-    """What was most likely meant by a value of the wrong type; None where there is no telling."""
+    """Return what was most likely meant by a value of the wrong type; None where there is no telling."""
     if isinstance(value, str) and expected in ("an integer", "a number", "true or false"):
         try:
             value = parse_yaml(value.strip().lower(), "value")
@@ -178,7 +178,7 @@ def intended(value: object, expected: str) -> object | None:
 
 
 def type_of(value: object) -> str:
-    """The type of a YAML value in words."""
+    """Return the type of a YAML value in words."""
     if value is None:
         return "nothing (null)"
     names = {

@@ -201,6 +201,8 @@ FAMILIES = {
 
 
 def foreign_flag(name: str) -> Foreign | None:
-    """What is known of the flag ``name`` (dashes as underscores) of other programs; None of one that none has."""
+    """Return what is known of the flag ``name`` (dashes as underscores) of other programs; None of one that
+    none has.
+    """
     family = next((flag for begin, flag in FAMILIES.items() if name.startswith(begin)), None)
     return FOREIGN.get(name, family)

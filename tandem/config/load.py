@@ -46,7 +46,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = (), *, kind:
 @overload
 def load_config(path: str | Path | None, overrides: Sequence[str] = (), *, kind: None = None) -> Config | SftConfig: ...
 def load_config(path: str | Path | None, overrides: Sequence[str] = (), *, kind: Any = None) -> Config | SftConfig:
-    """The config in the YAML file ``path`` (None: only what ``overrides`` say), validated.
+    """Load the config in the YAML file ``path`` (None: only what ``overrides`` say), validated.
 
     ``overrides`` are words of the command line, ``key=value`` or ``--flag value``, applied in order. The document may
     be a training run or an SFT run; which one is told from its keys, unless ``kind`` demands one.
@@ -72,7 +72,7 @@ def load_words(words: Sequence[str], kind: type[C]) -> C: ...
 @overload
 def load_words(words: Sequence[str], kind: Kind | None = None) -> Config | SftConfig: ...
 def load_words(words: Sequence[str], kind: Any = None) -> Config | SftConfig:
-    """``load_config`` for a whole command line: ``[run.yaml] [key=value ...] [--flag value ...]``."""
+    """Load the config of a whole command line: ``[run.yaml] [key=value ...] [--flag value ...]``."""
     arguments = read_arguments(words, kind or Config)
     tree, problems = _read_file(arguments)
     roots = {assignment.path.partition(".")[0]: None for assignment in arguments.assignments}
@@ -91,13 +91,15 @@ def load_words(words: Sequence[str], kind: Any = None) -> Config | SftConfig:
 
 
 def _mode_first(arguments: Arguments) -> list[Assignment]:
-    """The assignments in order, except that the mode decides which other keys there are, and that its flags win."""
+    """Return the assignments in order, except that the mode decides which other keys there are, and that its flags
+    win.
+    """
     assignments = sorted(arguments.assignments, key=lambda assignment: assignment.path != MODE)
     return [assignment for assignment in assignments if not arguments.modes or assignment.path != MODE]
 
 
 def config_from_tree(tree: dict[Any, Any], kind: type[C]) -> C:
-    """A config from nested dicts, with the errors of one from a file."""
+    """Return a config from nested dicts, with the errors of one from a file."""
     config = _validate(copy.deepcopy(tree), kind, [])
     assert isinstance(config, kind)
     return config
@@ -109,7 +111,7 @@ def _wrong_command(file: Path, tree: dict[Any, Any], kind: Kind) -> Problem:
 
 
 def kind_of(tree: dict[Any, Any]) -> Kind:
-    """Which document has these top-level keys, misspelt ones included."""
+    """Return which document has these top-level keys, misspelt ones included."""
     only_sft = set(keys_of(SftConfig)) - set(keys_of(Config))
     only_train = set(keys_of(Config)) - set(keys_of(SftConfig))
     votes = 0
@@ -160,7 +162,7 @@ def _validate(
 
 
 def _oversized(tree: Any, key: str = "") -> Iterator[Problem]:
-    """A problem for each integer that no arithmetic here could carry: a tree of dicts never was a document."""
+    """Yield a problem for each integer that no arithmetic here could carry: a tree of dicts never was a document."""
     if isinstance(tree, int) and abs(tree) > LARGEST:
         yield Problem(key, "...", f"an integer of {tree.bit_length()} bits", "Write a smaller number")
     elif isinstance(tree, dict):
@@ -172,7 +174,9 @@ def _oversized(tree: Any, key: str = "") -> Iterator[Problem]:
 
 
 def _guess(tree: dict[Any, Any], kind: Kind, faults: list[Fault]) -> Config | SftConfig | None:
-    """The config that was most likely meant: misspelt keys corrected, ``'2'`` read as 2, the rest left at defaults."""
+    """Return the config that was most likely meant: misspelt keys corrected, ``'2'`` read as 2, the rest left at
+    defaults.
+    """
     tree = copy.deepcopy(tree)
     for _ in range(REPAIRS):
         for fault in faults:

@@ -44,7 +44,9 @@ def assign(tree: dict[Any, Any], assignment: Assignment, root: type[BaseModel]) 
 
 
 def two_values(assignments: Sequence[Assignment]) -> list[Problem]:
-    """A problem for each key that a command line names in two ways with two values; of one way the last word wins."""
+    """Return a problem for each key that a command line names in two ways with two values; of one way the last word
+    wins.
+    """
     last: dict[str, dict[str, str]] = {}
     for assignment in assignments:
         last.setdefault(assignment.path, {})[assignment.spelling] = assignment.text
@@ -68,7 +70,7 @@ def _read(text: str, name: str) -> Any:
 
 
 def _value(assignment: Assignment, root: type[BaseModel]) -> Any:
-    """The text read as YAML, except that a field of text takes any text: a folder named 2024 needs no quotes.
+    """Return the text read as YAML, except that a field of text takes any text: a folder named 2024 needs no quotes.
 
     A path that is empty, as a variable that isn't set leaves it, is no null: that would be the default without a word.
     """

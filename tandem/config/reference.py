@@ -31,14 +31,14 @@ no number: `n: "2"` is refused. `tandem plan run.yaml` prints what a config mean
 
 
 def reference() -> str:
-    """The text of ``docs/config.md``."""
+    """Return the text of ``docs/config.md``."""
     parts = [HEAD, "## A training run: `tandem train`\n", *_sections(Config)]
     parts += ["## Supervised fine-tuning: `tandem sft`\n", *_sections(SftConfig), *_flags()]
     return "\n".join(parts)
 
 
 def _sections(root: type[BaseModel]) -> Iterator[str]:
-    """A table for each node that has leaves of its own, in order of declaration."""
+    """Yield a table for each node that has leaves of its own, in order of declaration."""
     leaves: dict[str, list[Field]] = {}
     titles: dict[str, str] = {"": ""}
     for field in walk(root):
@@ -57,7 +57,7 @@ def _sections(root: type[BaseModel]) -> Iterator[str]:
 
 
 def _is_plain_node(field: Field) -> bool:
-    """Whether the field is a mapping and nothing else, so that its keys say all."""
+    """Return whether the field is a mapping and nothing else, so that its keys say all."""
     return type_text(field.annotation) == "mapping"
 
 

@@ -27,7 +27,7 @@ SPELLINGS = (*KL_SPELLINGS, *(f"actor_rollout_ref.actor.optim.{name}" for name i
 
 
 def place_kl(tree: dict[Any, Any], command_line: Collection[str] = ()) -> list[Problem]:
-    """The spellings become ``algorithm.kl.in`` and ``algorithm.kl.coef``; what they contradict is refused.
+    """Turn the spellings into ``algorithm.kl.in`` and ``algorithm.kl.coef``; what they contradict is refused.
 
     ``command_line`` are the keys that it wrote: it wins over a coefficient of the file, never over one of its own.
     """
@@ -56,7 +56,7 @@ def place_kl(tree: dict[Any, Any], command_line: Collection[str] = ()) -> list[P
 
 
 def _misfit(name: str, value: object) -> Problem | None:
-    """The problem of a spelling with a value of another type."""
+    """Return the problem of a spelling with a value of another type."""
     if name in KL_PLACES and not isinstance(value, bool):
         remedy = f"Write algorithm.kl.in: {KL_PLACES[name]}, or leave it out"
         return Problem(f"algorithm.{name}", value, "not true or false", remedy)
@@ -70,7 +70,7 @@ def _misfit(name: str, value: object) -> Problem | None:
 def _place(
     given: Mapping[str, Any], kl: Mapping[str, Any], command_line: Collection[str]
 ) -> tuple[str | None, list[Problem]]:
-    """Where the KL is; None where nothing asks for one."""
+    """Return where the KL is; None where nothing asks for one."""
     asked = [(KL_PLACES[name], name) for name in KL_PLACES if given.get(name)]
     asked += [("reward", f"kl_coef {given['kl_coef']}")] if given.get("kl_coef") else []
     asked += [(str(kl["in"]), f"kl.in {kl['in']}")] if kl.get("in") in KL_PLACES.values() else []
@@ -102,7 +102,7 @@ def _weigh(kl: dict[str, Any], name: str, value: object, command_line: Collectio
 
 
 def place_others(tree: dict[Any, Any]) -> list[Problem]:
-    """Each beta becomes an item of ``optim.betas``, and the switch of TensorBoard one of ``trainer.logger``.
+    """Make each beta an item of ``optim.betas``, and the switch of TensorBoard one of ``trainer.logger``.
 
     What contradicts them is refused. ``adv_estimator: ppo`` means gae with a critic, and ``dpo`` the loss that learns
     from pairs; a plug-in may have its own under these names.
@@ -134,7 +134,7 @@ def place_others(tree: dict[Any, Any]) -> list[Problem]:
 
 
 def _place_betas(optim: dict[Any, Any]) -> list[Problem]:
-    """Each beta becomes an item of ``betas``; one that stands there with another value is a contradiction."""
+    """Make each beta an item of ``betas``; one that stands there with another value is a contradiction."""
     given, written = [optim.pop(name, None) for name in BETAS], optim.get("betas")
     if given == [None, None]:
         return []
@@ -149,7 +149,7 @@ def _place_betas(optim: dict[Any, Any]) -> list[Problem]:
 
 
 def choose_mode(modes: set[str], written: list[str], tree: dict[Any, Any]) -> list[Problem]:
-    """The mode flags given on the command line, put into ``execution.mode``; ``written`` beside them says the same."""
+    """Put the mode flags given on the command line into ``execution.mode``; ``written`` beside them says the same."""
     problems: list[Problem] = []
     if {"fully_async", "colocate"} <= modes and "hybrid" not in modes:
         reason = "the two are different modes, and together they are not a way to ask for the hybrid one"

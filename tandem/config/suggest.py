@@ -27,13 +27,13 @@ ONLY_WITH_SEPARATE_DEVICES = {
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """A path as the user writes it, such as ``data.train_files[0]``, from its parts."""
+    """Return a path as the user writes it, such as ``data.train_files[0]``, from its parts."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
 
 
 def at(tree: Any, path: Sequence[object]) -> Any:
-    """The value at ``path`` in nested dicts and lists; None where the path ends early."""
+    """Return the value at ``path`` in nested dicts and lists; None where the path ends early."""
     for part in path:
         if isinstance(tree, Mapping):
             tree = tree.get(part)
@@ -45,7 +45,7 @@ def at(tree: Any, path: Sequence[object]) -> Any:
 
 
 def node_at(root: type[BaseModel], path: Path, tree: Any) -> dict[str, Any]:
-    """The keys that may stand below ``path``; of the execution modes, those of the mode that is chosen."""
+    """Return the keys that may stand below ``path``; of the execution modes, those of the mode that is chosen."""
     if path == ("execution",):
         mode = at(tree, ("execution", "mode"))
         return dict(keys_of(MODES.get(mode if isinstance(mode, str) else "", ColocateExecution)))
@@ -55,7 +55,7 @@ def node_at(root: type[BaseModel], path: Path, tree: Any) -> dict[str, Any]:
 
 
 def types_at(root: type[BaseModel], path: Path) -> tuple[Any, ...]:
-    """The types that may stand at ``path``, also inside lists; none where the schema has no such place."""
+    """Return the types that may stand at ``path``, also inside lists; none where the schema has no such place."""
     types: tuple[Any, ...] = (root,)
     for part in path:
         if isinstance(part, int):
@@ -67,7 +67,7 @@ def types_at(root: type[BaseModel], path: Path) -> tuple[Any, ...]:
 
 
 def unknown_key(root: type[BaseModel], path: Path, value: object, tree: Any) -> Problem:
-    """The problem of a key that the schema lacks, with the most likely one that was meant."""
+    """Return the problem of a key that the schema lacks, with the most likely one that was meant."""
     key = str(path[-1])
     if path[:-1] == ("execution",) and (lacking := _lacking(key, value, tree)):
         return lacking
@@ -80,7 +80,7 @@ def unknown_key(root: type[BaseModel], path: Path, value: object, tree: Any) -> 
 
 
 def closest(root: type[BaseModel], path: Path, tree: Any) -> str | None:
-    """The one key of the same mapping that a misspelt last part of ``path`` most likely stands for."""
+    """Return the one key of the same mapping that a misspelt last part of ``path`` most likely stands for."""
     names = get_args(Role) if path[:-1] == ("execution", "resource") else node_at(root, path[:-1], tree)
     found = difflib.get_close_matches(str(path[-1]), names, n=1, cutoff=0.6)
     return found[0] if found else None
@@ -108,7 +108,7 @@ def _hint(root: type[BaseModel], path: Path, key: str, siblings: dict[str, Any])
 
 
 def _lacking(key: str, value: object, tree: Any) -> Problem | None:
-    """What another mode has and this one lacks."""
+    """Return what another mode has and this one lacks."""
     mode = at(tree, ("execution", "mode")) or "colocate"
     having = [name for name, node in MODES.items() if key in keys_of(node)]
     if not having or mode in having or mode not in MODES:

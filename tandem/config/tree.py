@@ -42,7 +42,7 @@ class Field:
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of a type: the members of a union (``Annotated`` peeled off), else the type alone."""
+    """Return the alternatives of a type: the members of a union (``Annotated`` peeled off), else the type alone."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return members(get_args(annotation)[0])
@@ -52,28 +52,28 @@ def members(annotation: Any) -> tuple[Any, ...]:
 
 
 def nodes_of(annotation: Any) -> tuple[type[BaseModel], ...]:
-    """The node classes among the alternatives of a type."""
+    """Return the node classes among the alternatives of a type."""
     return tuple(m for m in members(annotation) if isinstance(m, type) and issubclass(m, BaseModel))
 
 
 def is_bool(annotation: Any) -> bool:
-    """Whether the type is a plain switch."""
+    """Return whether the type is a plain switch."""
     return members(annotation) == (bool,)
 
 
 def is_text(annotation: Any) -> bool:
-    """Whether any text may stand here and nothing else (``null`` apart)."""
+    """Return whether any text may stand here and nothing else (``null`` apart)."""
     return set(members(annotation)) - {NoneType} == {str}
 
 
 @functools.cache
 def keys_of(node: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The keys of a node as they are written in YAML."""
+    """Return the keys of a node as they are written in YAML."""
     return {info.alias or name: info for name, info in node.model_fields.items()}
 
 
 def walk(root: type[BaseModel], prefix: str = "", instance: BaseModel | None = None) -> Iterator[Field]:
-    """All fields below ``root``, in order of declaration; a union gives the keys of every member.
+    """Yield all fields below ``root``, in order of declaration; a union gives the keys of every member.
 
     ``instance``: the node that stands there where nothing is written.
     """
@@ -89,7 +89,7 @@ def walk(root: type[BaseModel], prefix: str = "", instance: BaseModel | None = N
 
 @functools.cache
 def paths_of(root: type[BaseModel]) -> dict[str, Field]:
-    """Dotted path -> field, for everything below ``root``."""
+    """Map dotted paths to fields, for everything below ``root``."""
     found: dict[str, Field] = {}
     for field in walk(root):
         found.setdefault(field.path, field)
@@ -97,12 +97,12 @@ def paths_of(root: type[BaseModel]) -> dict[str, Field]:
 
 
 def field_at(root: type[BaseModel], path: Sequence[str | int]) -> Field | None:
-    """The field at ``path``; list positions are skipped. None where the schema has no such key."""
+    """Return the field at ``path``; list positions are skipped. None where the schema has no such key."""
     return paths_of(root).get(".".join(part for part in path if isinstance(part, str)))
 
 
 def is_free(root: type[BaseModel], path: Sequence[str | int]) -> bool:
-    """Whether ``path`` lies inside something whose keys the schema leaves open (a typed node, a plain dict)."""
+    """Return whether ``path`` lies inside something whose keys the schema leaves open (a typed node, a plain dict)."""
     for end in range(len(path) - 1, 0, -1):
         field = field_at(root, path[:end])
         if field is not None:
@@ -113,12 +113,12 @@ def is_free(root: type[BaseModel], path: Sequence[str | int]) -> bool:
 
 
 def default_text(field: Field) -> str:
-    """The default as YAML would write it; empty for a key that must be written."""
+    """Return the default as YAML would write it; empty for a key that must be written."""
     return "" if field.default is PydanticUndefined else plain(field.default)
 
 
 def plain(value: object) -> str:
-    """A value as YAML writes it on one line."""
+    """Return a value as YAML writes it on one line."""
     if isinstance(value, BaseModel):
         shown = {"type"} if isinstance(value, TypedNode) else value.model_fields_set
         changed = {key: getattr(value, key) for key in type(value).model_fields if key in shown}
@@ -142,7 +142,7 @@ BOUNDS = {Gt: ("gt", ">"), Ge: ("ge", ">="), Lt: ("lt", "<"), Le: ("le", "<=")}
 
 
 def type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
-    """The type in words, with the bounds of a number."""
+    """Return the type in words, with the bounds of a number."""
     if get_origin(annotation) is Annotated:
         annotation, *inside = get_args(annotation)
         return type_text(annotation, (*metadata, *inside))
@@ -158,7 +158,7 @@ def type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
 
 
 def _parts(constraint: object) -> Sequence[object]:
-    """The bounds in a constraint, of which pydantic's fields hold several."""
+    """Return the bounds in a constraint, of which pydantic's fields hold several."""
     if isinstance(constraint, FieldInfo):
         return constraint.metadata
     return tuple(constraint) if isinstance(constraint, GroupedMetadata) else (constraint,)

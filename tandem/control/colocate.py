@@ -8,7 +8,7 @@ from tandem.stages import table as step
 
 
 def train_colocate(session: Session[TimeShared]) -> None:
-    """Synchronous training: actor and rollout take turns on the same devices.
+    """Train synchronously: actor and rollout take turns on the same devices.
 
     Each step k consumes the P tickets of partition k and produces weights version k + 1. It waits for generation and
     scoring, which have deadlines of their own; the gate admits partition k once version k is pushed, which the step

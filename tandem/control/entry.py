@@ -87,13 +87,13 @@ def _tune(config: SftConfig) -> int:
 
 
 def _print_rows(source: Stream[Any], batch_size: int, steps: int) -> None:
-    """What became of the rows, where not all are used as they are."""
+    """Print what became of the rows, where not all are used as they are."""
     if rows := rows_in_words(source, batch_size, steps):
         print(f"data: {rows}")
 
 
 def _keep_config(config: BaseModel, output_dir: Path) -> None:
-    """The whole config as it ran, defaults included, beside what it made."""
+    """Keep the whole config as it ran, defaults included, beside what it made."""
     document, file = config.model_dump(mode="json", by_alias=True), output_dir / CONFIG_FILE
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def _keep_config(config: BaseModel, output_dir: Path) -> None:
 
 
 def quiet() -> None:
-    """Library progress bars would tear the progress line."""
+    """Silence the progress bars of libraries, which would tear the progress line."""
     transformers_logging.disable_progress_bar()
     logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)  # it prints what is raised as well
     logging.basicConfig(level=logging.WARNING)

@@ -82,7 +82,7 @@ def _eval_preferences(source: Path, file: Path, words: Sequence[str]) -> int:
 
 
 def _trained(run: Path) -> tuple[str, ...]:
-    """The changes to the config of a finished ``run`` that make it start from what it trained."""
+    """Return the changes to the config of a finished ``run`` that make it start from what it trained."""
     final, model = run / FINAL_FOLDER, "actor_rollout_ref.model"
     always = (f"{model}.lora_rank=0", "trainer.export=merged", "trainer.resume=null")
     if (final / ADAPTER_CONFIG).is_file():

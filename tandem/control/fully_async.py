@@ -10,7 +10,7 @@ from tandem.stages import table as step
 
 
 def train_fully_async(session: ServedSession) -> None:
-    """The actor's loop in training where every role has a loop of its own.
+    """Run the actor's loop in training where every role has a loop of its own.
 
     Each step k consumes the complete partition k (rewards, log-probs, advantages) and produces weights version k + 1,
     which is pushed to the rollout engines and to actor_fwd. It waits for the slowest role's columns; every wait is
@@ -35,7 +35,7 @@ def train_fully_async(session: ServedSession) -> None:
 
 
 def serve(role: ServingRole, roles: ServingRoles) -> None:
-    """The loop of reference, actor_fwd, teacher, critic or advantages, in a thread of its own.
+    """Run the loop of reference, actor_fwd, teacher, critic or advantages, in a thread of its own.
 
     It consumes groups of partition k that have the columns it reads, ``role.groups`` at a time, and produces the
     columns it gives. It waits for the role before it in the chain, and at the start of a partition for weights that

@@ -35,7 +35,7 @@ def train_hybrid(session: Session[Workers]) -> None:
 
 
 def train_hybrid_pipelined(session: PipelinedSession) -> None:
-    """The same, with ``train_pipelining``: each part is trained as it arrives, before the partition is complete.
+    """Do the same with ``train_pipelining``: each part is trained as it arrives, before the partition is complete.
 
     What each step consumes, produces and waits for, and what unblocks it, is as in ``train_hybrid``. The plan admits
     no stage that must see the whole partition, so that ``complete`` may see a part; weights between parts are never

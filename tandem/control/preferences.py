@@ -9,7 +9,7 @@ from tandem.stages import table as step
 
 
 def train_preferences(session: PreferenceSession) -> None:
-    """Training on preferences: DPO and its kin.
+    """Train on preferences: DPO and its kin.
 
     Each step k consumes the next P preferences, each a group of its answers, and produces weights version k + 1. It
     waits for nobody: answers are given.

@@ -49,7 +49,7 @@ class BaseTrainer:
         self.config = config
 
     def compute_loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The loss of a padded batch."""
+        """Return the loss of a padded batch."""
         loss: torch.Tensor = self.model(**batch).loss
         return loss
 
@@ -108,7 +108,7 @@ class BaseTrainer:
 def fine_tune(
     run: Run, draw: Callable[[], Sequence[Example]], learn: Callable[[Sequence[Example]], dict[str, float]]
 ) -> None:
-    """The loop of fine-tuning, whoever's the loss is: one optimizer step (``learn``) on each batch of examples.
+    """Run the loop of fine-tuning, whoever's the loss is: one optimizer step (``learn``) on each batch of examples.
 
     It waits for nothing, and ends with the steps, or once the held-out accuracy that was asked for is reached.
     """

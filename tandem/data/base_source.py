@@ -33,15 +33,16 @@ class BaseDataSource(ABC):
 
     @abstractmethod
     def get_train_dataset(self) -> Any:
-        """The rows to train on, in any of the forms that ``as_examples`` takes."""
+        """Return the rows to train on, in any of the forms that ``as_examples`` takes."""
 
     def get_val_dataset(self) -> Any:
-        """The held-out rows, or ``None``."""
+        """Return the held-out rows, or ``None``."""
         return None
 
 
 def as_rows(dataset: object, *, name: str, split: str = "train", keep_nulls: bool = False) -> RowsTable:
-    """The rows of whatever a data source returned. Raises ``DataError`` if they are none, or it has no such split.
+    """Return the rows of whatever a data source returned. Raises ``DataError`` if they are none, or it has no such
+    split.
 
     ``keep_nulls``: see ``RowsTable``.
     """
@@ -77,7 +78,7 @@ def as_examples(
     name: str = "get_train_dataset()",
     split: str = "train",
 ) -> Catalog[Example]:
-    """Every row of ``dataset`` as an ``Example``, in order; rows over ``max_length`` as ``on_overlong`` says.
+    """Return every row of ``dataset`` as an ``Example``, in order; rows over ``max_length`` as ``on_overlong`` says.
 
     A finite iterable is read to its end. ``tokenizer`` and ``columns`` are for rows of text. Rows of which no token
     would be learned are left out and counted. Raises ``DataError`` with the row.
@@ -132,12 +133,14 @@ def _messages_key(columns: ExampleColumns) -> str:
 
 
 def _talks(row: Row, columns: ExampleColumns) -> bool:
-    """Whether the row is a conversation."""
+    """Return whether the row is a conversation."""
     return _messages_key(columns) in row.values
 
 
 def _tokenised(row: Row) -> tuple[Sequence[int], Sequence[int]]:
-    """Ids and mask of a row that has ``input_ids``; padding, which ``attention_mask`` shows, is taken off."""
+    """Return the ids and mask of a row that has ``input_ids``; padding, which ``attention_mask`` shows, is
+    taken off.
+    """
     ids = _integers(row, "input_ids")
     seen = _integers(row, "attention_mask", len(ids)) if "attention_mask" in row.values else [1] * len(ids)
     if "loss_mask" in row.values:

@@ -30,7 +30,8 @@ GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def checked_messages(value: object) -> list[Message]:
-    """``value`` as chat messages: a non-empty list of {role, content}. Raises ``DataError`` that says what is wrong.
+    """Return ``value`` as chat messages: a non-empty list of {role, content}. Raises ``DataError`` that says what is
+    wrong.
 
     Null fields are left out: tables of nested rows write them where a message lacks the field.
     """
@@ -84,7 +85,8 @@ def render_chat(
     add_generation_prompt: bool,
     tools: Tools | None = None,
 ) -> str:
-    """The text that the chat template makes of ``messages``. Raises ``DataError`` where the template refuses them.
+    """Return the text that the chat template makes of ``messages``. Raises ``DataError`` where the template refuses
+    them.
 
     ``tools`` are definitions of the tools that the assistant may call, in the form that the template expects. Calls of
     them get their arguments in the form that it expects.
@@ -107,7 +109,7 @@ def render_chat(
 def encode_chat_prompt(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, tools: Tools | None = None
 ) -> tuple[str, list[int]]:
-    """Text and ids of ``messages`` up to where the assistant begins to write."""
+    """Return the text and ids of ``messages`` up to where the assistant begins to write."""
     if messages[-1]["role"] == "assistant":
         raise DataError("the last message is the assistant's: a prompt ends with the turn that it should answer")
     text = render_chat(tokenizer, messages, add_generation_prompt=True, tools=tools)
@@ -121,7 +123,8 @@ def encode_conversation(
     given: int = 0,
     tools: Tools | None = None,
 ) -> tuple[list[int], list[int]]:
-    """Ids of the whole conversation and a mask of equal length: 1 on assistant text and the end of its turn, else 0.
+    """Return the ids of the whole conversation and a mask of equal length: 1 on assistant text and the end of its turn,
+    else 0.
 
     The header that opens an assistant turn (the generation prompt) is not learned, nor are the first ``given``
     messages, nor what a template writes after the end token of a turn: a model stops there. Raises ``DataError`` for
@@ -150,13 +153,13 @@ def encode_conversation(
 
 
 def _until_end(ids: Sequence[int], ends: Collection[int]) -> list[int]:
-    """1 up to the first end token, which is learned, then 0."""
+    """Return 1 up to the first end token, which is learned, then 0."""
     place = next((i for i, token in enumerate(ids, start=1) if token in ends), len(ids))
     return [1] * place + [0] * (len(ids) - place)
 
 
 def last_learned(ids: Sequence[int], mask: Sequence[int]) -> list[int]:
-    """The last token of each stretch that is learned."""
+    """Return the last token of each stretch that is learned."""
     return [ids[i] for i, on in enumerate(mask) if on and not any(mask[i + 1 : i + 2])]
 
 
@@ -185,7 +188,9 @@ class Endings:
 
 
 def endless_turns(ending: str, ends: str) -> str:
-    """A message that turns end with no end token, as ``ending`` says, and the remedy; ``ends`` are the model's own."""
+    """Return a message that turns end with no end token, as ``ending`` says, and the remedy; ``ends`` are the model's
+    own.
+    """
     return (
         f"{ending}, which is no end token of the model (it has {ends}): it would not learn to stop. Let the chat "
         "template end each assistant turn with an end token, or name the template's own: eos_token in "
@@ -196,7 +201,8 @@ def endless_turns(ending: str, ends: str) -> str:
 def encode_pair(
     tokenizer: PreTrainedTokenizerBase, prompt: str, response: str, *, add_eos: bool = True
 ) -> tuple[list[int], list[int]]:
-    """Ids of ``prompt`` then ``response`` (then the end token) and a mask that is 1 on the response and its end.
+    """Return the ids of ``prompt`` then ``response`` (then the end token) and a mask that is 1 on the response and its
+    end.
 
     The prompt gets the very ids that it has when a model is asked to continue it. Raises ``DataError`` if the tokenizer
     can't write the response after them, or lacks an end token.
@@ -224,7 +230,9 @@ class Render(Protocol):
     """A function that makes one text of the messages of a conversation."""
 
     def __call__(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        """The text of ``messages``, and with ``add_generation_prompt`` the header of the assistant's next turn."""
+        """Return the text of ``messages``, and with ``add_generation_prompt`` the header of the assistant's next
+        turn.
+        """
 
 
 class _Unstable(Exception):
@@ -234,7 +242,7 @@ class _Unstable(Exception):
 def _span(
     tokenizer: PreTrainedTokenizerBase, render: Render, turns: list[Message], i: int, text: str, ids: list[int]
 ) -> tuple[int, int]:
-    """First token of what the assistant writes in turn ``i``, and the first token after the turn."""
+    """Return the first token of what the assistant writes in turn ``i``, and the first token after the turn."""
     opened = _opened(render, turns, i)
     closed = render(turns[: i + 1], add_generation_prompt=False)
     start, stop = _boundary(tokenizer, opened, text, ids), _boundary(tokenizer, closed, text, ids)
@@ -249,7 +257,7 @@ def _span(
 
 
 def _opened(render: Render, turns: list[Message], i: int) -> str:
-    """The text up to where the assistant begins to write turn ``i``."""
+    """Return the text up to where the assistant begins to write turn ``i``."""
     if i > 0:
         return render(turns[:i], add_generation_prompt=True)
     # Nothing can be rendered before the first turn: its header is what the generation prompt adds after it.

@@ -64,7 +64,7 @@ class ExampleColumns:
 def fit_example(
     ids: Sequence[int], mask: Sequence[int], *, max_length: int, on_overlong: Overlong, where: str, uid: str = ""
 ) -> Example:
-    """An ``Example`` of at most ``max_length`` tokens; ids and mask are cut alike.
+    """Return an ``Example`` of at most ``max_length`` tokens; ids and mask are cut alike.
 
     Raises ``DataError`` (begins with ``where``) or ``RowSkipped`` for one too long, as ``on_overlong`` says.
     """
@@ -129,7 +129,7 @@ class ConversationSource(Counted[Example]):
 def encode_example(
     tokenizer: PreTrainedTokenizerBase, columns: ExampleColumns, row: Row
 ) -> tuple[list[int], list[int]]:
-    """Ids and mask of ``row``, nothing cut. Raises ``RowError``."""
+    """Return the ids and mask of ``row``, nothing cut. Raises ``RowError``."""
     try:
         tools = read_tools(row, columns.tools_key)
         if columns.messages_key is not None:

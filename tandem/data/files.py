@@ -43,7 +43,7 @@ class JsonlTable:
         self.name = str(path)
 
     def scan(self) -> Iterator[Row | RowError]:
-        """Every row in the order of the file; a ``RowError`` in the place of a line that can't be used."""
+        """Yield every row in the order of the file; a ``RowError`` in the place of a line that can't be used."""
         with self.path.open("rb") as handle:
             for number, line in enumerate(handle, start=1):
                 if line.strip():
@@ -53,7 +53,7 @@ class JsonlTable:
                         yield error
 
     def row(self, number: int) -> Row:
-        """The row on line ``number``."""
+        """Return the row on line ``number``."""
         with self.path.open("rb") as handle:
             handle.seek(self._starts[number - 1])
             return self._parse(number, handle.readline())
@@ -100,7 +100,7 @@ class _TwiceError(Exception):
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of ``pairs``; of two with one key Python would silently keep the last."""
+    """Return the object of ``pairs``; of two with one key Python would silently keep the last."""
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
@@ -122,14 +122,14 @@ class ParquetTable:
         next(self._batches(), None)  # a file that is no parquet is refused now
 
     def scan(self) -> Iterator[Row | RowError]:
-        """Every row in the order of the file; a ``RowError`` in the place of a row that can't be used."""
+        """Yield every row in the order of the file; a ``RowError`` in the place of a row that can't be used."""
         number = 1
         for batch in self._batches():
             yield from self._rows(batch, number)
             number += len(batch)
 
     def row(self, number: int) -> Row:
-        """Row ``number``, counted from 1."""
+        """Return the row ``number``, counted from 1."""
         batch, first = self._spool.batch_of(number)
         (row,) = self._rows(batch.slice(number - first, 1), number)
         if isinstance(row, RowError):
@@ -178,7 +178,7 @@ class _Spool:
         self._held: tuple[int, Any] = (-1, None)
 
     def batch_of(self, number: int) -> tuple[Any, int]:
-        """The batch that holds row ``number`` and the number of its first row."""
+        """Return the batch that holds row ``number`` and the number of its first row."""
         index = bisect_right(self._firsts, number) - 1
         if self._held[0] != index:
             self._held = (index, self._reader.get_batch(index))
@@ -186,7 +186,8 @@ class _Spool:
 
 
 def open_tables(files: Sequence[str | Path], *, spool_dir: Path | None = None, keep_nulls: bool = False) -> list[Table]:
-    """The tables of ``files`` in the order given. Raises ``DataError`` for a missing file, a folder, another format.
+    """Return the tables of ``files`` in the order given. Raises ``DataError`` for a missing file, a folder, another
+    format.
 
     ``keep_nulls``: see ``ParquetTable``; a null in JSON lines was written and always stays.
     """

@@ -23,7 +23,7 @@ class Overlong(StrEnum):
 
 
 def cut(tokens: Sequence[T], limit: int, policy: Overlong, *, begins: int = 0) -> Sequence[T]:
-    """At most ``limit`` of ``tokens``, from the end that ``policy`` (left or right) keeps.
+    """Return at most ``limit`` of ``tokens``, from the end that ``policy`` (left or right) keeps.
 
     The first ``begins`` of them stay if there is room for more than these.
     """

@@ -27,16 +27,18 @@ class Stream(Protocol[T_co]):
         """What became of the rows."""
 
     def take(self, count: int) -> Sequence[T_co]:
-        """The next ``count`` items; fewer when fewer remain."""
+        """Return the next ``count`` items; fewer when fewer remain."""
 
     def total_steps(self, batch_size: int, steps: int | None = None) -> int:
-        """Whole batches that a run from the start can make. Raises ``DataError`` when there is not even one."""
+        """Count the whole batches that a run from the start can make. Raises ``DataError`` when there is not even
+        one.
+        """
 
     def left_over(self, batch_size: int, steps: int) -> int:
-        """Draws at the end of a run of ``steps`` that make no whole batch."""
+        """Count the draws at the end of a run of ``steps`` that make no whole batch."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """The place in the stream, as JSON data."""
+        """Return the place in the stream, as JSON data."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken. Raises ``DataError`` if the data are not the same."""
@@ -49,14 +51,16 @@ class Counted(Sampler[T]):
 
     @classmethod
     def of(cls, rows: Catalog[Any], *, seed: int, shuffle: bool = True, epochs: int | None = None) -> Self:
-        """Draws from the usable ``rows`` of a catalogue, which bring their counts along."""
+        """Make a stream of draws from the usable ``rows`` of a catalogue, which bring their counts along."""
         made = cls(rows, seed=seed, shuffle=shuffle, epochs=epochs, fingerprint=rows.fingerprint)
         made.counts = rows.counts
         return made
 
 
 def rows_in_words(source: Stream[Any], batch_size: int, steps: int) -> str:
-    """What became of the rows, and what is left over at the end of a run of ``steps``; empty where all are used."""
+    """Return what became of the rows, and what is left over at the end of a run of ``steps``; empty where all are
+    used.
+    """
     counts, left = source.counts, source.left_over(batch_size, steps)
     lines = [str(counts)] if counts.dropped or counts.cut or left else []
     return "; ".join([*lines, *([f"{left} left over at the end, less than a batch of {batch_size}"] if left else [])])
@@ -86,7 +90,7 @@ class Mixture(Generic[T]):
         self._shares = [part.weight / whole for part in parts]
 
     def __len__(self) -> int:
-        """The number of items in one epoch: those of all parts together."""
+        """Return the number of items in one epoch: those of all parts together."""
         return sum(len(part.draws) for part in self.parts)
 
     @property
@@ -105,21 +109,21 @@ class Mixture(Generic[T]):
         return RowCounts(sum(c.rows for c in every), sum(c.kept for c in every), sum(c.cut for c in every), dropped)
 
     def take(self, count: int) -> list[T]:
-        """The next ``count`` items, each from the part that is furthest behind its share."""
+        """Return the next ``count`` items, each from the part that is furthest behind its share."""
         if self.epochs is not None:
             count = min(count, self.epochs * len(self) - sum(self.drawn.values()))
         return [item for _ in range(count) for item in self._due().draws.take(1)]
 
     def total_steps(self, batch_size: int, steps: int | None = None) -> int:
-        """Whole batches that a run over the mix can make. Raises ``DataError`` where nothing bounds it."""
+        """Count the whole batches that a run over the mix can make. Raises ``DataError`` where nothing bounds it."""
         return whole_batches(len(self), self.epochs, batch_size, steps)
 
     def left_over(self, batch_size: int, steps: int) -> int:
-        """Draws at the end of a run of ``steps`` over the mix that make no whole batch."""
+        """Count the draws at the end of a run of ``steps`` over the mix that make no whole batch."""
         return left_over(len(self), self.epochs, batch_size, steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights of the mix and the place in each of its parts, as JSON data."""
+        """Return the weights of the mix and the place in each of its parts, as JSON data."""
         return {
             "weights": {part.name: part.weight for part in self.parts},
             "parts": {part.name: part.draws.state_dict() for part in self.parts},
@@ -138,7 +142,7 @@ class Mixture(Generic[T]):
             part.draws.load_state_dict(state["parts"][part.name])
 
     def _due(self) -> Part[T]:
-        """The part that lags furthest behind its share; the first of them where several do."""
+        """Return the part that lags furthest behind its share; the first of them where several do."""
         drawn = [part.draws.drawn for part in self.parts]
         total = sum(drawn) + 1
         lag = [share * total - count for share, count in zip(self._shares, drawn, strict=True)]

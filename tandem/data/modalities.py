@@ -12,7 +12,7 @@ COLUMNS = frozenset({*KINDS, *(f"{kind}s" for kind in KINDS), "pixel_values", "m
 
 
 def kind_of_part(part: object) -> str | None:
-    """What a part of a message's content is, where it isn't text: by its type (``image_url``) or by its key."""
+    """Return what a part of a message's content is, where it isn't text: by its type (``image_url``) or by its key."""
     if not isinstance(part, Mapping):
         return None
     written = str(part.get("type") or "")
@@ -21,7 +21,9 @@ def kind_of_part(part: object) -> str | None:
 
 
 def kind_in_messages(value: object) -> str | None:
-    """What the first part of some messages is that isn't text; None where all is, or ``value`` is no messages."""
+    """Return what the first part of some messages is that isn't text; None where all is, or ``value`` is no
+    messages.
+    """
     if isinstance(value, str) or not isinstance(value, Sequence):
         return None
     contents = (message.get("content") for message in value if isinstance(message, Mapping))
@@ -30,7 +32,7 @@ def kind_in_messages(value: object) -> str | None:
 
 
 def beyond_text(row: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """(column, what it holds) of a row's columns that hold more than text; empty ones hold nothing."""
+    """Yield (column, what it holds) of a row's columns that hold more than text; empty ones hold nothing."""
     for column, value in row.items():
         if column in COLUMNS and value is not None and not (isinstance(value, Sequence | Mapping) and not value):
             yield column, f"the column {column}"

@@ -88,11 +88,11 @@ class PreferenceEncoder:
         )
 
     def render(self, row: Row) -> Rendered:
-        """The whole prompt of ``row``. Raises ``RowError``."""
+        """Return the whole prompt of ``row``. Raises ``RowError``."""
         return self._read(row)[0]
 
     def preference(self, table: int, row: Row, whole: Rendered) -> Preference:
-        """The preference of ``row``. Raises ``RowError``, or ``RowSkipped`` for one to be dropped."""
+        """Return the preference of ``row``. Raises ``RowError``, or ``RowSkipped`` for one to be dropped."""
         values = self._read(row)[1]
         prompt = self._prompts.prompt(table, row, whole)
         columns, labels = self._columns, self._labels(row)
@@ -110,7 +110,7 @@ class PreferenceEncoder:
         return Preference(prompt.uid, prompt.prompt_ids, prompt.text, tuple(answers), prompt.data_source, shortened)
 
     def _read(self, row: Row) -> tuple[Rendered, list[Any]]:
-        """The prompt, and each answer as text or as the messages that go on after the prompt's."""
+        """Return the prompt, and each answer as text or as the messages that go on after the prompt's."""
         values = [self._value(row, column) for column in self._columns.answers]
         talks = [value for value in values if not isinstance(value, str)]
         if talks and len(talks) < len(values):
@@ -146,7 +146,7 @@ class PreferenceEncoder:
     def _answer(
         self, row: Row, column: str, whole: Rendered, value: str | list[Message]
     ) -> tuple[Sequence[int], Sequence[int]]:
-        """Ids and mask of what follows the whole prompt."""
+        """Return the ids and mask of what follows the whole prompt."""
         try:
             if whole.messages is None and isinstance(value, str):
                 ids, mask = encode_pair(self._tokenizer, whole.text, value)
@@ -214,7 +214,9 @@ class PreferenceSource(Sampler[Preference]):
 
 
 def _prompt_of(row: Row, talks: Sequence[list[Message]]) -> int:
-    """The number of messages of whole conversations that are the prompt: those before the answer of the assistant."""
+    """Return the number of messages of whole conversations that are the prompt: those before the answer of the
+    assistant.
+    """
     if len(talks) == 1:
         given = len(talks[0]) - 1
     else:

@@ -101,12 +101,14 @@ class PromptEncoder:
         self._on_overlong = on_overlong
 
     def render(self, row: Row) -> Rendered:
-        """The whole prompt of ``row``. Raises ``RowError``."""
+        """Return the whole prompt of ``row``. Raises ``RowError``."""
         value = row.nested(self._columns.prompt_key) if self._template is None else self._template.fill(row)
         return self.render_value(row, value)
 
     def render_value(self, row: Row, value: object, *, chat: bool = False) -> Rendered:
-        """The whole prompt that ``value``, text or messages, is; ``chat``: text is a user's message in any case."""
+        """Return the whole prompt that ``value``, text or messages, is; ``chat``: text is a user's message in any
+        case.
+        """
         tools = read_tools(row, self._columns.tools_key)
         try:
             if isinstance(value, str) and not (chat or self._columns.chat):
@@ -123,7 +125,7 @@ class PromptEncoder:
             raise row.bad("not encodable", str(error)) from error
 
     def prompt(self, table: int, row: Row, whole: Rendered) -> Prompt:
-        """The prompt of ``row``, cut to length. Raises ``RowError``, or ``RowSkipped`` for one to be dropped."""
+        """Return the prompt of ``row``, cut to length. Raises ``RowError``, or ``RowSkipped`` for one to be dropped."""
         if not whole.ids:
             raise row.bad("empty", "the prompt is empty: it has no token")
         ids = self._fit(row, whole.ids)
@@ -218,11 +220,11 @@ class Renders(Protocol):
     """What makes a prompt of a row."""
 
     def render(self, row: Row) -> Rendered:
-        """The whole prompt of ``row``. Raises ``RowError``."""
+        """Return the whole prompt of ``row``. Raises ``RowError``."""
 
 
 def held_out_texts(encoder: Renders, tables: Sequence[Table], on_bad_row: OnBadRow) -> frozenset[bytes]:
-    """Digests of the prompts of ``tables``, to tell what training must leave out."""
+    """Return the digests of the prompts of ``tables``, to tell what training must leave out."""
     texts = set()
     for table in tables:
         for row in table.scan():
@@ -244,12 +246,12 @@ def _untaught(source: str, taught: Collection[str]) -> str:
 
 
 def digest(text: str) -> bytes:
-    """A short stand-in for a text."""
+    """Return a short stand-in for a text."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def _named(row: Row, key: str) -> str:
-    """The value of column ``key`` as a name."""
+    """Return the value of column ``key`` as a name."""
     try:
         return str(row[key])
     except ValueError as error:  # an integer of more digits than Python writes
@@ -257,7 +259,7 @@ def _named(row: Row, key: str) -> str:
 
 
 def _savable(row: Row, key: str, value: object) -> Any:
-    """``value`` of column ``key``, if checkpoints and records can hold it as JSON."""
+    """Return ``value`` of column ``key``, if checkpoints and records can hold it as JSON."""
     try:
         json.dumps(value)
     except (TypeError, ValueError) as error:

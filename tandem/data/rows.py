@@ -32,18 +32,18 @@ class Row:
     united: bool = False
 
     def bad(self, reason: str, detail: str) -> RowError:
-        """The error that says what is wrong with this row."""
+        """Return the error that says what is wrong with this row."""
         return RowError(self.table, self.number, reason, detail)
 
     def __getitem__(self, key: str) -> object:
-        """The value of column ``key``. Raises ``RowError`` for a missing column and for null."""
+        """Return the value of column ``key``. Raises ``RowError`` for a missing column and for null."""
         value = self.find(key)
         if value is None:
             raise self.bad("null", f"column {key!r} is null")
         return value
 
     def find(self, key: str) -> object:
-        """The value of column ``key``, null as ``None``; ``a.b`` reaches field b of a nested column a.
+        """Return the value of column ``key``, null as ``None``; ``a.b`` reaches field b of a nested column a.
 
         Raises ``RowError`` for a missing column; it lists those there are.
         """
@@ -58,7 +58,7 @@ class Row:
         return value
 
     def nested(self, key: str) -> object:
-        """The value ``row[key]`` without the null keys inside of it that may be other rows' (see ``united``)."""
+        """Return the value ``row[key]`` without the null keys inside of it that may be other rows' (see ``united``)."""
         return _without_nulls(self[key]) if self.united else self[key]
 
 
@@ -76,20 +76,20 @@ class Table(Protocol):
         """What errors and data sources call it."""
 
     def scan(self) -> Iterator[Row | RowError]:
-        """All rows in order; a row that can't be read is given as its error."""
+        """Yield all rows in order; a row that can't be read is given as its error."""
 
     def row(self, number: int) -> Row:
-        """The row of that ``number``, equal to the one of ``scan``. Raises ``RowError``."""
+        """Return the row of that ``number``, equal to the one of ``scan``. Raises ``RowError``."""
 
 
 class Indexable(Protocol):
     """Things read by number, such as a list or a map-style torch dataset."""
 
     def __len__(self) -> int:
-        """The number of things that can be read."""
+        """Return the number of things that can be read."""
 
     def __getitem__(self, index: int, /) -> object:
-        """The one at ``index``, from 0."""
+        """Return the one at ``index``, from 0."""
 
 
 class RowsTable:
@@ -104,7 +104,7 @@ class RowsTable:
         self._united = not keep_nulls
 
     def scan(self) -> Iterator[Row | RowError]:
-        """Every row in the order of the list; a ``RowError`` in the place of a row that can't be used."""
+        """Yield every row in the order of the list; a ``RowError`` in the place of a row that can't be used."""
         for number in range(1, len(self._rows) + 1):
             try:
                 yield self.row(number)
@@ -112,7 +112,7 @@ class RowsTable:
                 yield error
 
     def row(self, number: int) -> Row:
-        """Row ``number``, counted from 1."""
+        """Return the row ``number``, counted from 1."""
         values = self._rows[number - 1]
         if not isinstance(values, Mapping):
             raise RowError(self.name, number, "not a row", f"a {type(values).__name__}, not a mapping of columns")
@@ -120,5 +120,5 @@ class RowsTable:
 
 
 def is_indexable(rows: object) -> TypeGuard[Indexable]:
-    """Whether ``rows`` can be read by number (a list, a ``datasets.Dataset``, a torch dataset with a length)."""
+    """Return whether ``rows`` can be read by number (a list, a ``datasets.Dataset``, a torch dataset with a length)."""
     return hasattr(rows, "__len__") and hasattr(rows, "__getitem__") and not isinstance(rows, Mapping)

@@ -44,15 +44,15 @@ class Sampler(Generic[T]):
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """The number of items in one epoch."""
+        """Return the number of items in one epoch."""
         return len(self.items)
 
     def remaining(self) -> int | None:
-        """Draws left; ``None`` for an endless stream."""
+        """Count the draws left; ``None`` for an endless stream."""
         return None if self.epochs is None else self.epochs * len(self.items) - self.drawn
 
     def take(self, count: int) -> list[T]:
-        """The next ``count`` items; fewer, down to none, when fewer remain."""
+        """Return the next ``count`` items; fewer, down to none, when fewer remain."""
         if count < 1:
             raise ValueError(f"take({count}): draw at least one item")
         left = self.remaining()
@@ -62,29 +62,35 @@ class Sampler(Generic[T]):
         return taken
 
     def draw(self, number: int) -> T:
-        """Draw ``number`` of the stream, from 0; for any threads, in any order. Those before it count as drawn."""
+        """Return draw ``number`` of the stream, from 0; for any threads, in any order. Those before it count as
+        drawn.
+        """
         with self._lock:
             item = self.items[self._index(number)]
             self.drawn = max(self.drawn, number + 1)
         return item
 
     def total_steps(self, batch_size: int, steps: int | None = None) -> int:
-        """Whole batches that a run from the start can make: min(``steps``, epochs × items // ``batch_size``).
+        """Count the whole batches that a run from the start can make: min(``steps``, epochs × items // ``batch_size``).
 
         Raises ``DataError`` when nothing bounds it, or when there is not even one batch.
         """
         return whole_batches(len(self.items), self.epochs, batch_size, steps)
 
     def left_over(self, batch_size: int, steps: int) -> int:
-        """Draws at the end of a run of ``steps`` that make no whole batch of ``batch_size``."""
+        """Count the draws at the end of a run of ``steps`` that make no whole batch of ``batch_size``."""
         return left_over(len(self.items), self.epochs, batch_size, steps)
 
     def refill(self, partition: int, ticket: int, attempt: int) -> T:
-        """The item that replaces a dropped or failed one: depends on the arguments and the seed, moves nothing."""
+        """Return the item that replaces a dropped or failed one: depends on the arguments and the seed, moves
+        nothing.
+        """
         return self.items[derive_seed(self.seed, "refill", partition, ticket, attempt) % len(self.items)]
 
     def state_dict(self, rewind: int = 0) -> dict[str, int | bool | str]:
-        """The place in the stream, before the last ``rewind`` draws (those drawn but not trained, so not lost)."""
+        """Return the place in the stream, before the last ``rewind`` draws (those drawn but not trained, so not
+        lost).
+        """
         if not 0 <= rewind <= self.drawn:
             raise ValueError(f"rewind = {rewind}: only {self.drawn} items were drawn")
         return {"drawn": self.drawn - rewind, **self._identity()}
@@ -123,7 +129,7 @@ class Sampler(Generic[T]):
 
 
 def whole_batches(items: int, epochs: int | None, batch_size: int, steps: int | None) -> int:
-    """min(``steps``, ``epochs`` × ``items`` // ``batch_size``), either of which may be None: no bound.
+    """Return min(``steps``, ``epochs`` × ``items`` // ``batch_size``), either of which may be None: no bound.
 
     Raises ``DataError`` when nothing bounds it, or when there is not even one batch.
     """
@@ -141,11 +147,13 @@ def whole_batches(items: int, epochs: int | None, batch_size: int, steps: int | 
 
 
 def left_over(items: int, epochs: int | None, batch_size: int, steps: int) -> int:
-    """Draws of the last epoch that make no whole batch, so that nobody sees them; 0 where ``steps`` end the run."""
+    """Count the draws of the last epoch that make no whole batch, so that nobody sees them; 0 where ``steps`` end the
+    run.
+    """
     left = 0 if epochs is None else epochs * items - steps * batch_size
     return left if 0 < left < batch_size else 0
 
 
 def _permutation(seed: int, size: int) -> npt.NDArray[np.int64]:
-    """A permutation of range(``size``). ``RandomState``, since only its streams are promised never to change."""
+    """Return a permutation of range(``size``). ``RandomState``, since only its streams are promised never to change."""
     return np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32]).permutation(size)

@@ -24,12 +24,12 @@ class TaskTable:
         self._made = create_task(json.dumps(self._recipe))
 
     def scan(self) -> Iterator[Row | RowError]:
-        """Every question of the task as a row, in the order of the task."""
+        """Yield every question of the task as a row, in the order of the task."""
         for number in range(1, len(self._made) + 1):
             yield self.row(number)
 
     def row(self, number: int) -> Row:
-        """Question ``number``, counted from 1."""
+        """Return question ``number``, counted from 1."""
         entry = self._made[number - 1]
         recipe = {"index": number - 1, "recipe": self._recipe}
         return Row(self.name, number, {"question": entry["question"], "answer": entry["answer"], RECIPE: recipe})

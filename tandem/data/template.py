@@ -45,7 +45,7 @@ class Template:
             raise TemplateError(text, "it names no column, so that all prompts would be equal")
 
     def fill(self, row: Row) -> str:
-        """The text with the row's columns. Raises ``RowError``."""
+        """Return the text with the row's columns. Raises ``RowError``."""
         values = {name: row[name] for name in self.columns}
         try:
             return "".join(
@@ -57,7 +57,9 @@ class Template:
 
 
 def _read(text: str) -> list[_Piece]:
-    """Doubled braces are one each; ``}}`` only after a ``{{``: ``\\frac{1}{\\sqrt{2}}`` ends with two that are text."""
+    """Read doubled braces as one each; ``}}`` only after a ``{{``: ``\\frac{1}{\\sqrt{2}}`` ends with two that are
+    text.
+    """
     pieces: list[_Piece] = []
     place, opened = 0, 0
     while place < len(text):

@@ -16,7 +16,9 @@ Tools = Sequence[dict[str, Any]]
 
 
 def read_tools(row: Row, key: str | None) -> Tools | None:
-    """The tool definitions of a row: a list of mappings, or JSON text of the list or of each; none where it is null."""
+    """Return the tool definitions of a row: a list of mappings, or JSON text of the list or of each; none where it is
+    null.
+    """
     if key is None or row.find(key) is None:
         return None
     value = row.nested(key)

@@ -7,20 +7,20 @@ from tandem.dataflow.progress import PlaneStatus
 
 
 def plane_status(ledger: Ledger, now: float) -> PlaneStatus:
-    """Everything that the ledger knows, overdue leases given back."""
+    """Return everything that the ledger knows, overdue leases given back."""
     ledger.expire(now)
     partitions = {number: ledger.status(number, now) for number in ledger.live_partitions()}
     return PlaneStatus(ledger.held, ledger.capacity, partitions, ledger.accounts())
 
 
 def who_blocks(ledger: Ledger, partition: int | None, task: str | None, now: float) -> str:
-    """What a take of ``task``, or a seal (None), is waiting for; ``partition`` None means any of them."""
+    """Return what a take of ``task``, or a seal (None), is waiting for; ``partition`` None means any of them."""
     numbers = [partition] if partition is not None else ledger.live_partitions()
     return "; ".join(ledger.status(n, now).blocker(task) for n in numbers) or "producers: nothing was put"
 
 
 def what_fills(ledger: Ledger, now: float) -> str:
-    """Why a put finds no room."""
+    """Return why a put finds no room."""
     lines = [f"full: {ledger.held} of {ledger.capacity} groups held"]
     for number in ledger.live_partitions()[:1]:
         status = ledger.status(number, now)

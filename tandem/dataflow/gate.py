@@ -43,7 +43,7 @@ class Closed:
 
 
 def _asks(method: Callable[Concatenate[Gate, P], T]) -> Callable[Concatenate[Gate, P], T]:
-    """One thread at a time."""
+    """Let one thread in at a time."""
 
     @wraps(method)
     def locked(gate: Gate, /, *args: P.args, **options: P.kwargs) -> T:
@@ -54,7 +54,7 @@ def _asks(method: Callable[Concatenate[Gate, P], T]) -> Callable[Concatenate[Gat
 
 
 def _changes(method: Callable[Concatenate[Gate, P], T]) -> Callable[Concatenate[Gate, P], T]:
-    """One thread at a time, and those who ``wait`` look again afterwards."""
+    """Let one thread in at a time, and have those who ``wait`` look again afterwards."""
 
     @wraps(method)
     def locked(gate: Gate, /, *args: P.args, **options: P.kwargs) -> T:
@@ -124,7 +124,7 @@ class Gate:
 
     @_changes
     def join(self, engine: str) -> None:
-        """A new engine, which gets no ticket before it has acknowledged a version."""
+        """Add a new engine, which gets no ticket before it has acknowledged a version."""
         if engine in self._versions:
             raise ContractError(f"engine {engine!r} is there already; an engine that restarts leaves first")
         self._gone.discard(engine)
@@ -132,7 +132,9 @@ class Gate:
 
     @_changes
     def acknowledge(self, engine: str, version: int) -> None:
-        """The engine generates with ``version`` from now on. Means nothing of one that died once it had loaded it."""
+        """Note that the engine generates with ``version`` from now on. This means nothing for one that died once it had
+        loaded it.
+        """
         if engine in self._gone:
             return
         own = self._version(engine)
@@ -143,7 +145,7 @@ class Gate:
 
     @_changes
     def leave(self, engine: str, generated: Collection[Ticket] = ()) -> list[Ticket]:
-        """The engine is gone or dead: its tickets, same attempts, are given to others.
+        """Note that the engine is gone or dead: its tickets, same attempts, are given to others.
 
         Those in ``generated`` stay out, since only their rewards are missing, and end with ``done`` or ``redraw``.
         """
@@ -167,14 +169,14 @@ class Gate:
 
     @_changes
     def resume(self, engine: str) -> None:
-        """The engine takes tickets again."""
+        """Let the engine take tickets again."""
         self._paused.pop(engine, None)
 
     # --- tickets -----------------------------------------------------------------------------------------------------
 
     @_asks
     def admit(self, engine: str) -> Ticket | Closed:
-        """The next ticket for ``engine``: of the earliest partition, refills first; or why there is none."""
+        """Return the next ticket for ``engine``: of the earliest partition, refills first; or why there is none."""
         own = self._version(engine)
         ticket = self._next()
         if ticket is None:
@@ -194,7 +196,7 @@ class Gate:
 
     @_asks
     def closed(self, engine: str) -> Closed | None:
-        """Why ``engine`` would be given no ticket now; None if it would."""
+        """Return why ``engine`` would be given no ticket now; None if it would."""
         own, ticket = self._version(engine), self._next()
         if ticket is None:
             return Closed("every ticket is given out", exhausted=True)
@@ -202,13 +204,17 @@ class Gate:
 
     @_changes
     def done(self, ticket: Ticket) -> None:
-        """The ticket's group is stored. Harmless if it was done before: an engine given up may still deliver."""
+        """Note that the ticket's group is stored. Harmless if it was done before: an engine given up may still
+        deliver.
+        """
         self._end(ticket)
         self._waiting.discard(ticket)
 
     @_changes
     def redraw(self, ticket: Ticket) -> Ticket:
-        """The ticket's group was dropped, whether still out or stored already: the next attempt will be given."""
+        """Note that the ticket's group was dropped, whether still out or stored already: the next attempt will be
+        given.
+        """
         self.done(ticket)
         refill = Ticket(ticket.partition, ticket.place, ticket.attempt + 1)
         if refill not in self._out:
@@ -217,7 +223,7 @@ class Gate:
 
     @_changes
     def give_back(self, ticket: Ticket) -> None:
-        """The ticket was not filled: the *same* attempt will be given again."""
+        """Note that the ticket was not filled: the *same* attempt will be given again."""
         if not self._end(ticket):
             raise ContractError(f"{ticket} isn't out; tickets come from admit()")
         self._refill(ticket)
@@ -243,14 +249,14 @@ class Gate:
         return self._versions[engine]
 
     def _end(self, ticket: Ticket) -> bool:
-        """The ticket is no longer in any hand; whether it was."""
+        """Take the ticket out of whatever hand holds it; says whether one did."""
         engine = self._out.pop(ticket, None)
         if engine is not None:
             self._in_hand[engine] -= 1
         return engine is not None
 
     def _less_in_hand(self, engine: str) -> Closed | None:
-        """Why others come first, if they do: the engine has more in hand than the mean of those at work."""
+        """Return why others come first, if they do: the engine has more in hand than the mean of those at work."""
         at_work = [name for name, own in self._versions.items() if own is not None and name not in self._paused]
         if self._in_hand[engine] * len(at_work) <= sum(self._in_hand[name] for name in at_work):
             return None
@@ -263,7 +269,7 @@ class Gate:
             self._published = max(min(live), -1 if self._published is None else self._published)
 
     def _next(self) -> Ticket | None:
-        """The first ticket in line, admitted or not; None if there will be no more."""
+        """Return the first ticket in line, admitted or not; None if there will be no more."""
         while self._refills and self._refills[0] not in self._waiting:
             heapq.heappop(self._refills)
         if self._refills:
@@ -294,7 +300,9 @@ class Gate:
         return None
 
     def _room_from(self, ticket: Ticket) -> int:
-        """The version with which there is room for the ticket: all partitions below it are over and hold nothing."""
+        """Return the version with which there is room for the ticket: all partitions below it are over and hold
+        nothing.
+        """
         if self._capacity is None:
             return 0
         beyond = ticket.partition * self.tickets + ticket.place - self._capacity

@@ -46,7 +46,7 @@ class GroupStorage:
         self._groups.pop(partition, None)
 
     def pieces(self, tickets: Sequence[Ticket], names: Iterable[str]) -> Pieces:
-        """Each column's rows as few slices of what was put, in the order of the tickets.
+        """Return each column's rows as few slices of what was put, in the order of the tickets.
 
         Raises ``ContractError`` for a group that isn't here or that lacks a column.
         """
@@ -73,7 +73,7 @@ class GroupStorage:
 
 
 def as_columns(tickets: Sequence[Ticket], data: DataProto, samples: int) -> Columns:
-    """The columns of a put. Raises ``ContractError`` unless rows and identity are those of the tickets."""
+    """Return the columns of a put. Raises ``ContractError`` unless rows and identity are those of the tickets."""
     if len(data) != samples * len(tickets):
         raise ContractError(f"put: {len(tickets)} tickets of {samples} samples need as many rows, got {len(data)}")
     right = identity(tickets, samples)
@@ -88,19 +88,21 @@ def as_columns(tickets: Sequence[Ticket], data: DataProto, samples: int) -> Colu
 
 
 def without_identity(columns: Iterable[str]) -> list[str]:
-    """The columns that a store really holds."""
+    """Return the columns that a store really holds."""
     return [name for name in columns if name not in IDENTITY]
 
 
 def identity(tickets: Sequence[Ticket], samples: int) -> dict[str, Tensor]:
-    """``group_ids`` (= place of the ticket) and ``sample_index`` (= index in the group) of rows in ticket order."""
+    """Return ``group_ids`` (= place of the ticket) and ``sample_index`` (= index in the group) of rows in ticket
+    order.
+    """
     places = torch.tensor([ticket.place for ticket in tickets], dtype=torch.int64)
     index = torch.arange(samples).repeat(len(tickets))
     return {"group_ids": places.repeat_interleave(samples), "sample_index": index}
 
 
 def as_batch(tickets: Sequence[Ticket], samples: int, columns: Columns) -> DataProto:
-    """What a get gives: columns in ticket order, with the identity of their rows."""
+    """Return what a get gives: columns in ticket order, with the identity of their rows."""
     return DataProto(
         {
             **{name: column for name, column in columns.items() if not isinstance(column, list)},
@@ -111,7 +113,7 @@ def as_batch(tickets: Sequence[Ticket], samples: int, columns: Columns) -> DataP
 
 
 def join(pieces: list[Column]) -> Column:
-    """All rows of the pieces, which are of one kind; a single piece as it is."""
+    """Return all rows of the pieces, which are of one kind; a single piece as it is."""
     if len(pieces) == 1:
         return pieces[0]
     ragged = [piece for piece in pieces if isinstance(piece, Ragged)]

@@ -70,7 +70,7 @@ class Ledger:
             group.engine, group.since = engine, now
 
     def put(self, ticket: Ticket, columns: Collection[str], now: float) -> Outcome:
-        """``columns`` of a group are there. What is there already stays.
+        """Store ``columns`` of a group. What is there already stays.
 
         Raises ``ContractError`` for a column of a group that isn't produced yet.
         """
@@ -183,7 +183,9 @@ class Ledger:
         return None
 
     def acknowledge(self, lease: Lease, now: float) -> None:
-        """The task has consumed the lease's groups for good. Raises ``ContractError`` if the lease is over."""
+        """Note that the task has consumed the lease's groups for good. Raises ``ContractError`` if the lease is
+        over.
+        """
         self.expire(now)
         if not self._leases.end(lease):
             raise ContractError(
@@ -195,7 +197,9 @@ class Ledger:
             reader.acknowledge(ticket.place, lease.id)
 
     def give_back(self, lease: Lease) -> None:
-        """The task has not consumed the lease's groups; they are lent again. Harmless if the lease is over."""
+        """Note that the task has not consumed the lease's groups; they are lent again. Harmless if the lease is
+        over.
+        """
         if self._leases.end(lease):
             reader = self._partitions[lease.partition].readers[lease.task]
             reader.give_back([ticket.place for ticket in lease.tickets], lease.id)
@@ -206,11 +210,11 @@ class Ledger:
             self.give_back(lease)
 
     def next_expiry(self) -> float | None:
-        """When the next lease ends by itself; None without leases."""
+        """Return when the next lease ends by itself; None without leases."""
         return self._leases.next_expiry()
 
     def exhausted(self, task: str, number: int) -> bool:
-        """Whether ``task`` has acknowledged every group of the partition (or the partition is over)."""
+        """Return whether ``task`` has acknowledged every group of the partition (or the partition is over)."""
         if self._is_over(number):
             return True
         home = self._partitions.get(number)
@@ -219,7 +223,7 @@ class Ledger:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def accounts(self) -> Accounts:
-        """Where all samples are now; counts the queued groups one by one, so that ``check`` means something."""
+        """Return where all samples are now; counts the queued groups one by one, so that ``check`` means something."""
         queued = sum(bool(group.columns) for home in self._partitions.values() for group in home.groups) * self.samples
         return Accounts(self._produced, self._trained, queued, dict(self._dropped))
 
@@ -229,11 +233,11 @@ class Ledger:
         return sum(partition.stored for partition in self._partitions.values())
 
     def live_partitions(self) -> list[int]:
-        """Partitions that have begun and aren't over."""
+        """Return the partitions that have begun and aren't over."""
         return sorted(self._partitions)
 
     def holds(self, ticket: Ticket) -> bool:
-        """Whether there is data under this very attempt."""
+        """Return whether there is data under this very attempt."""
         home = self._partitions.get(ticket.partition)
         if home is None or not 0 <= ticket.place < self.tickets:
             return False
@@ -241,12 +245,12 @@ class Ledger:
         return group.attempt == ticket.attempt and bool(group.columns)
 
     def open_tickets(self, number: int, now: float) -> list[Ticket]:
-        """Tickets of a partition without a whole group, each with the attempt that is due."""
+        """Return the tickets of a partition without a whole group, each with the attempt that is due."""
         groups = self._open(number, now).groups
         return [Ticket(number, index, group.attempt) for index, group in enumerate(groups) if not group.filled]
 
     def status(self, number: int, now: float) -> PartitionStatus:
-        """The state of one partition, for the diagnosis of a stall."""
+        """Return the state of one partition, for the diagnosis of a stall."""
         home = self._open(number, now)
         unfilled = tuple(
             self._open_ticket(Ticket(number, i, group.attempt), home, now)
@@ -264,7 +268,7 @@ class Ledger:
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but leases, as plain JSON data: after a restart their holders are gone."""
+        """Return everything but leases, as plain JSON data: after a restart their holders are gone."""
         return {
             "shape": [self.tickets, self.samples],
             "partitions": {str(number): home.state_dict() for number, home in self._partitions.items()},
@@ -308,7 +312,7 @@ class Ledger:
         return number < self._first or number in self._over
 
     def _open(self, number: int, now: float) -> Partition:
-        """The partition; begun if this is the first word of it."""
+        """Return the partition; begun if this is the first word of it."""
         if number not in self._partitions:
             if self._is_over(number):
                 raise ContractError(f"partition {number} is over")
@@ -316,7 +320,7 @@ class Ledger:
         return self._partitions[number]
 
     def _current(self, ticket: Ticket, now: float) -> Group | None:
-        """The group under the ticket; None if its attempt has been given up or its partition is over."""
+        """Return the group under the ticket; None if its attempt has been given up or its partition is over."""
         if not 0 <= ticket.place < self.tickets:
             raise ContractError(f"{ticket}: a partition has tickets 0 to {self.tickets - 1}")
         if self._is_over(ticket.partition):
@@ -327,7 +331,7 @@ class Ledger:
         return group if ticket.attempt == group.attempt else None
 
     def _has_room(self, number: int) -> bool:
-        """Whether one more group of this partition leaves room for all unfilled tickets of earlier ones."""
+        """Return whether one more group of this partition leaves room for all unfilled tickets of earlier ones."""
         reserved = 0
         for earlier in range(self._first, number):
             if earlier in self._partitions:

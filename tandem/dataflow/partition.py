@@ -38,7 +38,7 @@ class Reader:
         self.acked = 0
 
     def choose(self, count: int, groups: int, order: Order) -> list[int] | None:
-        """The next ``count`` groups, or all that are left if fewer; None while they aren't all ready."""
+        """Return the next ``count`` groups, or all that are left if fewer; None while they aren't all ready."""
         want = min(count, groups - len(self.claimed))
         if want == 0 or len(self.eligible) < want:
             return None
@@ -63,13 +63,13 @@ class Reader:
             self.head += 1
 
     def acknowledge(self, index: int, lease: int) -> None:
-        """The group is consumed, if it is still this lease's (its attempt may have been dropped meanwhile)."""
+        """Count the group as consumed, if it is still this lease's (its attempt may have been dropped meanwhile)."""
         if self.claimed.get(index) == lease:
             self.claimed[index] = _ACKED
             self.acked += 1
 
     def give_back(self, indices: Collection[int], lease: int) -> None:
-        """The groups can be lent again, before those that came later."""
+        """Let the groups be lent again, before those that came later."""
         for index in reversed(list(indices)):
             if self.claimed.get(index) == lease:
                 del self.claimed[index]
@@ -78,25 +78,25 @@ class Reader:
                 self.head = min(self.head, index)
 
     def forget(self, index: int) -> None:
-        """The group was dropped: nothing of it is ready or read."""
+        """Note that the group was dropped: nothing of it is ready or read."""
         self.eligible.pop(index, None)
         if self.claimed.pop(index, None) == _ACKED:
             self.acked -= 1
         self.head = min(self.head, index)
 
     def consumed(self) -> list[int]:
-        """The groups that the task has acknowledged, in order."""
+        """Return the groups that the task has acknowledged, in order."""
         return sorted(index for index, lease in self.claimed.items() if lease == _ACKED)
 
     def restore_consumed(self, indices: Collection[int]) -> None:
-        """Consumed in an earlier life of the ledger."""
+        """Count groups that were consumed in an earlier life of the ledger."""
         for index in indices:
             self.eligible.pop(index, None)
             self.claimed[index] = _ACKED
             self.acked += 1
 
     def leases(self) -> set[int]:
-        """Ids of the leases that hold groups."""
+        """Return the ids of the leases that hold groups."""
         return set(self.claimed.values()) - {_ACKED}
 
 
@@ -113,7 +113,7 @@ class Partition:
         self.drops: Counter[str] = Counter()  # groups, by reason
 
     def write(self, index: int, columns: Collection[str]) -> None:
-        """A group has ``columns`` now."""
+        """Note that a group has ``columns`` now."""
         group = self.groups[index]
         self.stored += not group.columns
         group.columns.update(columns)
@@ -134,7 +134,7 @@ class Partition:
         self.groups[index] = Group(attempt, now)
 
     def reader(self, task: str, columns: frozenset[str]) -> Reader:
-        """The task's place in this partition; its first call looks through the groups once, in ticket order."""
+        """Return the task's place in this partition; its first call looks through the groups once, in ticket order."""
         if task not in self.readers:
             reader = self.readers[task] = Reader(columns)
             for index, group in enumerate(self.groups):
@@ -143,12 +143,12 @@ class Partition:
         return self.readers[task]
 
     def lacking(self, columns: Iterable[str]) -> dict[str, int]:
-        """Column -> number of groups without it; only columns that some group lacks."""
+        """Map each column that some group lacks to the number of groups without it."""
         gaps = {column: sum(column not in group.columns for group in self.groups) for column in columns}
         return {column: gap for column, gap in gaps.items() if gap}
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON data, without what is lent."""
+        """Return plain JSON data, without what is lent."""
         return {
             "groups": [[group.attempt, group.filled, sorted(group.columns)] for group in self.groups],
             "sealed": self.sealed,

@@ -37,7 +37,7 @@ class Accounts:
         return f"produced {self.produced}, trained {self.trained}, dropped {dropped}, left in the queue {self.queued}"
 
     def __add__(self, other: Accounts) -> Accounts:
-        """The accounts of two parts of a run together."""
+        """Return the accounts of two parts of a run together."""
         dropped = dict(self.dropped)
         for reason, count in other.dropped.items():
             dropped[reason] = dropped.get(reason, 0) + count
@@ -46,7 +46,7 @@ class Accounts:
         )
 
     def ended(self) -> Accounts:
-        """The accounts once another part goes on from this one: its queue is generated again, and so dropped."""
+        """Return the accounts once another part goes on from this one: its queue is generated again, and so dropped."""
         lost = {} if self.queued == 0 else {"generated again after a resume": self.queued}
         return Accounts(self.produced, self.trained, 0, self.dropped) + Accounts(0, 0, 0, lost)
 
@@ -70,7 +70,7 @@ class OpenTicket:
     lacking: tuple[str, ...] = ()
 
     def describe(self, gone: Collection[str] = ()) -> str:
-        """The ticket in a message; the engines ``gone`` have died since they got it."""
+        """Return the ticket in a message; the engines ``gone`` have died since they got it."""
         engine = f"on engine {self.engine!r}" if self.engine else "given to no engine"
         if self.engine in gone and not self.lacking:
             engine = f"given back, for engine {self.engine!r} died,"
@@ -102,7 +102,7 @@ class PartitionStatus:
     drops: dict[str, int]
 
     def blocker(self, task: str | None = None, gone: Collection[str] = ()) -> str:
-        """Who or what keeps ``task`` (None: the seal) waiting, in words; the engines ``gone`` have died."""
+        """Return who or what keeps ``task`` (None: the seal) waiting, in words; the engines ``gone`` have died."""
         causes = []
         if self.open:
             longest = sorted(self.open, key=lambda entry: -entry.seconds)

@@ -26,7 +26,7 @@ class Answering(Protocol):
     """A data plane whose parts are other processes."""
 
     def silent(self, seconds: float) -> list[str]:
-        """The parts that give no sign of life within so many seconds, in words."""
+        """Return the parts that give no sign of life within so many seconds, in words."""
 
 
 class DataPlane(Protocol):
@@ -49,17 +49,18 @@ class DataPlane(Protocol):
         has consumed the partition. See ``Ledger.take``."""
 
     def acknowledge(self, lease: Lease) -> None:
-        """The task has consumed the lease's groups."""
+        """Note that the task has consumed the lease's groups."""
 
     def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> DataProto:
-        """``columns`` of the groups in the order of ``tickets``, n rows each, with ``group_ids`` and ``sample_index``.
-        Read only: tensors may be shared with the store."""
+        """Return ``columns`` of the groups in the order of ``tickets``, n rows each, with ``group_ids`` and
+        ``sample_index``. Read only: tensors may be shared with the store.
+        """
 
     def seal(self, partition: int, *, timeout: float) -> None:
         """Wait until every ticket of the partition is filled, and make its groups final."""
 
     def status(self) -> PlaneStatus:
-        """The counts of every partition and task at this moment."""
+        """Return the counts of every partition and task at this moment."""
 
     def drop(self, target: Ticket | int, reason: str = TRAINED) -> Outcome:
         """Free a partition (an int: after training, or for another ``reason``) or a group, whose ticket is open again.
@@ -114,7 +115,9 @@ class LocalStore(DataPlane):
             self._changed.notify_all()
 
     def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> DataProto:
-        """The columns in the order of ``tickets``, joined once, and shared where they lie together. Read only."""
+        """Return the columns in the order of ``tickets``, joined once, and shared where they lie together. Read
+        only.
+        """
         with self._changed:
             pieces = self._storage.pieces(tickets, without_identity(columns))
         return as_batch(tickets, self._ledger.samples, {name: join(cut) for name, cut in pieces.items()})
@@ -128,7 +131,7 @@ class LocalStore(DataPlane):
                 self._wait(deadline, f"the seal of partition {partition}", blocker)
 
     def status(self) -> PlaneStatus:
-        """The counts of every partition and task at this moment."""
+        """Return the counts of every partition and task at this moment."""
         with self._changed:
             return plane_status(self._ledger, time.monotonic())
 

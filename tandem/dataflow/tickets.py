@@ -91,7 +91,7 @@ class Leases:
         self._held = {id_: lease for id_, lease in self._held.items() if lease.partition != partition}
 
     def due(self, now: float) -> list[Lease]:
-        """The leases still held whose time is up."""
+        """Return the leases still held whose time is up."""
         due = []
         while self._expiries and self._expiries[0][0] <= now:
             id_ = heapq.heappop(self._expiries)[1]
@@ -100,11 +100,11 @@ class Leases:
         return due
 
     def next_expiry(self) -> float | None:
-        """When the next lease ends by itself; None without leases."""
+        """Return when the next lease ends by itself; None without leases."""
         while self._expiries and self._expiries[0][1] not in self._held:
             heapq.heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else None
 
     def consumers(self, ids: set[int]) -> tuple[str, ...]:
-        """The names of those who hold these leases, sorted."""
+        """Return the names of those who hold these leases, sorted."""
         return tuple(sorted({self._held[id_].consumer for id_ in ids}))

@@ -15,7 +15,7 @@ SINGLE_TURN = "single_turn"
 
 
 async def tool_calls(task: Task, policy: Policy, *, tool_timeout_s: float = 10.0) -> None:
-    """The model answers, calls tools, is told their results, and so on until it calls none.
+    """Let the model answer, call tools and be told their results, until it calls none.
 
     What can't be read as a call is told to it too. A tool has ``tool_timeout_s`` seconds.
     """
@@ -36,7 +36,7 @@ BUILT_IN: dict[str, Episode] = {"tool_calls": tool_calls}
 
 
 def find_episode(type_: str, file: str | None) -> Episode:
-    """The episode ``type_``: a function of ``file`` where one is given, else a built-in one.
+    """Return the episode ``type_``: a function of ``file`` where one is given, else a built-in one.
 
     What running the file raises passes through.
     """

@@ -25,7 +25,8 @@ _CALL_ID = "call00000"  # templates want nine letters and digits
 def continuation(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], ends: Sequence[int], tools: Tools | None = None
 ) -> list[int]:
-    """Ids of ``messages``, which follow an assistant's turn that ended with one of ``ends``, up to the next turn.
+    """Return ids of ``messages``, which follow an assistant's turn that ended with one of ``ends``, up to the next
+    turn.
 
     Raises ``DataError`` where the template refuses them, or doesn't end a turn.
     """
@@ -47,7 +48,9 @@ def continuation(
 
 
 def _stand_in(messages: Sequence[Message]) -> Message:
-    """A turn of the assistant that ``messages`` may follow: one with calls, where they begin with answers to some."""
+    """Return a turn of the assistant that ``messages`` may follow: one with calls, where they begin with answers to
+    some.
+    """
     answers = []
     for message in messages:
         if message.get("role") not in ("tool", "ipython"):
@@ -65,13 +68,13 @@ def _stand_in(messages: Sequence[Message]) -> Message:
 
 
 def turn_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], ends: Sequence[int]) -> str:
-    """The text of a sampled turn without its end token, special tokens shown."""
+    """Return the text of a sampled turn without its end token, special tokens shown."""
     kept = list(ids[:-1]) if ids and ids[-1] in ends else list(ids)
     return decode_text(tokenizer, kept)
 
 
 def checked_new(known: Sequence[Message], given: Any) -> list[Message]:
-    """The messages of ``given`` after ``known``, with which they must begin. Raises ``DataError``."""
+    """Return the messages of ``given`` after ``known``, with which they must begin. Raises ``DataError``."""
     if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
         raise DataError("chat() takes a list of messages {role, content}")
     if given[: len(known)] != list(known):

@@ -57,12 +57,14 @@ class _Found:
             self.errors.append('a call is an object {"name": ..., "arguments": {...}}')
 
     def parsed(self, content: str) -> Parsed:
-        """The result, with ``content`` outside of the calls."""
+        """Return the result, with ``content`` outside of the calls."""
         return Parsed(content.strip(), tuple(self.calls), tuple(self.errors))
 
 
 def parse_hermes(text: str) -> Parsed:
-    """Calls as Hermes and Qwen write them: a JSON object between ``<tool_call>`` and ``</tool_call>``, any number."""
+    """Read calls as Hermes and Qwen write them: a JSON object between ``<tool_call>`` and ``</tool_call>``, any
+    number.
+    """
     found, content = _Found(), []
     before, *parts = text.split("<tool_call>")
     content.append(before)
@@ -77,7 +79,9 @@ def parse_hermes(text: str) -> Parsed:
 
 
 def parse_llama3(text: str) -> Parsed:
-    """Calls as Llama 3 writes them: the whole turn is a JSON object with ``parameters``, or several between ``;``."""
+    """Read calls as Llama 3 writes them: the whole turn is a JSON object with ``parameters``, or several between
+    ``;``.
+    """
     found, marked = _Found(), "<|python_tag|>" in text
     before, _, after = text.partition("<|python_tag|>")
     body = (after if marked else text).strip()
@@ -96,7 +100,9 @@ def parse_llama3(text: str) -> Parsed:
 
 
 def parse_mistral(text: str) -> Parsed:
-    """Calls as Mistral writes them: ``[TOOL_CALLS]`` and a JSON list, or ``[TOOL_CALLS]name[ARGS]{...}`` for each."""
+    """Read calls as Mistral writes them: ``[TOOL_CALLS]`` and a JSON list, or ``[TOOL_CALLS]name[ARGS]{...}`` for
+    each.
+    """
     found = _Found()
     before, *parts = text.split("[TOOL_CALLS]")
     for part in parts:
@@ -106,13 +112,14 @@ def parse_mistral(text: str) -> Parsed:
             continue
         try:
             found.add_value({"name": name.strip().partition("[CALL_ID]")[0], "arguments": json.loads(arguments)})
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as
+        error:
             found.errors.append(f"not JSON: {error}")
     return found.parsed(before)
 
 
 def parse_pythonic(text: str) -> Parsed:
-    """Calls as Python writes them: the whole turn is a list of calls with literal keyword arguments, ``[f(x=1)]``."""
+    """Read calls as Python writes them: the whole turn is a list of calls with literal keyword arguments, ``[f(x=1)]``."""
     body = text.strip()
     if not body.startswith("["):
         return Parsed(body)
@@ -148,5 +155,5 @@ _SIGNS = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama3": "<|pytho
 
 
 def format_of(template: str) -> str | None:
-    """The format that a chat template shows calls in, where it tells; ``pythonic`` is never told."""
+    """Return the format that a chat template shows calls in, where it tells; ``pythonic`` is never told."""
     return next((name for name, sign in _SIGNS.items() if sign in template), None)

@@ -79,7 +79,7 @@ class Policy:
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Answer:
-        """The model's next turn after ``messages``, which begin with those of the chats before.
+        """Ask for the model's next turn after ``messages``, which begin with those of the chats before.
 
         ``tools`` are definitions for the first turn, by default the config's; they stay. Raises ``PolicyError`` for
         messages that were changed.
@@ -88,7 +88,7 @@ class Policy:
         return self._answer(await self._ask({"op": "chat", "messages": list(messages), "tools": given}))
 
     async def generate(self, token_ids: Sequence[int]) -> Answer:
-        """The model's next tokens after ``token_ids``, which begin with all those of the turns before."""
+        """Ask for the model's next tokens after ``token_ids``, which begin with all those of the turns before."""
         return self._answer(await self._ask({"op": "generate", "token_ids": [int(token) for token in token_ids]}))
 
     async def call(self, call: Mapping[str, Any], *, timeout_s: float = 10.0) -> dict[str, Any]:

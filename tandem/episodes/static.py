@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def wrong_tools(file: Path) -> str | None:
-    """Why the functions of ``file`` can't be tools, in words; None where nothing speaks against them."""
+    """Say why the functions of ``file`` can't be tools; None where nothing speaks against them."""
     try:
         body = ast.parse(file.read_bytes()).body
     except OSError as error:

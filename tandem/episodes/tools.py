@@ -33,7 +33,7 @@ class Tool:
         return inspect.iscoroutinefunction(self.function)
 
     def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the function's types say. Raises ``ValueError`` in words that a model may read."""
+        """Return the arguments as the function's types say. Raises ``ValueError`` in words that a model may read."""
         try:
             checked = self.arguments.model_validate(dict(given))
         except ValidationError as error:
@@ -43,7 +43,7 @@ class Tool:
 
 
 def load_tools(file: str) -> dict[str, Tool]:
-    """The tools by name: every function that ``file`` defines and whose name has no underscore in front.
+    """Return the tools by name: every function that ``file`` defines and whose name has no underscore in front.
 
     Raises ``ConfigError`` for a file that can't be run, defines none, or has one without type hints.
     """
@@ -68,7 +68,7 @@ def load_tools(file: str) -> dict[str, Tool]:
 
 
 def make_tool(name: str, function: Callable[..., Any]) -> Tool:
-    """The tool that ``function`` is. Raises ``TypeError`` where a parameter has no type that JSON can say."""
+    """Return the tool that ``function`` is. Raises ``TypeError`` where a parameter has no type that JSON can say."""
     hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -90,12 +90,12 @@ def make_tool(name: str, function: Callable[..., Any]) -> Tool:
 
 
 def as_text(result: object) -> str:
-    """What a tool returned, as the text of a message: text as it is, anything else as JSON."""
+    """Return what a tool returned, as the text of a message: text as it is, anything else as JSON."""
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
 def _without_titles(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without the titles that pydantic makes of names: they cost tokens and say nothing."""
+    """Return the schema without the titles that pydantic makes of names: they cost tokens and say nothing."""
 
     def cleaned(value: Any, named: bool) -> Any:
         if isinstance(value, dict):

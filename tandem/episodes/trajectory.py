@@ -47,7 +47,7 @@ class Trajectory:
         self.turns.append(len(drawn.token_ids))
 
     def until_sampled(self) -> Trajectory:
-        """The same without what was inserted after the last turn, which no turn has answered."""
+        """Return the same without what was inserted after the last turn, which no turn has answered."""
         end = len(self.mask)
         while end and not self.mask[end - 1]:
             end -= 1
@@ -57,7 +57,7 @@ class Trajectory:
         )
 
     def columns(self) -> dict[str, torch.Tensor]:
-        """The row of each token column: (T,) tensors of the dtypes that the columns declare."""
+        """Return the row of each token column: (T,) tensors of the dtypes that the columns declare."""
         return {
             "responses": torch.tensor(self.ids, dtype=torch.int64),
             "response_mask": torch.tensor(self.mask, dtype=torch.bool),

@@ -28,7 +28,7 @@ class AdapterSpec:
 
     @classmethod
     def of(cls, model: ModelConfig, seed: int) -> AdapterSpec | None:
-        """What the config asks for; None where all weights are trained."""
+        """Return what the config asks for; None where all weights are trained."""
         if not model.trains_adapters:
             return None
         if model.adapter_path is not None:
@@ -44,6 +44,6 @@ class AdapterSpec:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> AdapterSpec:
-        """What ``dataclasses.asdict`` and JSON made of one."""
+        """Return what ``dataclasses.asdict`` and JSON made of one."""
         targets = fields["target_modules"]
         return cls(**{**fields, "target_modules": targets if isinstance(targets, str) else tuple(targets)})

@@ -28,7 +28,9 @@ _PREFIX = "base_model.model."
 
 
 def with_adapters(model: PreTrainedModel, spec: AdapterSpec) -> PeftModel:
-    """``model`` with the adapters of ``spec``; its layers are replaced, their weights cast where the spec says so."""
+    """Return ``model`` with the adapters of ``spec``; its layers are replaced, their weights cast where the spec says
+    so.
+    """
     if spec.path is None:
         targets = spec.target_modules
         adapted = get_lora_model(model, spec.rank, alpha=spec.alpha, target_modules=targets, seed=spec.seed)
@@ -64,7 +66,7 @@ def save_adapter(
 
 
 def load_adapter(model: PreTrainedModel, folder: str) -> PeftModel:
-    """``model`` with the adapters in ``folder``, in float32 and ready to be trained; its layers are replaced.
+    """Return ``model`` with the adapters in ``folder``, in float32 and ready to be trained; its layers are replaced.
 
     Raises ``DataError`` for a folder that holds none, or some that are not of this model.
     """
@@ -102,7 +104,7 @@ def load_adapter(model: PreTrainedModel, folder: str) -> PeftModel:
 
 
 def read_base(folder: Path) -> str:
-    """The folder or hub id of the model that the adapters in ``folder`` belong to. Raises ``DataError``."""
+    """Return the folder or hub id of the model that the adapters in ``folder`` belong to. Raises ``DataError``."""
     try:
         base: str | None = json.loads((folder / CONFIG).read_text("utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
@@ -113,7 +115,7 @@ def read_base(folder: Path) -> str:
 
 
 def peft_name(name: str) -> str:
-    """The name of an adapter's weight in PEFT's files: without the adapter's own name, below PEFT's prefix."""
+    """Return the name of an adapter's weight in PEFT's files: without the adapter's own name, below PEFT's prefix."""
     owner, weight, _, kind = name.rsplit(".", 3)
     return f"{_PREFIX}{owner}.{weight}.{kind}"
 

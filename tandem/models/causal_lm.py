@@ -94,11 +94,13 @@ class CausalLM(nn.Module):
         return self.route != "bordered"
 
     def layout(self, documents: Documents, device: torch.device | str) -> Layout:
-        """What runs ``documents`` of a packed row."""
+        """Return what runs ``documents`` of a packed row."""
         return _LAYOUTS[self.route](documents, device)
 
     def new_cache(self, rows: int = 1, capacity: int = BLOCK) -> RowCache:
-        """A cache for generation, with room for ``rows`` of ``capacity`` tokens where that can be said before."""
+        """Return a cache for generation, with room for ``rows`` of ``capacity`` tokens where that can be said
+        before.
+        """
         device = self.model.device
         if self.route == "packed":
             return KVCache(device, rows, capacity)
@@ -141,13 +143,13 @@ class CausalLM(nn.Module):
         return Head(projection.weight, getattr(projection, "bias", None), self.transform, count, self.holes)
 
     def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the whole model gives for hidden states (N, d): logits (N, V)."""
+        """Return what the whole model gives for hidden states (N, d): logits (N, V)."""
         return self.head.logits(hidden)
 
     # --- running it --------------------------------------------------------------------------------------------------
 
     def computing(self) -> torch.autocast:
-        """The context in which matrix products run in ``compute_dtype``; weights stay as they are.
+        """Return the context in which matrix products run in ``compute_dtype``; weights stay as they are.
 
         ``forward`` enters it itself. Many forwards with the same weights should share one outer context: cast weights
         are kept for as long as it lasts.
@@ -156,8 +158,9 @@ class CausalLM(nn.Module):
         return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute_dtype == torch.bfloat16)
 
     def train(self, mode: bool = True) -> CausalLM:
-        """The model itself stays in eval mode: dropout, jitter of routers and the like would train another distribution
-        than is sampled from."""
+        """Return the model itself, which stays in eval mode: dropout, jitter of routers and the like would train
+        another distribution than is sampled from.
+        """
         self.training = mode
         self.model.eval()
         return self
@@ -174,13 +177,13 @@ class CausalLM(nn.Module):
         layout: Layout,
         read: Callable[[torch.Tensor, Head], R],
     ) -> R:
-        """``input_ids`` and ``positions`` (T,) int64; returns ``read(hidden (T, d), head)``."""
+        """Run ``input_ids`` and ``positions`` (T,) int64; returns ``read(hidden (T, d), head)``."""
         with self.computing():
             return read(layout.hidden(self.decoder, input_ids, positions), self.head)
 
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The part of ``model`` that ends with the hidden states that its head reads."""
+    """Return the part of ``model`` that ends with the hidden states that its head reads."""
     for found in (model.get_decoder(), model.base_model, *model.children()):
         if isinstance(found, PreTrainedModel) and found is not model:
             return found
@@ -189,7 +192,7 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No log lines of transformers but errors."""
+    """Silence all log lines of transformers but errors."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:

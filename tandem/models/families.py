@@ -90,14 +90,14 @@ FUSED_NAMES = frozenset({"down_proj", "gate_up_proj"})
 
 
 def without_adapter(families: Iterable[str], module: str) -> bool:
-    """Whether ``module``, as the files of a model of these ``families`` call it, can't have an adapter."""
+    """Return whether ``module``, as the files of a model of these ``families`` call it, can't have an adapter."""
     parts = module.split(".")
     expert = any(one == "experts" and other.isdigit() for one, other in pairwise(parts))
     return any(expert or parts[-1] in FUSED_EXPERTS[family] for family in families if family in FUSED_EXPERTS)
 
 
 def notes_on_adapters(families: Iterable[str]) -> Iterator[str]:
-    """What adapters on all linear modules leave out in a model of these ``families``."""
+    """Note what adapters on all linear modules leave out in a model of these ``families``."""
     for family in families:
         if family in FUSED_EXPERTS:
             named = ", ".join(sorted(FUSED_EXPERTS[family]))
@@ -114,7 +114,7 @@ def refuse_family(family: str) -> None:
 
 
 def notes_on_families(families: Iterable[str], *, generates: bool) -> Iterator[str]:
-    """What is slower or left aside with a model of these ``families``, the names in its config."""
+    """Note what is slower or left aside with a model of these ``families``, the names in its config."""
     for family in families:
         if family in AS_TEXT:
             yield f"models of the family {family} read more than text: they are trained and sampled on text alone"

@@ -82,7 +82,7 @@ def fetch_model(name: str, destination: Path | None = None, *, dtype: Dtype = "f
 
 
 def _existing(target: Path, dtype: Dtype) -> Path:
-    """The folder itself if it holds a model of this dtype."""
+    """Return the folder itself if it holds a model of this dtype."""
     from transformers import AutoConfig
 
     if not (target / "config.json").is_file():
@@ -98,7 +98,7 @@ def _existing(target: Path, dtype: Dtype) -> Path:
 
 
 def _locate(name: str, carrier: Carrier) -> Path:
-    """The GGUF file inside the carrier package, which is never imported (its own imports are not installed)."""
+    """Return the GGUF file inside the carrier package, which is never imported (its own imports are not installed)."""
     spec = importlib.util.find_spec(carrier.module)
     if spec is None or not spec.submodule_search_locations:
         raise TandemError(f"{name} comes with a package that is not installed: run `{carrier.install}`")

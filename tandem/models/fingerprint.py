@@ -14,7 +14,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """16 hex digits of all (name, tensor) pairs: names, shapes, dtypes and every bit of the values.
+    """Return 16 hex digits of all (name, tensor) pairs: names, shapes, dtypes and every bit of the values.
 
     Per tensor the bits of element i are summed with the odd weight (2 i + 1) · c modulo 2^64, so a change of one
     element never goes unseen; a digest of that with name, shape and dtype is summed over the tensors. It guards against
@@ -28,12 +28,12 @@ def fingerprint(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def joined(*fingerprints: str) -> str:
-    """The fingerprint of all pairs together, from those of parts without a name in common."""
+    """Return the fingerprint of all pairs together, from those of parts without a name in common."""
     return f"{sum(int(digits, 16) for digits in fingerprints) % 2**64:016x}"
 
 
 def _bits(tensor: torch.Tensor) -> int:
-    """The weighted sum of the bit patterns, modulo 2^64 (int64 products wrap around)."""
+    """Return the weighted sum of the bit patterns, modulo 2^64 (int64 products wrap around)."""
     flat = tensor.detach().reshape(-1)
     patterns = flat.view(_INTEGERS[flat.element_size()])
     size = _CHUNK_CPU if flat.device.type == "cpu" else _CHUNK

@@ -23,7 +23,7 @@ class Transform:
     softcap: float | None = None
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """The model's logits from plain ones of any shape."""
+        """Return the model's logits from plain ones of any shape."""
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
@@ -53,13 +53,13 @@ class Head:
         return len(self.weight) if self.count is None else self.count
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight (V, d) and bias (V,) of the tokens, sharing memory with all."""
+        """Return the weight (V, d) and bias (V,) of the tokens, sharing memory with all."""
         if self.size == len(self.weight):
             return self.weight, self.bias
         return self.weight[: self.size], None if self.bias is None else self.bias[: self.size]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden (N, d) -> logits (N, V), in the weight's dtype."""
+        """Turn hidden (N, d) into logits (N, V), in the weight's dtype."""
         if torch.is_autocast_enabled(hidden.device.type):  # it keeps the cast of a whole weight, not that of a part
             plain = _project(hidden, self.weight, self.bias)[:, : self.size]
         else:
@@ -68,13 +68,14 @@ class Head:
 
 
 def without(logits: torch.Tensor, holes: torch.Tensor | None) -> torch.Tensor:
-    """``logits`` (N, V) of a distribution that has nothing at the ids ``holes`` (H,)."""
+    """Return ``logits`` (N, V) of a distribution that has nothing at the ids ``holes`` (H,)."""
     return logits if holes is None else logits.index_fill(-1, holes, _NEVER)
 
 
 @torch.no_grad()
 def measured_transform(model: PreTrainedModel, decoder: nn.Module) -> Transform:
-    """What ``model`` does between its ``decoder`` and its logits, beside the projection, found by feeding it numbers.
+    """Return what ``model`` does between its ``decoder`` and its logits, beside the projection, found by feeding it
+    numbers.
 
     Names in a config don't say it: one family divides by a factor that another multiplies with. Raises ``DataError``
     where it is something else than a factor and a softcap.
@@ -111,7 +112,7 @@ def measured_transform(model: PreTrainedModel, decoder: nn.Module) -> Transform:
 
 
 def _fitted(plain: torch.Tensor, logits: torch.Tensor) -> Transform | None:
-    """The transform that makes ``logits`` (V,) of ``plain`` (V,); None where there is none."""
+    """Return the transform that makes ``logits`` (V,) of ``plain`` (V,); None where there is none."""
     scale, highest = float(logits[0] / plain[0]), float(logits[-1])
     fitted = Transform(scale, None if highest > 0.5 * scale * float(plain[-1]) else highest)
     same = torch.allclose(fitted(plain), logits.to(plain.dtype), rtol=1e-5, atol=1e-6)
@@ -119,7 +120,9 @@ def _fitted(plain: torch.Tensor, logits: torch.Tensor) -> Transform | None:
 
 
 def _factor(hidden: torch.Tensor | None, projected: torch.Tensor | None) -> float | None:
-    """The number by which the decoder's ``hidden`` is multiplied on its way to the head; None where it is no number."""
+    """Return the number by which the decoder's ``hidden`` is multiplied on its way to the head; None where it is no
+    number.
+    """
     if hidden is None or projected is None or hidden.numel() != projected.numel():
         return None
     before, after = hidden.flatten().double(), projected.flatten().double()
@@ -130,7 +133,7 @@ def _factor(hidden: torch.Tensor | None, projected: torch.Tensor | None) -> floa
 
 
 def _project(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """hidden (N, d), weight (V, d) -> (N, V).
+    """Project hidden (N, d) by weight (V, d) to (N, V).
 
     A CPU without gradients goes through oneDNN: for few rows and a large V it takes 0.4 to 0.8 of the default's time.
     """

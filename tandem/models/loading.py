@@ -38,7 +38,7 @@ ComputeType = Literal["float32", "bfloat16"]
 
 
 def load_model(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
-    """A plain transformers causal LM in float32, in eval mode: ``model(input_ids=..., labels=...)`` works.
+    """Load a plain transformers causal LM in float32, in eval mode: ``model(input_ids=..., labels=...)`` works.
 
     ``path`` is a Hugging Face folder or a hub id. Raises ``DataError`` where there is no model.
     """
@@ -53,7 +53,7 @@ def load_causal_lm(
     adapter: AdapterSpec | None = None,
     tokens: TokenIds | None = None,
 ) -> CausalLM:
-    """The model in ``path`` (folder or hub id) as Tandem runs it, with an ``adapter`` if one is asked for.
+    """Load the model in ``path`` (folder or hub id) as Tandem runs it, with an ``adapter`` if one is asked for.
 
     Weights are float32. ``dtype`` is what the forward computes in: with bfloat16 each matrix product casts its weights.
     ``tokens`` are the ids that can be sampled; None: all that are embedded.
@@ -65,7 +65,7 @@ def load_causal_lm(
 def describe_causal_lm(
     path: str | Path, *, trust_remote_code: bool = False, tokens: TokenIds | None = None
 ) -> CausalLM:
-    """The model in ``path`` without its weights: all that is needed to name, count and save those of others."""
+    """Return the model in ``path`` without its weights: all that is needed to name, count and save those of others."""
     try:
         config = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
         with torch.device("meta"):
@@ -103,7 +103,7 @@ def as_causal_lm(
 
 
 def prepared(plain: PreTrainedModel) -> PreTrainedModel:
-    """The model itself, in eval mode, with a config of its own.
+    """Return the model itself, in eval mode, with a config of its own.
 
     A config object may belong to several models, and holds the attention setting, which is changed later.
     """
@@ -117,7 +117,7 @@ def prepared(plain: PreTrainedModel) -> PreTrainedModel:
 
 
 def new_model(shape: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
-    """A fresh model with random float32 weights that depend on ``seed`` only.
+    """Make a fresh model with random float32 weights that depend on ``seed`` only.
 
     ``shape`` is what a ``config.json`` holds: ``model_type`` (such as ``"llama"``) and the fields of its config.
     """
@@ -185,7 +185,7 @@ def check_weight_files(folder: Path) -> None:
 
 
 def nothing_added(model: PreTrainedModel, missing: set[str]) -> set[str]:
-    """All weights of a model must be in its files."""
+    """Require all weights of a model to be in its files."""
     del model
     return missing
 
@@ -195,7 +195,9 @@ _COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids)$|\.attention\
 
 
 def nothing_left(model: PreTrainedModel, surplus: set[str]) -> set[str]:
-    """All weights in the files must be the model's own, but for what it computes and what predicts further tokens."""
+    """Require all weights in the files to be the model's own, but for what it computes and what predicts further
+    tokens.
+    """
     text = model.config.get_text_config()
     layers, ahead = (getattr(text, name, None) or 0 for name in ("num_hidden_layers", "num_nextn_predict_layers"))
     behind = {f"layers.{layers + i}." for i in range(ahead)} | {"mtp."}
@@ -203,7 +205,7 @@ def nothing_left(model: PreTrainedModel, surplus: set[str]) -> set[str]:
 
 
 def below_another_head(model: PreTrainedModel, surplus: set[str]) -> set[str]:
-    """The weights beneath the old head of a model that got another one: they must be its own."""
+    """Return the weights beneath the old head of a model that got another one: they must be its own."""
     beneath = f"{model.base_model_prefix}."
     return {name for name in surplus if name.startswith(beneath) or any(part.isdigit() for part in name.split("."))}
 
@@ -217,7 +219,7 @@ def from_pretrained(
     spare: Callable[[PreTrainedModel, set[str]], set[str]] = nothing_left,
     **options: Any,
 ) -> PreTrainedModel:
-    """``auto.from_pretrained`` in float32 and eval mode, where a failure says what is wrong with the folder.
+    """Call ``auto.from_pretrained`` in float32 and eval mode, where a failure says what is wrong with the folder.
 
     ``complete`` gets the model and the names of the weights that its files lack; it sets those that it may and gives
     the others back. ``spare`` gets the names in the files that the model has no weight for (transformers knows which
@@ -266,7 +268,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _without_peft(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """The model itself; adapters are inside its layers."""
+    """Return the model itself; adapters are inside its layers."""
     plain = model.get_base_model() if isinstance(model, PeftModel) else model
     assert isinstance(plain, PreTrainedModel)
     return plain

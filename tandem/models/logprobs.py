@@ -28,11 +28,11 @@ class Projection:
 
     @classmethod
     def of(cls, head: Head, temperature: float) -> Projection:
-        """What ``head`` does beside its product."""
+        """Return what ``head`` does beside its product."""
         return cls(temperature, head.transform, head.holes)
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """hidden (n, d), weight (V, d) -> (n, V)."""
+        """Turn hidden (n, d) and weight (V, d) into logits (n, V)."""
         logits = linear(hidden, weight, bias)
         if logits.dtype != torch.float64:
             logits = logits.float()
@@ -40,7 +40,9 @@ class Projection:
         return logits if self.temperature == 1.0 else logits / self.temperature
 
     def grad_through(self, grad: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Gradient by the final ``logits`` -> gradient by the plain product, in place. Inverse order of ``logits``."""
+        """Turn the gradient by the final ``logits`` into that by the plain product, in place, in the inverse order of
+        ``logits``.
+        """
         softcap = self.transform.softcap
         if softcap is not None:
             grad.mul_(1 - (logits * (self.temperature / softcap)).square())
@@ -58,7 +60,7 @@ def token_logprobs(
     entropy_grad: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probs of ``targets`` int64 under ``log_softmax(logits / temperature)``, and entropies if wanted.
+    """Return the log-probs of ``targets`` int64 under ``log_softmax(logits / temperature)``, and entropies if wanted.
 
     ``hidden`` (N, d). ``targets`` are (N,), or (N, K) for K tokens in each place; log-probs have their shape, entropies
     are (N,), float32 even for bfloat16 weights (float64 for float64). Entropies of the same distribution, in nats,
@@ -90,7 +92,8 @@ def top_logprobs(
     temperature: float = 1.0,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``count`` likeliest tokens after each of ``hidden`` (N, d): log-probs (N, count) and ids int64, falling.
+    """Return the ``count`` likeliest tokens after each of ``hidden`` (N, d): log-probs (N, count) and ids int64,
+    falling.
 
     Log-probs are of ``log_softmax(logits / temperature)`` over the whole vocabulary, without gradient; only tokens with
     an id below ``below`` are chosen. Memory as in ``token_logprobs``.
@@ -110,7 +113,8 @@ def top_logprobs(
 def sum_pi_squared(
     hidden: torch.Tensor, head: Head, *, temperature: float = 1.0, chunk_elements: int = CHUNK_ELEMENTS
 ) -> torch.Tensor:
-    """``sum_v pi_v^2`` of each next-token distribution ``softmax(logits / temperature)``: (N,) from ``hidden`` (N, d).
+    """Return ``sum_v pi_v^2`` of each next-token distribution ``softmax(logits / temperature)``: (N,) from ``hidden``
+    (N, d).
 
     float32 (float64 for float64 weights), without gradient: the probability that two draws are the same token. The
     logits are computed once more, in chunks of at most ``chunk_elements``.
@@ -123,7 +127,7 @@ def sum_pi_squared(
 
 
 def _computing(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weight and bias of the head's tokens in the dtype in which the device of ``hidden`` computes."""
+    """Return the weight and bias of the head's tokens in the dtype in which the device of ``hidden`` computes."""
     device, (weight, bias) = hidden.device.type, head.rows()
     if not torch.is_autocast_enabled(device):
         return weight, bias
@@ -143,7 +147,7 @@ def _at_once(
 
 
 def _entropy(every: torch.Tensor) -> torch.Tensor:
-    """log-probs (n, V) -> entropy (n,)."""
+    """Return the entropy (n,) of log-probs (n, V)."""
     return -(every.exp() * every).sum(-1)
 
 
@@ -208,7 +212,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 def _add_product(total: torch.Tensor, grad: torch.Tensor, hidden: torch.Tensor) -> None:
-    """``total += grad.T @ hidden``, (V, d)."""
+    """Do ``total += grad.T @ hidden``, (V, d)."""
     if total.dtype == grad.dtype:
         total.addmm_(grad.T, hidden)
     else:

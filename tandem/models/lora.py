@@ -32,7 +32,7 @@ def get_lora_model(
     target_modules: Sequence[str] | str = _TARGETS,
     seed: int = 0,
 ) -> Model | PeftModel:
-    """``model`` with adapters of rank ``lora_rank`` as its only trained weights; rank 0 gives it back as it is.
+    """Return ``model`` with adapters of rank ``lora_rank`` as its only trained weights; rank 0 gives it back as it is.
 
     The layers of ``model`` itself are replaced. Adapters start as a change of zero; their random half depends on
     ``seed`` only. ``alpha / lora_rank`` scales the change. ``target_modules`` are module names or ``"all-linear"``.
@@ -63,7 +63,8 @@ def get_lora_model(
 
 
 def modules_to_adapt(model: PreTrainedModel, targets: Sequence[str] | str, head: nn.Module | None) -> list[str] | str:
-    """The names of the modules of ``model`` that ``targets`` mean; a pattern, which PEFT knows how to read, stays one.
+    """Return the names of the modules of ``model`` that ``targets`` mean; a pattern, which PEFT knows how to read,
+    stays one.
 
     ``"all-linear"`` is every linear module but the ``head``, and leaves out what has no adapter: experts that are one
     parameter of a layer, their routers, and what PEFT takes for them. Raises ``ContractError`` for a name without a
@@ -91,7 +92,9 @@ def modules_to_adapt(model: PreTrainedModel, targets: Sequence[str] | str, head:
 
 
 def _adaptable(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The linear modules of ``model``, by name. A router gives more than its product, whatever it derives from."""
+    """Return the linear modules of ``model``, by name. A router gives more than its product, whatever it derives
+    from.
+    """
     linear = {
         name: module
         for name, module in model.named_modules()
@@ -102,7 +105,9 @@ def _adaptable(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def _means_experts(model: PreTrainedModel, name: str) -> bool:
-    """Whether PEFT takes a target of this ``name`` for a parameter of fused experts: what the name meant before."""
+    """Return whether PEFT takes a target of this ``name`` for a parameter of fused experts: what the name meant
+    before.
+    """
     config = LoraConfig(target_modules=[name])
     try:
         convert_peft_config_for_transformers(config, model, [])
@@ -119,7 +124,7 @@ def hold_base(model: PreTrainedModel, dtype: str) -> None:
 
 
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, full tensor) of all weights under the names that they have without adapters, adapters added in.
+    """Yield (name, full tensor) of all weights under the names that they have without adapters, adapters added in.
 
     Sharded tensors are gathered one at a time, by all ranks together. What has no adapter shares the model's memory.
     """
@@ -134,23 +139,25 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def adapter_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, full tensor) of the adapters alone, as ``state_dict`` names them; gathered as ``merged_weights`` does."""
+    """Yield (name, full tensor) of the adapters alone, as ``state_dict`` names them; gathered as ``merged_weights``
+    does.
+    """
     return ((name, _full(tensor)) for name, tensor in model.state_dict().items() if is_adapter(name))
 
 
 def base_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, full tensor) of everything that ``adapter_weights`` leaves out."""
+    """Yield (name, full tensor) of everything that ``adapter_weights`` leaves out."""
     return ((name, _full(tensor)) for name, tensor in model.state_dict().items() if not is_adapter(name))
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a weight of this name belongs to an adapter."""
+    """Return whether a weight of this name belongs to an adapter."""
     return any(part.startswith("lora_") for part in name.split("."))
 
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Until the end of the block ``model`` computes as it did without adapters, bit by bit.
+    """Let ``model`` compute as it did without adapters, bit by bit, until the end of the block.
 
     Only for no-grad forwards.
     """
@@ -165,12 +172,12 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoraLayer]:
-    """The layers of ``model`` that have adapters, by name."""
+    """Return the layers of ``model`` that have adapters, by name."""
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
 
 
 def _change(layer: Any) -> torch.Tensor:
-    """What the active adapters add to the base weight, in its layout."""
+    """Return what the active adapters add to the base weight, in its layout."""
     total: torch.Tensor | None = None
     for adapter in layer.active_adapters:
         down, up = (_full(getattr(layer, part)[adapter].weight) for part in ("lora_A", "lora_B"))

@@ -29,7 +29,7 @@ def prepare_process(*, threads: int | None, exact: bool) -> None:
 
 
 def _require_exact_mode() -> None:
-    """PyTorch says its mode; that of MKL is seen by what it does."""
+    """Require the exact mode. PyTorch says its own; that of MKL is seen by what it does."""
     if torch.backends.cpu.get_cpu_capability() == "AVX512":
         why = "PyTorch has computed with AVX-512 in this process before"
     elif not all(_equal_wherever_placed()):
@@ -42,7 +42,7 @@ def _require_exact_mode() -> None:
 
 
 def _equal_wherever_placed() -> Iterator[bool]:
-    """Whether some products are the same bits for tensors on and off a cache line; a few milliseconds."""
+    """Yield whether some products are the same bits for tensors on and off a cache line; a few milliseconds."""
     noise = torch.Generator().manual_seed(0)
     for rows, width in product((1, 2, 9, 33), (64, 168)):
         hidden, weight = (torch.randn(count, width, generator=noise) for count in (rows, 64))
@@ -57,7 +57,7 @@ def _equal_wherever_placed() -> Iterator[bool]:
 
 
 def placed(tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    """A dense copy of a float32 ``tensor`` that begins ``offset`` floats behind a multiple of 64 bytes."""
+    """Return a dense copy of a float32 ``tensor`` that begins ``offset`` floats behind a multiple of 64 bytes."""
     room = torch.empty(tensor.numel() + 2 * _LINE)
     first = -(room.data_ptr() // 4) % _LINE + offset
     return room[first : first + tensor.numel()].view(tensor.shape).copy_(tensor)

@@ -27,12 +27,12 @@ class Precision:
 
     @classmethod
     def asked_for(cls, dtype: ExportDtype, folder: Path | None) -> Precision:
-        """``dtype`` for all, or with ``auto`` as in the files of ``folder``; float32 where nothing says."""
+        """Return ``dtype`` for all, or with ``auto`` as in the files of ``folder``; float32 where nothing says."""
         return cls.of(folder) if dtype == "auto" else cls(getattr(torch, dtype))
 
     @classmethod
     def of(cls, folder: Path | None) -> Precision:
-        """What most floats in the files of ``folder`` are, and which are others; else what its config says."""
+        """Return what most floats in the files of ``folder`` are, and which are others; else what its config says."""
         if folder is None:
             return cls()
         stored: dict[str, torch.dtype] = {}
@@ -49,7 +49,7 @@ class Precision:
         return cls(main, {name: dtype for name, dtype in stored.items() if dtype != main})
 
     def cast(self, weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """The ``weights`` as they are written; those that share memory still do."""
+        """Return the ``weights`` as they are written; those that share memory still do."""
         found: dict[str, torch.Tensor] = {}
         made: dict[tuple[Any, ...], torch.Tensor] = {}
         for name, tensor in weights:
@@ -70,7 +70,7 @@ class Precision:
 
 
 def _configured(folder: Path) -> torch.dtype:
-    """The dtype that ``config.json`` names."""
+    """Return the dtype that ``config.json`` names."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         name = config.get("dtype") or config.get("torch_dtype")
@@ -80,7 +80,7 @@ def _configured(folder: Path) -> torch.dtype:
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """What a safetensors file holds: a length in eight bytes, then JSON. The file was read before."""
+    """Return what a safetensors file holds: a length in eight bytes, then JSON. The file was read before."""
     with file.open("rb") as handle:
         length = int.from_bytes(handle.read(8), "little")
         header = json.loads(handle.read(length))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any, Literal
@@ -38,11 +38,14 @@ _FULL, _HALF = 1e-3, 0.2
 class Probe:
     """What is run: groups of a prompt and answers. All are short, and differ: that shows each kind of mixing.
 
-    ``prompts`` are tokens of each prompt, ``answers`` of each answer to it; each prompt has equally many.
+    ``prompts`` are tokens of each prompt, ``answers`` of each answer to it; each prompt has equally many, of 2 tokens
+    or more. ``compared`` (prompt, answer): the documents that a plain model runs too, at the cost of a forward for each
+    length. Those in the middle have neighbours on both sides, and one of them goes on when others have ended.
     """
 
     prompts: tuple[int, ...] = (4, 3)
-    answers: tuple[tuple[int, ...], ...] = ((2, 3), (3, 2))
+    answers: tuple[tuple[int, ...], ...] = ((3, 2), (3, 2))
+    compared: tuple[tuple[int, int], ...] = ((0, 1), (1, 0))
 
 
 def prove(
@@ -55,14 +58,15 @@ def prove(
     """
     if use in model.proved:
         return {}
-    uses: list[Use] = [*model.proved, use]
-    fixed = not model.proved and model.route == "rows"
+    proved, taken = model.proved, model.route
+    fixed = not proved and taken == "rows"
     reasons: dict[Route, str] = {"packed": "its attention can't be replaced"} if fixed else {}
     with _undisturbed(model):
-        for route in ROUTES[ROUTES.index(model.route) :]:
+        for route in ROUTES[ROUTES.index(taken) :]:
+            uses = {use} if route == taken else {use, *proved}  # on the route it has it is proved for the others
             reason = _known(model, route, known) or _difference(model, route, uses, probe)
             if reason is None:
-                model.proved = frozenset(uses)
+                model.proved = proved | {use}
                 _say(model, reasons)
                 return reasons
             reasons[route] = reason
@@ -88,78 +92,114 @@ def _say(model: CausalLM, reasons: Mapping[Route, str]) -> None:
 
 
 def _known(model: CausalLM, route: Route, known: Mapping[str, str]) -> str | None:
-    """Why the family can't take ``route``, whatever a few tokens show."""
+    """Return why the family can't take ``route``, whatever a few tokens show."""
     families = {model.family, model.model.config.get_text_config().model_type}
     if route == "rows" or (route == "bordered" and families & BORDERS):
         return None
     return next((known[family] for family in families if family in known), None)
 
 
-def _difference(model: CausalLM, route: Route, uses: list[Use], probe: Probe) -> str | None:
-    """Why ``model`` can't take ``route``; None where it has taken it, and can."""
+def _difference(model: CausalLM, route: Route, uses: set[Use], probe: Probe) -> str | None:
+    """Return why ``model`` can't take ``route``; None where it has taken it, and can.
+
+    Nothing generates with adapters off.
+    """
+    if not adapted_layers(model):
+        return _differs(model, route, uses, probe)
+    with _stirred(model):
+        reason = _differs(model, route, uses, probe)
+    if reason is None and "training" in uses:
+        with adapters_off(model):
+            reason = _differs(model, route, {"training"}, probe)
+    return reason
+
+
+def _differs(model: CausalLM, route: Route, uses: set[Use], probe: Probe) -> str | None:
     checks: dict[Use, _Check] = {"training": _trained, "generation": _generated}
-    for state in (_stirred, adapters_off) if adapted_layers(model) else (nullcontext,):
-        with state(model):
-            model.take("rows")
-            reference = _Reference(model, probe)
-            model.take(route)
-            if model.route != route:
-                return "its attention can't be replaced"
-            with watched() as seen:
-                reason = next((found for use in uses if (found := _tried(checks[use], model, reference))), None)
-        if reason is None and route != "rows" and seen.masks - {None} != seen.layers - {None}:
-            reason = f"windows of its masks are {seen.masks - {None}}, of its attention {seen.layers - {None}}"
-        if reason is not None:
-            return reason
-    return None
+    model.take("rows")
+    reference = _Reference(model, probe)
+    model.take(route)
+    if model.route != route:
+        return "its attention can't be replaced"
+    with watched() as seen:
+        reason = next((found for use in sorted(uses) if (found := _tried(checks[use], model, reference))), None)
+    if reason is None and route != "rows" and seen.masks - {None} != seen.layers - {None}:
+        return f"windows of its masks are {seen.masks - {None}}, of its attention {seen.layers - {None}}"
+    return reason
 
 
 class _Reference:
-    """Documents, and what the plain model gives for each alone: states (L, d), which its head must know how to read."""
+    """Documents, and what the plain model gives for some: states (L, d), which its head must know how to read.
+
+    Those of one length run side by side, as rows without padding. Nothing comes after the last token of an answer, so
+    no document has it.
+    """
 
     def __init__(self, model: CausalLM, probe: Probe) -> None:
         self._model, tokens = model, _tokens(model)
+        self._tolerance = _HALF if _rounded(model) else _FULL
         self.prompts = [next_tokens(tokens, length) for length in probe.prompts]
         self.answers = [[next_tokens(tokens, length) for length in row] for row in probe.answers]
-        self.states = [
-            [self._alone(torch.cat([prompt, answer])) for answer in row]
-            for prompt, row in zip(self.prompts, self.answers, strict=True)
-        ]
+        self._states: dict[tuple[int, int], torch.Tensor] = {}
+        documents = {(p, a): torch.cat([self.prompts[p], self.answers[p][a][:-1]]) for p, a in probe.compared}
+        for length in dict.fromkeys(map(len, documents.values())):
+            rows = {at: ids for at, ids in documents.items() if len(ids) == length}
+            states = self._plain(torch.stack(list(rows.values())))
+            self._states |= zip(rows, states, strict=True)
 
     def differs(self, states: torch.Tensor, at: list[tuple[int, int, int]], what: str) -> str | None:
-        """Whether ``states`` (N, d) are others than those of (prompt, answer, position) each: then says so."""
-        expected = torch.stack([self.states[prompt][answer][position] for prompt, answer, position in at])
-        return _unequal(states, expected, what, self._model)
+        """Return whether ``states`` (N, d) are others than those of (prompt, answer, tokens behind it): then says so.
 
-    def _alone(self, ids: torch.Tensor) -> torch.Tensor:
+        Those of documents that the plain model did not run are not asked after.
+        """
+        known = [i for i, (p, a, _) in enumerate(at) if (p, a) in self._states]
+        if not known:
+            return None
+        expected = [self._states[p, a][len(self.prompts[p]) - 1 + done] for p, a, done in (at[i] for i in known)]
+        return self._unequal(states[known], torch.stack(expected), what)
+
+    def _plain(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return plain states (B, L, d) of ``ids`` (B, L)."""
         model, found = self._model, list[torch.Tensor]()
-        hook = model.decoder.register_forward_hook(lambda *args: found.append(args[2].last_hidden_state[0]))
+        hook = model.decoder.register_forward_hook(lambda *args: found.append(args[2].last_hidden_state))
         try:
-            output: Any = model.model(input_ids=ids[None].to(model.model.device), use_cache=False)
+            output: Any = model.model(input_ids=ids.to(model.model.device), use_cache=False)
         finally:
             hook.remove()
-        logits = output.logits[0]
-        if not bool(logits.isfinite().all()):
+        if not bool(output.logits.isfinite().all()):
             raise DataError(
                 f"the model of the family {model.family!r} gives logits that are not finite: its weights are broken"
             )
-        own, kept = model.outputs(found[0]), torch.ones(model.head.size, dtype=torch.bool)
+        if not self._states:
+            self._read(found[0][0], output.logits[0])
+        return found[0]
+
+    def _read(self, states: torch.Tensor, logits: torch.Tensor) -> None:
+        """Refuse a head that reads other logits than the model's own ``logits`` (L, V) off its ``states`` (L, d)."""
+        model = self._model
+        own, kept = model.outputs(states), torch.ones(model.head.size, dtype=torch.bool)
         if model.holes is not None:
             kept[model.holes] = False
         kept = kept.nonzero()[:, 0].to(own.device)
-        reason = _unequal(own[:, kept], logits[:, kept], "the head", model)
+        reason = self._unequal(own[:, kept], logits[:, kept], "the head")
         if reason is not None:
             raise DataError(
                 sentences(f"the model family {model.family!r} can't be used: {reason}", "Choose another model")
             )
-        return found[0]
+
+    def _unequal(self, found: torch.Tensor, expected: torch.Tensor, what: str) -> str | None:
+        spread = float(expected.float().std(correction=0))
+        off = float((found.float() - expected.float()).abs().max())
+        if off <= self._tolerance * spread + 1e-9:
+            return None
+        return f"{what} differ by {off / (spread or 1.0):.2g} of their spread"
 
 
 _Check = Callable[[CausalLM, _Reference], str | None]
 
 
 def _trained(model: CausalLM, reference: _Reference) -> str | None:
-    """Whether packed samples, some with a prompt in common, give other states than each alone."""
+    """Return whether packed samples, some with a prompt in common, give other states than each alone."""
     rows = [(p, a) for p, answers in enumerate(reference.answers) for a in range(len(answers))]
     responses = [reference.answers[p][a] for p, a in rows]
     samples = pack_samples(
@@ -171,16 +211,12 @@ def _trained(model: CausalLM, reference: _Reference) -> str | None:
         layout=model.layout,
     )
     states = model(samples.input_ids, samples.positions, samples.layout, _states)[samples.read]
-    at = [
-        (p, a, len(reference.prompts[p]) - 1 + i)
-        for (p, a), response in zip(rows, responses, strict=True)
-        for i in range(len(response))
-    ]
+    at = [(p, a, i) for (p, a), response in zip(rows, responses, strict=True) for i in range(len(response))]
     return reference.differs(states, at, "packed documents")
 
 
 def _generated(model: CausalLM, reference: _Reference) -> str | None:
-    """Whether answers that grow by a token at a time behind their prompts get other states than each alone.
+    """Return whether answers that grow by a token at a time behind their prompts get other states than each alone.
 
     The caches of some families give others than a forward without one: those compute each document anew for each token.
     """
@@ -194,7 +230,9 @@ def _generated(model: CausalLM, reference: _Reference) -> str | None:
 
 
 def _tried(check: _Check, model: CausalLM, reference: _Reference) -> str | None:
-    """What ``check`` says; or what it provokes in a model that is run otherwise than it knows, whatever that is."""
+    """Return what ``check`` says; or what it provokes in a model that is run otherwise than it knows, whatever that
+    is.
+    """
     try:
         return check(model, reference)
     except Exception as error:
@@ -203,41 +241,38 @@ def _tried(check: _Check, model: CausalLM, reference: _Reference) -> str | None:
 
 def _grown(model: CausalLM, reference: _Reference) -> str | None:
     prompts, lengths = reference.prompts, torch.tensor([len(prompt) for prompt in reference.prompts])
-    copies = len(reference.answers[0])
-    cache = model.new_cache()
+    copies, cache = len(reference.answers[0]), model.new_cache()
+    documents = [(p, a) for p in range(len(prompts)) for a in range(copies)]
     layout = cache.append(lengths, copies)
-    states = _run(model, torch.cat(prompts), layout)[layout.last.to(model.model.device)]
-    reason = reference.differs(states, [(p, 0, len(prompt) - 1) for p, prompt in enumerate(prompts)], "prompts")
-    rows = [(p, a, 0) for p in range(len(prompts)) for a in range(copies)]
-    reason = reason or _decoded(model, reference, cache, rows)
+    last = _run(model, torch.cat(prompts), layout)[layout.last.to(model.model.device)].repeat_interleave(copies, 0)
+    reason = reference.differs(last, [(p, a, 0) for p, a in documents], "prompts")
     if reason is not None:
         return reason
-    # Again from the middle, as after a change of the weights: one token of each answer is there already.
-    cache, rows = model.new_cache(), [(p, a, 1) for p, a, _ in rows]
-    begun = [reference.answers[p][a][:1] for p, a, _ in rows]
-    layout = cache.resume(lengths, torch.full_like(lengths, copies), torch.ones(len(rows), dtype=torch.int64))
-    states = _run(model, torch.cat([*prompts, *begun]), layout)[layout.last.to(model.model.device)]
-    reason = reference.differs(states, [(p, a, len(prompts[p])) for p, a, _ in rows], "begun answers")
-    return reason or _decoded(model, reference, cache, rows)
+    # Beside them once more, as after a change of the weights: one token of each answer is there already.
+    begun = [reference.answers[p][a][:1] for p, a in documents]
+    layout = cache.resume(lengths, torch.full_like(lengths, copies), torch.ones(len(begun), dtype=torch.int64))
+    last = _run(model, torch.cat([*prompts, *begun]), layout)[layout.last.to(model.model.device)]
+    reason = reference.differs(last, [(p, a, 1) for p, a in documents], "begun answers")
+    return reason or _decoded(model, reference, cache, [(p, a, done) for done in (0, 1) for p, a in documents])
 
 
 def _decoded(model: CausalLM, reference: _Reference, cache: RowCache, rows: list[tuple[int, int, int]]) -> str | None:
-    """Grow the ``rows`` (prompt, answer, tokens that are there) of ``cache`` until each has its answer."""
-    while rows:
-        tokens = torch.stack([reference.answers[p][a][done] for p, a, done in rows])
-        states = _run(model, tokens, cache.extend())
-        at = [(p, a, len(reference.prompts[p]) + done) for p, a, done in rows]
-        reason = reference.differs(states, at, "decoded tokens")
-        if reason is not None:
-            return reason
-        rows = [(p, a, done + 1) for p, a, done in rows]
-        kept = torch.tensor([done < len(reference.answers[p][a]) for p, a, done in rows])
+    """Grow the ``rows`` (prompt, answer, tokens that are there) of ``cache`` until each has its answer but a token."""
+    while True:
+        kept = torch.tensor([done < len(reference.answers[p][a]) - 1 for p, a, done in rows])
         source, target = closing(kept)
         cache.move(source, target, int(kept.sum()))
         for to, origin in zip(target.tolist(), source.tolist(), strict=True):
             rows[to] = rows[origin]
         rows = rows[: int(kept.sum())]
-    return None
+        if not rows:
+            return None
+        tokens = torch.stack([reference.answers[p][a][done] for p, a, done in rows])
+        states = _run(model, tokens, cache.extend())
+        rows = [(p, a, done + 1) for p, a, done in rows]
+        reason = reference.differs(states, rows, "decoded tokens")
+        if reason is not None:
+            return reason
 
 
 def _run(model: CausalLM, ids: torch.Tensor, layout: Placed) -> torch.Tensor:
@@ -250,15 +285,8 @@ def _states(hidden: torch.Tensor, head: Head) -> torch.Tensor:
     return hidden
 
 
-def _unequal(found: torch.Tensor, expected: torch.Tensor, what: str, model: CausalLM) -> str | None:
-    spread = float(expected.float().std(correction=0))
-    off = float((found.float() - expected.float()).abs().max())
-    tolerance = _HALF if _rounded(model) else _FULL
-    return None if off <= tolerance * spread + 1e-9 else f"{what} differ by {off / (spread or 1.0):.2g} of their spread"
-
-
 def _tokens(model: CausalLM) -> Iterator[int]:
-    """Ids of ordinary tokens, always the same ones: no id that the config names, such as that of an image."""
+    """Yield the ids of ordinary tokens, always the same ones: no id that the config names, such as that of an image."""
     config = model.model.config.get_text_config().to_dict() | model.model.config.to_dict()
     named = {value for key, value in config.items() if key.endswith("token_id") and isinstance(value, int)}
     count = int(model.model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
@@ -268,7 +296,7 @@ def _tokens(model: CausalLM) -> Iterator[int]:
 
 
 def next_tokens(tokens: Iterator[int], length: int) -> torch.Tensor:
-    """The next ``length`` of ``tokens``, (length,) int64."""
+    """Return the next ``length`` of ``tokens``, (length,) int64."""
     return torch.tensor(list(islice(tokens, length)))
 
 
@@ -278,7 +306,9 @@ def _rounded(model: CausalLM) -> bool:
 
 @contextmanager
 def _undisturbed(model: CausalLM) -> Iterator[None]:
-    """No gradient, no log lines of transformers, and products in the weights' own dtype where they have one."""
+    """Run the block without gradients and log lines of transformers, products in the weights' own dtype where they have
+    one.
+    """
     compute = model.compute_dtype
     if not _rounded(model):
         model.compute_dtype = torch.float32
@@ -291,7 +321,9 @@ def _undisturbed(model: CausalLM) -> Iterator[None]:
 
 @contextmanager
 def _stirred(model: CausalLM) -> Iterator[None]:
-    """Fresh adapters change nothing; for the block they do, so that a route that leaves them out is seen."""
+    """Let fresh adapters, which change nothing, change something for the block, so that a route that leaves them out is
+    seen.
+    """
     generator = torch.Generator().manual_seed(0)
     weights: list[Any] = [up.weight for layer in adapted_layers(model).values() for up in layer.lora_B.values()]
     kept = [weight.clone() for weight in weights]

@@ -28,17 +28,17 @@ class Place:
     offset: int
 
     def to_json(self) -> list[Any]:
-        """The fields for a message to the process that maps the memory."""
+        """Return the fields for a message to the process that maps the memory."""
         return [self.name, str(self.dtype).removeprefix("torch."), list(self.shape), self.offset]
 
     @classmethod
     def from_json(cls, fields: Sequence[Any]) -> Place:
-        """The place that ``to_json`` was called on."""
+        """Return the place that ``to_json`` was called on."""
         name, dtype, shape, offset = fields
         return cls(name, getattr(torch, dtype), tuple(shape), offset)
 
     def view(self, memory: mmap.mmap, beginning: int = 0) -> torch.Tensor:
-        """The tensor in ``memory``, which begins at the byte ``beginning``; it keeps the memory mapped."""
+        """Return the tensor in ``memory``, which begins at the byte ``beginning``; it keeps the memory mapped."""
         count = math.prod(self.shape)
         if count == 0:
             return torch.empty(self.shape, dtype=self.dtype)
@@ -98,7 +98,7 @@ class SharedWeights:
         return self._known[name][1]
 
     def _reserve(self, nbytes: int) -> int:
-        """Room for so many bytes in one bucket; the offset of the first."""
+        """Reserve room for so many bytes in one bucket; returns the offset of the first."""
         if self._bucket is None or self._used + nbytes > self._end:
             length = _rounded(max(nbytes, self._bucket_bytes), mmap.ALLOCATIONGRANULARITY)
             self._begin = self._used = self._end
@@ -113,20 +113,24 @@ class SharedWeights:
 
 
 def map_weights(fd: int, places: Sequence[Place]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The pairs that another process wrote into the file ``fd``, which may be closed afterwards. Not to be written."""
+    """Yield the pairs that another process wrote into the file ``fd``, which may be closed afterwards. Not to be
+    written.
+    """
     memory = mmap.mmap(fd, os.fstat(fd).st_size)
     return ((place.name, place.view(memory)) for place in places)
 
 
 def _nameless_file() -> IO[bytes]:
-    """A file in memory where the system can do that, else in the folder for temporary files; unbuffered."""
+    """Return a file in memory where the system can do that, else in the folder for temporary files; unbuffered."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("tandem-weights"), "r+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
 
 
 def _no_memory(error: OSError, nbytes: int) -> WriteError:
-    """That the file can't grow to so many bytes: it is in memory, and no folder of the run is to blame."""
+    """Return the error that the file can't grow to so many bytes: it is in memory, and no folder of the run is to
+    blame.
+    """
     size = f"the memory in which new weights are handed on can't grow to {nbytes / 1e6:.0f} MB ({error.strerror})"
     if error.errno == errno.EFBIG:
         return WriteError(f"{size}: files may be no larger here, and it counts as one. Raise the limit (ulimit -f)")

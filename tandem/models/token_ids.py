@@ -20,19 +20,19 @@ class TokenIds:
 
     @classmethod
     def among(cls, ids: Iterable[int]) -> TokenIds:
-        """The token ids among ``ids``, in any order."""
+        """Return the token ids among ``ids``, in any order."""
         known = set(ids)
         count = max(known, default=-1) + 1
         return cls(count, () if len(known) == count else tuple(i for i in range(count) if i not in known))
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> TokenIds:
-        """The token ids of ``tokenizer``, those of added tokens included."""
+        """Return the token ids of ``tokenizer``, those of added tokens included."""
         return _of(tokenizer, len(tokenizer))
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> TokenIds:
-        """What ``dataclasses.asdict`` and JSON made of one."""
+        """Return what ``dataclasses.asdict`` and JSON made of one."""
         return cls(fields["count"], tuple(fields["holes"]))
 
     def __contains__(self, token: object) -> bool:
@@ -48,6 +48,6 @@ class TokenIds:
 
 @functools.lru_cache(maxsize=8)
 def _of(tokenizer: PreTrainedTokenizerBase, tokens: int) -> TokenIds:
-    """``tokens``: a tokenizer that got some more is another one."""
+    """Collect the ids; ``tokens`` is a key of the cache, since a tokenizer that got some more is another one."""
     del tokens
     return TokenIds.among(tokenizer.get_vocab().values())

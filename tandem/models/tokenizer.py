@@ -35,7 +35,7 @@ _SHORTEST_MARK = 3  # characters; a shorter special token may be an ordinary cha
 def load_tokenizer(
     path: str | Path, *, chat_template: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a local folder or of a hub id, ready to encode and decode exactly.
+    """Return the tokenizer of a local folder or of a hub id, ready to encode and decode exactly.
 
     A tokenizer without a pad token pads with its end token; no token is ever added. ``chat_template`` replaces the
     folder's own. ``trust_remote_code`` says whether code that it ships is run; nobody is asked. Raises ``TandemError``
@@ -82,7 +82,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Ids of ``text`` as it stands: nothing is added, nothing is cut.
+    """Return the ids of ``text`` as it stands: nothing is added, nothing is cut.
 
     Raises ``DataError`` where ids could not stand for the text: half of a surrogate pair, or characters that the
     vocabulary lacks.
@@ -100,12 +100,12 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def decode_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The text of ``ids``, exactly: special tokens are shown, no space is added or taken."""
+    """Return the text of ``ids``, exactly: special tokens are shown, no space is added or taken."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What a plain prompt starts with: the begin token where the tokenizer puts one, else nothing.
+    """Return what a plain prompt starts with: the begin token where the tokenizer puts one, else nothing.
 
     An end token that some tokenizers append is left out: a prompt goes on.
     """
@@ -114,7 +114,8 @@ def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Ids of a plain text that begins a sequence: the begin token where the tokenizer puts one, then the text.
+    """Return the ids of a plain text that begins a sequence: the begin token where the tokenizer puts one, then the
+    text.
 
     There is one begin token where the text has it written out already, as one that a template rendered does.
     """
@@ -123,7 +124,7 @@ def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def encode_once(tokenizer: PreTrainedTokenizerBase, text: str, *, rendered: bool = False) -> list[int]:
-    """Ids of ``text`` as its model was trained to read it, with what the tokenizer puts around a text.
+    """Return the ids of ``text`` as its model was trained to read it, with what the tokenizer puts around a text.
 
     Nothing is put around one that a chat template ``rendered``. There is never more than one begin token.
     """
@@ -132,7 +133,7 @@ def encode_once(tokenizer: PreTrainedTokenizerBase, text: str, *, rendered: bool
 
 
 def end_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokens that end an answer: the tokenizer's end token, and those of the generation config beside it."""
+    """Return the tokens that end an answer: the tokenizer's end token, and those of the generation config beside it."""
     return _end_ids(tokenizer, tokenizer.eos_token_id)
 
 
@@ -156,12 +157,14 @@ def _end_ids(tokenizer: PreTrainedTokenizerBase, own: int | None) -> frozenset[i
 
 
 def begins(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> int:
-    """How many of ``ids`` are the begin token that a cut from the left must keep: 1 or 0."""
+    """Return how many of ``ids`` are the begin token that a cut from the left must keep: 1 or 0."""
     return int(tokenizer.bos_token_id is not None and list(ids[:1]) == [tokenizer.bos_token_id])
 
 
 def rendered_opening(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:
-    """What shows that ``text`` was rendered beforehand: a special token, or the template's own words, at its start."""
+    """Return what shows that ``text`` was rendered beforehand: a special token, or the template's own words, at its
+    start.
+    """
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()  # of the user's tokenizer
     marks = [*tokenizer.all_special_tokens, *(token.content for token in added if token.special)]
     marks.append(_user_opening(tokenizer, str(tokenizer.chat_template)))
@@ -171,7 +174,7 @@ def rendered_opening(tokenizer: PreTrainedTokenizerBase, text: str) -> str | Non
 
 @functools.lru_cache(maxsize=8)
 def _user_opening(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
-    """What the template writes before the text of a user; empty if there is no telling."""
+    """Return what the template writes before the text of a user; empty if there is no telling."""
     if not tokenizer.chat_template:
         return ""
     try:
@@ -185,7 +188,8 @@ def _user_opening(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
 def character_tokenizer(
     alphabet: Iterable[str], *, eos: str = "<eos>", pad: str | None = "<pad>", unk: str = "<unk>"
 ) -> PreTrainedTokenizerFast:
-    """A real tokenizer with one token per character of ``alphabet``, spaces and newlines included; decoding is exact.
+    """Return a real tokenizer with one token per character of ``alphabet``, spaces and newlines included; decoding is
+    exact.
 
     Ids: ``pad``, ``eos``, ``unk``, then the alphabet in order. ``eos`` and ``pad`` may be characters of the alphabet;
     ``pad=None`` pads with ``eos``. A character outside the alphabet becomes ``unk``, which ``encode_text`` refuses.

@@ -24,7 +24,7 @@ _AS_JSON = re.compile(r'"key"\s*:\s*"value"')
 
 
 def fit_calls(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """``messages`` with the arguments of calls in the form that the chat template wants.
+    """Return ``messages`` with the arguments of calls in the form that the chat template wants.
 
     Raises ``DataError`` for calls that are malformed.
     """
@@ -48,7 +48,7 @@ def _fit_message(tokenizer: PreTrainedTokenizerBase, message: Mapping[str, Any],
 
 
 def _fit_call(tokenizer: PreTrainedTokenizerBase, call: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """One call, whose name and arguments stand in it or in its ``function``."""
+    """Return one call, whose name and arguments stand in it or in its ``function``."""
     if isinstance(call.get("function"), Mapping):
         return {**call, "function": _fit_call(tokenizer, call["function"], number)}
     if "arguments" not in call:
@@ -71,7 +71,7 @@ def _fit_call(tokenizer: PreTrainedTokenizerBase, call: Mapping[str, Any], numbe
 
 
 def wants_text(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the chat template shows arguments right only where they are JSON text."""
+    """Return whether the chat template shows arguments right only where they are JSON text."""
     return _wants_text(tokenizer, str(tokenizer.chat_template))
 
 
@@ -85,7 +85,7 @@ def _wants_text(tokenizer: PreTrainedTokenizerBase, template: str) -> bool:
 
 
 def _probe(tokenizer: PreTrainedTokenizerBase, arguments: object) -> str | None:
-    """What the template makes of a call with these arguments, alone or answered; None where it refuses both."""
+    """Return what the template makes of a call with these arguments, alone or answered; None where it refuses both."""
     call = {"id": "call12345", "type": "function", "function": {"name": "probe", "arguments": arguments}}
     talk: list[dict[str, Any]] = [
         {"role": "user", "content": "q"},

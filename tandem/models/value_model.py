@@ -29,12 +29,13 @@ class ValueModel(CausalLM):
         return Head(projection.weight, projection.bias)
 
     def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the whole model gives for hidden states (N, d): values (N, 1)."""
+        """Return what the whole model gives for hidden states (N, d): values (N, 1)."""
         return token_values(hidden, self.head)[:, None]
 
 
 def load_value_model(model: ModelConfig) -> ValueModel:
-    """The model in ``model.path`` (folder or hub id) with a value head, and adapters where ``model`` asks for them.
+    """Return the model in ``model.path`` (folder or hub id) with a value head, and adapters where ``model`` asks for
+    them.
 
     A new head is zero: all values are 0 until something is learned, and nothing about it is random. A folder that
     brings a head with one output (a saved critic, a reward model) keeps it. Raises ``DataError`` where there is no
@@ -55,14 +56,16 @@ def load_value_model(model: ModelConfig) -> ValueModel:
 
 
 def token_values(hidden: torch.Tensor, head: Head) -> torch.Tensor:
-    """hidden (N, d) -> values (N,), in float32 (float64 for float64 weights) whatever the forward computes in."""
+    """Turn hidden (N, d) into values (N,), in float32 (float64 for float64 weights) whatever the forward
+    computes in.
+    """
     assert head.bias is not None
     with torch.autocast(hidden.device.type, enabled=False):
         return (hidden.to(head.weight.dtype) * head.weight[0]).sum(-1) + head.bias
 
 
 def _projection(model: PreTrainedModel) -> nn.Linear:
-    """The linear layer on top, whatever the architecture calls it."""
+    """Return the linear layer on top, whatever the architecture calls it."""
     found = [child for child in model.children() if isinstance(child, nn.Linear) and child.out_features == 1]
     if len(found) != 1 or found[0].bias is None:
         raise DataError(
@@ -81,7 +84,9 @@ def _zero_head(model: PreTrainedModel, missing: set[str]) -> set[str]:
 
 
 def _adapt(plain: PreTrainedModel, model: ModelConfig) -> None:
-    """Adapters in ``plain``: they and the value head are what is trained. Their random half is always the same."""
+    """Put adapters into ``plain``: they and the value head are what is trained. Their random half is always the
+    same.
+    """
     head = _projection(plain)
     config = LoraConfig(
         task_type=TaskType.TOKEN_CLS,
@@ -100,7 +105,9 @@ def _adapt(plain: PreTrainedModel, model: ModelConfig) -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """transformers reports a head that it makes, and takes numbers for it from the global stream."""
+    """Keep transformers from reporting a head that it makes, and the global stream from the numbers that it takes for
+    it.
+    """
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:

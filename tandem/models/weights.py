@@ -45,7 +45,8 @@ def copy_weights(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -
 
 
 def take_over(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """``copy_weights``, then the fingerprint of what the model has now: what a rollout engine's ``load`` answers.
+    """Call ``copy_weights``, then return the fingerprint of what the model has now: what a rollout engine's ``load``
+    answers.
 
     It is that of the names that came, joined with that of the base weights where they are adapters.
     """
@@ -55,7 +56,9 @@ def take_over(model: CausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -> s
 
 
 def own_weights(model: CausalLM) -> dict[str, torch.Tensor]:
-    """What ``copy_weights`` fills, by name: adapters alone where there are some, else all parameters and buffers."""
+    """Return what ``copy_weights`` fills, by name: adapters alone where there are some, else all parameters and
+    buffers.
+    """
     parameters = dict(model.model.named_parameters(remove_duplicate=False))
     buffers = {name: tensor for name, tensor in model.model.state_dict().items() if name not in parameters}
     adapters: dict[str, torch.Tensor] = {name: tensor for name, tensor in parameters.items() if is_adapter(name)}

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from tandem.base.hidden import hide_in
 from tandem.base.run_folder import TRACE_FILE, begin
+from tandem.config.trainer import SamplesConfig
+from tandem.observe.about import note_begin, note_end
 from tandem.observe.metrics import RolloutLog, RolloutRecord
 from tandem.observe.report import write_report
+from tandem.observe.samples.parts import Kind
+from tandem.observe.samples.store import SampleStore
 from tandem.observe.timeline import Stopwatch, Trace
 from tandem.observe.trackers import RunInfo, Trackers
+
+if TYPE_CHECKING:
+    from tandem.columns.proto import DataProto
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +30,8 @@ class RunLog:
     """The log of a run, a context around its loop: whatever ends it, files are closed and a report is written.
 
     Nothing here ends a run: a tracker, the samples' file or the report may fail, each with a warning. ``loggers`` are
-    the names of ``trainer.logger``; ``trace`` writes ``trace.json`` into the output folder.
+    the names of ``trainer.logger``; ``trace`` writes ``trace.json`` into the output folder; ``samples`` says which
+    samples are kept (None: the run has none).
 
     Raises:
         UnknownNameError: a logger that isn't registered.
@@ -31,12 +39,17 @@ class RunLog:
         WriteError: the output folder can't be made.
     """
 
-    def __init__(self, run: RunInfo, loggers: Sequence[str] = (), *, trace: bool = False) -> None:
+    def __init__(
+        self, run: RunInfo, loggers: Sequence[str] = (), *, trace: bool = False, samples: SamplesConfig | None = None
+    ) -> None:
         for moved in begin(run.output_dir, goes_on_after=run.resumed_step if run.goes_on else None, to=run.total_steps):
             print(moved)
         self._run = run
+        self._noted(lambda: note_begin(run.output_dir, run.resumed_step if run.goes_on else None))
         self._trackers = Trackers(loggers, run)
         self._rollouts = RolloutLog(run.output_dir, resumed_step=run.resumed_step)
+        kept = SamplesConfig(every=0) if samples is None else samples
+        self._samples = SampleStore(run.output_dir, kept, resumed_step=run.resumed_step)
         self._trace = Trace(run.output_dir / TRACE_FILE) if trace else None
         self._stopwatch = Stopwatch(self._trace)
         self._summary: dict[str, object] = {}
@@ -64,6 +77,11 @@ class RunLog:
         except OSError as error:
             logger.warning("samples of step %d were not written (the run goes on): %s", step, error)
 
+    def keep_samples(self, kind: Kind, step: int, batch: DataProto) -> None:
+        """Keep all samples that ``step`` trained on, or those of the evaluation after it, where the config says so."""
+        with self.timed("samples"):
+            self._samples.keep(kind, step, batch)
+
     def summarize(self, **facts: object) -> None:
         """Facts for the head of the report, such as the model's folder; later ones replace earlier ones."""
         self._summary.update(hide_in(facts))
@@ -89,3 +107,12 @@ class RunLog:
         if error is not None:
             self.summarize(ended_by=f"{type(error).__name__}: {error}")
         self.close()
+        self._noted(lambda: note_end(self._run.output_dir, error))
+
+    @staticmethod
+    def _noted(note: Callable[[], None]) -> None:
+        """What a run notes of itself for those who look at it must not end it."""
+        try:
+            note()
+        except OSError as error:
+            logger.warning("about.json was not written (the run goes on): %s", error)

@@ -42,7 +42,7 @@ class AdapterFacts:
 
 
 def read_adapter(folder: Path) -> AdapterFacts:
-    """Reads the config and the headers of the weights."""
+    """Read the config and the headers of the weights."""
     try:
         config = json.loads((folder / ADAPTER).read_text("utf-8"))
     except (OSError, ValueError):
@@ -52,7 +52,7 @@ def read_adapter(folder: Path) -> AdapterFacts:
 
 
 def pushed_part(config: Config) -> Literal["merged", "adapter"]:
-    """What a push to an engine with parameters of its own carries."""
+    """Return what a push to an engine with parameters of its own carries."""
     if not config.actor_rollout_ref.model.trains_adapters:
         return "merged"
     chosen = config.execution.weight_sync.lora
@@ -62,7 +62,9 @@ def pushed_part(config: Config) -> Literal["merged", "adapter"]:
 
 
 def adapted_modules(model: ModelConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
-    """Module -> shape of its weight, for the modules that ``lora_target_modules`` names; a name may be a last part."""
+    """Map each module to the shape of its weight, for the modules that ``lora_target_modules`` names; a name may be a
+    last part.
+    """
     targets, able = model.lora_target_modules, adaptable(facts)
     if targets == "all-linear":
         return {name: shape for name, shape in able.items() if in_a_layer(name)}
@@ -70,17 +72,19 @@ def adapted_modules(model: ModelConfig, facts: ModelFacts) -> dict[str, tuple[in
 
 
 def adaptable(facts: ModelFacts) -> dict[str, tuple[int, int]]:
-    """Module -> shape of its weight, for the matrices in the model's files that are modules once they are loaded."""
+    """Map each module to the shape of its weight, for the matrices in the model's files that are modules once they are
+    loaded.
+    """
     return {name: shape for name, shape in facts.matrices.items() if not without_adapter(facts.families, name)}
 
 
 def in_a_layer(module: str) -> bool:
-    """Whether a module belongs to one of the layers, and so is neither an embedding nor the head."""
+    """Return whether a module belongs to one of the layers, and so is neither an embedding nor the head."""
     return any(part.isdigit() for part in module.split("."))
 
 
 def adapter_parameters(model: ModelConfig, facts: ModelFacts) -> int:
-    """Parameters of all adapters: rank x (rows + columns) of each adapted matrix."""
+    """Count the parameters of all adapters: rank x (rows + columns) of each adapted matrix."""
     if model.adapter_path is not None:
         return read_adapter(Path(model.adapter_path).expanduser()).parameters
     if not facts.matrices:
@@ -90,5 +94,5 @@ def adapter_parameters(model: ModelConfig, facts: ModelFacts) -> int:
 
 
 def is_target(module: str, target: str) -> bool:
-    """Whether ``target``, a name or the last part of one, means ``module``."""
+    """Return whether ``target``, a name or the last part of one, means ``module``."""
     return module == target or module.endswith(f".{target}")

@@ -34,12 +34,12 @@ class BatchPlan:
     untrained_steps: int
 
     def optimizer_steps_of(self, steps: int) -> int:
-        """Optimizer steps of the actor in a run of so many steps."""
+        """Count the optimizer steps of the actor in a run of so many steps."""
         return max(0, steps - self.untrained_steps) * self.optimizer_steps
 
 
 def mini_batch_prompts(config: Config) -> int:
-    """Prompts per optimizer step, whichever way the config writes it."""
+    """Return the prompts per optimizer step, whichever way the config writes it."""
     actor = config.actor_rollout_ref.actor
     if actor.ppo_mini_batch_size is not None:
         return actor.ppo_mini_batch_size
@@ -50,12 +50,14 @@ def mini_batch_prompts(config: Config) -> int:
 
 
 def longest_sequence(config: Config) -> int:
-    """Tokens of the longest prompt with the longest response."""
+    """Count the tokens of the longest prompt with the longest response."""
     return config.data.max_prompt_length + config.data.max_response_length
 
 
 def plan_batch(config: Config, train_ranks: int, rows: int | None) -> BatchPlan:
-    """The arithmetic of one partition; ``rows`` are the training prompts of one epoch, where they could be counted."""
+    """Return the arithmetic of one partition; ``rows`` are the training prompts of one epoch, where they could be
+    counted.
+    """
     prompts, n = config.data.train_batch_size, samples_per_prompt(config)
     mini = mini_batch_prompts(config)
     actor = config.actor_rollout_ref.actor
@@ -84,7 +86,7 @@ def plan_batch(config: Config, train_ranks: int, rows: int | None) -> BatchPlan:
 
 
 def epochs(config: Config) -> int | None:
-    """Passes over the data: one where nothing bounds the run, without bound where only steps do."""
+    """Return the passes over the data: one where nothing bounds the run, without bound where only steps do."""
     trainer = config.trainer
     passes, steps = trainer.total_epochs, trainer.total_steps
     if passes is not None and "total_epochs" in trainer.model_fields_set:
@@ -93,7 +95,7 @@ def epochs(config: Config) -> int | None:
 
 
 def name_epochs(config: Config, most: int) -> None:
-    """Where ``total_steps`` alone bounds the run: ``most`` becomes ``total_epochs``, for a user's loop over them.
+    """Make ``most`` the ``total_epochs`` where ``total_steps`` alone bounds the run, for a user's loop over them.
 
     It is not written, so ``epochs`` and what is planned stay as they are.
     """
@@ -103,7 +105,7 @@ def name_epochs(config: Config, most: int) -> None:
 
 
 def total_steps(config: Config, rows: int | None) -> int | None:
-    """Steps of the run: epochs are joined end to end, what is left of the last batch makes none."""
+    """Count the steps of the run: epochs are joined end to end, what is left of the last batch makes none."""
     passes = epochs(config)
     if passes is None:
         return config.trainer.total_steps

@@ -19,7 +19,7 @@ class CriticPlan:
 
 
 def plan_critic(config: Config) -> CriticPlan | None:
-    """None where there is no critic. What it leaves out is as for the actor."""
+    """Return the plan of the critic, None where there is none. What it leaves out is as for the actor."""
     own, actor = config.critic, config.actor_rollout_ref.actor
     if not own.enable:
         return None
@@ -32,18 +32,18 @@ def plan_critic(config: Config) -> CriticPlan | None:
 
 
 def critic_model(config: Config) -> ModelConfig:
-    """The model that the critic starts from."""
+    """Return the model that the critic starts from."""
     own = config.critic.model
     return config.actor_rollout_ref.model if own is None else own
 
 
 def untrained_steps(config: Config) -> int:
-    """First steps in which the actor is not trained."""
+    """Count the first steps in which the actor is not trained."""
     return config.critic.warmup_steps if config.critic.enable else 0
 
 
 def other_tokens(config: Config, actor: Mapping[str, int], critic: Mapping[str, int]) -> Problem | None:
-    """The problem of a critic whose vocabulary (token -> id) gives a token of the actor's another id, or none.
+    """Return the problem of a critic whose vocabulary (token -> id) gives a token of the actor's another id, or none.
 
     Tokens of its own it may have.
     """

@@ -19,31 +19,31 @@ UNKNOWN = EngineCapabilities(
 
 
 def engine_capabilities(config: Config) -> EngineCapabilities:
-    """What the engine of the config declares that it can do."""
+    """Return what the engine of the config declares that it can do."""
     declared = capabilities_of(config.actor_rollout_ref.rollout.name)
     return UNKNOWN if declared is None else declared
 
 
 def shares_weights(config: Config, runtime: str) -> bool:
-    """Whether the rollout engine generates with the actor's own parameters: in one process with it."""
+    """Return whether the rollout engine generates with the actor's own parameters: in one process with it."""
     one_process = config.execution.mode == "colocate" and runtime == "local"
     return one_process and "shared" in engine_capabilities(config).weights
 
 
 def probe_interval(config: Config) -> int:
-    """Every how many versions an engine's log-probs are compared with the trainer's."""
+    """Say after how many versions each an engine's log-probs are compared with the trainer's."""
     proved = engine_capabilities(config).proof == "fingerprint"
     return config.execution.weight_sync.probe if proved else 1
 
 
 def engine_width(config: Config) -> int:
-    """The number of devices of one engine."""
+    """Return the number of devices of one engine."""
     width = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     return width if engine_capabilities(config).tensor_parallel else 1
 
 
 def engine_asks_for(config: Config, setting: str) -> bool:
-    """Whether the engine's factory reads a setting; taken to be so where that isn't known."""
+    """Return whether the engine's factory reads a setting; taken to be so where that isn't known."""
     name = config.actor_rollout_ref.rollout.name
     if name not in engines:
         return True

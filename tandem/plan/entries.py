@@ -43,13 +43,13 @@ class Entries:
 
 
 def advantage_name(config: Config) -> str:
-    """The estimator's name, in either way of writing it."""
+    """Return the estimator's name, in either way of writing it."""
     written = config.algorithm.adv_estimator
     return written if isinstance(written, str) else written.type
 
 
 def estimator_columns(config: Config) -> tuple[str, ...]:
-    """The columns that the estimator must have; none where its name is unknown, or nothing is estimated."""
+    """Return the columns that the estimator must have; none where its name is unknown, or nothing is estimated."""
     if not learns_from_reward(config):
         return ()
     entry = _find(ADVANTAGES, advantage_name(config))
@@ -57,14 +57,14 @@ def estimator_columns(config: Config) -> tuple[str, ...]:
 
 
 def distillation_columns(config: Config) -> tuple[str, ...]:
-    """The columns that a teacher's forward gives; none where nobody teaches."""
+    """Return the columns that a teacher's forward gives; none where nobody teaches."""
     teaching = config.algorithm.distillation
     entry = _find(DISTILLATIONS, teaching.type) if teaching is not None and uses_teacher(config) else None
     return () if entry is None else teacher_columns(entry.signature)
 
 
 def distillation_parameter(config: Config, name: str) -> Any:
-    """A parameter of the distillation, written or its default; None where it has none of that name."""
+    """Return a parameter of the distillation, written or its default; None where it has none of that name."""
     teaching = config.algorithm.distillation
     entry = None if teaching is None else _find(DISTILLATIONS, teaching.type)
     if teaching is None or entry is None or name not in entry.signature.parameters:
@@ -90,12 +90,12 @@ def look_up(config: Config) -> Entries:
 
 
 def named_stages(config: Config) -> tuple[StageConfig, ...]:
-    """The stages of plug-ins that the config names, in either way of writing them."""
+    """Return the stages of plug-ins that the config names, in either way of writing them."""
     return tuple(StageConfig(type=one) if isinstance(one, str) else one for one in config.algorithm.stages)
 
 
 def made_stage(named: StageConfig) -> Stage | Exception | None:
-    """The stage, or why its constructor refuses its parameters; None for an unknown name."""
+    """Return the stage, or why its constructor refuses its parameters; None for an unknown name."""
     entry = _find(STAGES, named.type)
     try:
         return None if entry is None else entry.target(**named.parameters)
@@ -111,7 +111,7 @@ def _find(registry: Registry[Any], name: str) -> Entry[Any] | None:
 
 
 def unknown_names(config: Config) -> list[Problem]:
-    """A problem for each name that no registry has."""
+    """Return a problem for each name that no registry has."""
     estimator_key = "algorithm.adv_estimator" + ("" if isinstance(config.algorithm.adv_estimator, str) else ".type")
     rollout, strategy = config.actor_rollout_ref.rollout.name, config.actor_rollout_ref.actor.strategy
     losses = [*POLICY_LOSSES, *PREFERENCE_LOSSES]
@@ -134,7 +134,7 @@ def unknown_names(config: Config) -> list[Problem]:
 
 
 def _as_loss(problem: Problem) -> Problem:
-    """The problem of an unknown estimator, where it is a loss: other programs name some of these so."""
+    """Return the problem of an unknown estimator, where it is a loss: other programs name some of these so."""
     if problem.value not in (*POLICY_LOSSES, *PREFERENCE_LOSSES):
         return problem
     remedy = f"Write algorithm.policy_loss.type: {problem.value}, and adv_estimator: grpo or another"
@@ -142,7 +142,7 @@ def _as_loss(problem: Problem) -> Problem:
 
 
 def unknown(key: str, name: str, kind: str, known: list[str]) -> Problem:
-    """The problem of a name that isn't there; the remedy lists the near ones, or all."""
+    """Return the problem of a name that isn't there; the remedy lists the near ones, or all."""
     hint = near(name, known)
     if hint.startswith("did you mean"):
         return Problem(key, name, f"unknown {kind}", f"D{hint[1:]} Known: {', '.join(sorted(known))}")

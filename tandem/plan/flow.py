@@ -34,7 +34,7 @@ class Flow:
 
 
 def plan_flow(config: Config) -> Flow:
-    """The flow of the config's mode."""
+    """Return the flow of the config's mode."""
     execution, on_update = config.execution, config.actor_rollout_ref.rollout.on_weight_update
     if execution.mode == "colocate":  # nothing is generated while weights change
         return Flow(1, 0, "keep", "off", execution.balance_data, apart=False)

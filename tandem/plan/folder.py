@@ -29,7 +29,9 @@ VOCABULARIES = (
 
 
 def faults_of_weights(folder: Path) -> Iterator[tuple[str, str]]:
-    """(file, what is wrong with it) for weights that are missing or cut; a file's header says how long it must be."""
+    """Yield (file, what is wrong with it) for weights that are missing or cut; a file's header says how long it must
+    be.
+    """
     names = {path.name for path in folder.glob("*.safetensors")}
     for index in sorted(folder.glob("*.safetensors.index.json")):
         listed = _mapping(index).get("weight_map")
@@ -45,7 +47,9 @@ def faults_of_weights(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _fault_of(file: Path) -> str | None:
-    """What is wrong with a safetensors file (eight bytes of length, a JSON header, the tensors); None if nothing is."""
+    """Return what is wrong with a safetensors file (eight bytes of length, a JSON header, the tensors); None if nothing
+    is.
+    """
     try:
         size = file.stat().st_size
         with file.open("rb") as handle:
@@ -75,7 +79,7 @@ class TokenizerFacts:
 
 
 def read_tokenizer(folder: Path) -> TokenizerFacts:
-    """The facts of a tokenizer from the files that ``save_pretrained`` writes."""
+    """Return the facts of a tokenizer from the files that ``save_pretrained`` writes."""
     declared = _mapping(folder / "tokenizer_config.json")
     named = {**_mapping(folder / "special_tokens_map.json"), **declared}.get("eos_token")
     written = (folder / "chat_template.jinja").is_file() or any(folder.glob("chat_templates/*.jinja"))
@@ -100,7 +104,7 @@ def _fault_of_tokenizer(folder: Path) -> str | None:
 
 
 def _mapping(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is none to be read."""
+    """Return the JSON object in a file; empty where there is none to be read."""
     try:
         content = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):

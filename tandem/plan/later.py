@@ -83,14 +83,14 @@ LATER = (
 
 
 def what_comes_later(config: Config, runtime: str) -> tuple[Problem, ...]:
-    """One line for each part of the config that can be planned but not be run yet."""
+    """Return one line for each part of the config that can be planned but not be run yet."""
     found = [later for later in LATER if later.applies(config, runtime)]
     problems = [Problem(later.key, later.value(config, runtime), later.reason, later.instead) for later in found]
     return (*problems, *_lacking_package(config))
 
 
 def _lacking_package(config: Config) -> Iterator[Problem]:
-    """The engine's own package, which is looked for where the engine would run."""
+    """Report the engine's own package where it is missing. It is looked for where the engine would run."""
     rollout, capabilities = config.actor_rollout_ref.rollout, engine_capabilities(config)
     if rollout.name in engines and rollout.python is None and (reason := capabilities.lacks_package()) is not None:
         remedy = (

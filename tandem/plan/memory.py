@@ -93,7 +93,7 @@ def plan_memory(
     shares: bool,
     critic: ModelFacts | None = None,
 ) -> tuple[MemoryPlan, ...]:
-    """One estimate a group; none where sizes are unknown.
+    """Return one estimate a group; none where sizes are unknown.
 
     ``facts`` are of the actor's model, ``critic`` of the critic's. ``copies`` are the actor's tags beside the weights
     in place, ``shares``: the engine uses the actor's weights.
@@ -124,7 +124,7 @@ def plan_memory(
 
 
 def notes_on_memory(config: Config, runtime: str, plans: tuple[MemoryPlan, ...]) -> Iterator[str]:
-    """A warning where one machine is to hold more than it has. An accelerator's memory is not known here."""
+    """Note a warning where one machine is to hold more than it has. An accelerator's memory is not known here."""
     if runtime != "local" or config.runtime.device == "cuda" or (config.runtime.device == "auto" and has_accelerator()):
         return
     needed, there = sum(plan.total for plan in plans), physical_memory()
@@ -183,12 +183,12 @@ def _micro_batch(config: Config, facts: ModelFacts, ranks: int, budget: int) -> 
 
 
 def _each_alone(facts: ModelFacts) -> bool:
-    """Whether each document has a row of its own, and its own prompt in it."""
+    """Return whether each document has a row of its own, and its own prompt in it."""
     return any(family in PER_DOCUMENT for family in facts.families)
 
 
 def _activations(model: ModelConfig, facts: ModelFacts, batch: _Batch) -> int:
-    """What one micro-batch keeps for the backward."""
+    """Return what one micro-batch keeps for the backward."""
     width, hidden, layers = BYTES[model.dtype], facts.hidden or 0, facts.layers or 0
     mlp, keys = facts.inside or 4 * hidden, (facts.kv_heads or 0) * (facts.head_dim or 0)
     casts = 2 * hidden if width < MASTER else 0
@@ -231,5 +231,5 @@ def _rollout(config: Config, facts: ModelFacts, shares: bool) -> dict[str, Part]
 
 
 def _columns(tokens: int) -> int:
-    """Columns of a cache that doubles until so many tokens fit."""
+    """Count the columns of a cache that doubles until so many tokens fit."""
     return COLUMNS << max(0, math.ceil(math.log2(max(1, tokens) / COLUMNS)))

@@ -20,7 +20,7 @@ class MixShare:
 
 
 def example_columns(data: SftDataConfig, part: MixPartConfig | None = None) -> ExampleColumns:
-    """The columns of an example; those that a ``part`` of a mix names replace those of ``data``.
+    """Return the columns of an example; those that a ``part`` of a mix names replace those of ``data``.
 
     A part that names a prompt or a response has no conversations, whatever ``data`` says.
     """
@@ -36,12 +36,12 @@ def example_columns(data: SftDataConfig, part: MixPartConfig | None = None) -> E
 
 
 def has_united_rows(data: DataConfig | SftDataConfig) -> bool:
-    """Whether some rows come by way of Arrow, or may: of parquet files, or of a source of the user's."""
+    """Return whether some rows come by way of Arrow, or may: of parquet files, or of a source of the user's."""
     mixed = [file for part in data.mix for file in part.files] if isinstance(data, SftDataConfig) else []
     files = [*data.train_files, *data.val_files, *mixed]
     return data.source is not None or any(PurePath(file).suffix.lower() in (".parquet", ".pq") for file in files)
 
 
 def mix_names(data: SftDataConfig) -> list[str]:
-    """What the parts of the mix are called."""
+    """Return what the parts of the mix are called."""
     return [part.name or PurePath(*part.files[:1]).stem for part in data.mix]

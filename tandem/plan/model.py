@@ -26,6 +26,8 @@ _TABLES = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|lm_head|
 
 _OTHER_PARTS = re.compile("vision|visual|audio|encoder|tower|mtp|module")
 
+_OTHER_HEADS = re.compile("For(MaskedLM|(Sequence|Token)Classification|QuestionAnswering|MultipleChoice)$")
+
 _REPEATED = re.compile("loop|cycle|recur|repeat", re.IGNORECASE)
 """In keys of families that go through the same layers several times, and count each time."""
 
@@ -51,15 +53,19 @@ class ModelFacts:
     """Sections of its config for what else it reads than text, such as ``vision_config``."""
     misfit: str | None = None
     """Why the weight files are not those of the layers of ``config.json``; None where nothing is known of it."""
+    other_kind: str | None = None
+    """What the model is, by its config, if it is none that goes on with a text."""
 
 
 def looks_like_path(path: str) -> bool:
-    """Whether a model's name can only be a folder: a hub id is ``name`` or ``owner/name``."""
+    """Return whether a model's name can only be a folder: a hub id is ``name`` or ``owner/name``."""
     return path.startswith((".", "/", "~")) or path.count("/") > 1 or "\\" in path or path.endswith("/")
 
 
 def model_folder(path: str) -> Path | None:
-    """The folder with the model's files: the path itself, or its place in the hub's cache; None if neither is there."""
+    """Return the folder with the model's files: the path itself, or its place in the hub's cache; None if neither is
+    there.
+    """
     folder = Path(path).expanduser()
     if path and folder.is_dir():
         return folder
@@ -71,7 +77,7 @@ def model_folder(path: str) -> Path | None:
 
 
 def hub_cache() -> Path:
-    """The folder where downloaded models are kept, by the variables of the ``huggingface_hub`` package."""
+    """Return the folder where downloaded models are kept, by the variables of the ``huggingface_hub`` package."""
     if "HF_HUB_CACHE" in os.environ:
         return Path(os.environ["HF_HUB_CACHE"])
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
@@ -79,12 +85,14 @@ def hub_cache() -> Path:
 
 
 def offline() -> bool:
-    """Whether the hub may not be asked."""
+    """Return whether the hub may not be asked."""
     return os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in ("1", "ON", "YES", "TRUE")
 
 
 def read_model(folder: Path) -> ModelFacts:
-    """Raises ``ValueError`` or ``OSError`` where ``config.json`` is missing or no JSON object."""
+    """Read the shape of a model. Raises ``ValueError`` or ``OSError`` where ``config.json`` is missing or no JSON
+    object.
+    """
     config = json.loads((folder / "config.json").read_text("utf-8"))
     if not isinstance(config, dict):
         raise ValueError("config.json holds no JSON object")
@@ -108,12 +116,15 @@ def read_model(folder: Path) -> ModelFacts:
         inside=_inside(text),
         senses=tuple(_senses(config)),
         misfit=_misfit(text, shapes) or _other_vocabulary(text, shapes),
+        other_kind=_other_kind(config),
         families=tuple(dict.fromkeys(str(part["model_type"]) for part in (config, text) if "model_type" in part)),
     )
 
 
 def _senses(config: Mapping[str, Any]) -> Iterator[str]:
-    """Keys of sections, or of parts of a name, for what else is read than text; empty ones are for nothing."""
+    """Yield the keys of sections, or of parts of a name, for what else is read than text; empty ones are for
+    nothing.
+    """
     for key, value in config.items():
         words = set(key.split("_"))
         if not value or key == "text_config":
@@ -125,8 +136,18 @@ def _senses(config: Mapping[str, Any]) -> Iterator[str]:
             yield key
 
 
+def _other_kind(config: Mapping[str, Any]) -> str | None:
+    """Name what kind of model it is where it is none that continues a text: an encoder with a decoder, another head."""
+    if config.get("is_encoder_decoder") is True:
+        return "an encoder with a decoder (is_encoder_decoder)"
+    named = config.get("architectures")
+    if isinstance(named, list) and named and all(_OTHER_HEADS.search(str(name)) for name in named):
+        return str(named[0])
+    return None
+
+
 def _other_vocabulary(text: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> str | None:
-    """Why the embedding or the head is not of the config's vocabulary; None where nothing is known of it."""
+    """Return why the embedding or the head is not of the config's vocabulary; None where nothing is known of it."""
     size = _number(text, "vocab_size")
     for name, shape in shapes.items():
         known = _TABLES.search(name) and not _OTHER_PARTS.search(name) and len(shape) == 2
@@ -136,7 +157,7 @@ def _other_vocabulary(text: Mapping[str, Any], shapes: Mapping[str, list[int]]) 
 
 
 def _inside(text: Mapping[str, Any]) -> int | None:
-    """The MLP's width, or that of the experts that a token is sent to."""
+    """Return the MLP's width, or that of the experts that a token is sent to."""
     experts, width = _number(text, "num_experts_per_tok", "top_k"), _number(text, "moe_intermediate_size")
     dense = _number(text, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
     if experts is None or _number(text, "num_experts", "num_local_experts", "n_routed_experts") is None:
@@ -147,7 +168,7 @@ def _inside(text: Mapping[str, Any]) -> int | None:
 
 
 def _misfit(text: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """Why the ``names`` of weights are not those of the config's layers; other parts have counts of their own.
+    """Return why the ``names`` of weights are not those of the config's layers; other parts have counts of their own.
 
     Layers that predict further tokens stand behind the last one.
     """
@@ -164,7 +185,9 @@ def _misfit(text: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 
 def _layer(name: str) -> int | None:
-    """The number of the layer that a weight belongs to; None where it belongs to none of the language model's."""
+    """Return the number of the layer that a weight belongs to; None where it belongs to none of the language
+    model's.
+    """
     parts = name.split(".")
     place = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
     listed = place > 0 and parts[place - 1] in _STACKS and not _OTHER_PARTS.search(".".join(parts[:place]))
@@ -177,7 +200,7 @@ def _number(config: Mapping[str, Any], *names: str) -> int | None:
 
 
 def shapes_in_files(folder: Path) -> dict[str, list[int]]:
-    """Every tensor's shape by the headers of the safetensors files (a length, then JSON); none if one is bad."""
+    """Return every tensor's shape by the headers of the safetensors files (a length, then JSON); none if one is bad."""
     shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
@@ -193,7 +216,9 @@ def shapes_in_files(folder: Path) -> dict[str, list[int]]:
 
 
 def vocabulary_of(folder: Path) -> dict[str, int] | None:
-    """Token -> id by ``tokenizer.json``, added tokens included; None where the folder has none that can be read."""
+    """Map tokens to ids by ``tokenizer.json``, added tokens included; None where the folder has none that can be
+    read.
+    """
     file = folder / "tokenizer.json"
     try:
         state = file.stat()
@@ -203,7 +228,9 @@ def vocabulary_of(folder: Path) -> dict[str, int] | None:
 
 
 def sampled_tokens(model: ModelConfig, facts: ModelFacts | None) -> int | None:
-    """The number of ids that can be sampled: those of the tokenizer that the model embeds; None if no file says."""
+    """Return the number of ids that can be sampled: those of the tokenizer that the model embeds; None if no file
+    says.
+    """
     folder = model_folder(model.tokenizer)
     own = None if folder is None else vocabulary_of(folder)
     count = None if own is None else TokenIds.among(own.values()).count
@@ -213,7 +240,9 @@ def sampled_tokens(model: ModelConfig, facts: ModelFacts | None) -> int | None:
 
 @functools.lru_cache(maxsize=4)
 def _read_vocabulary(file: Path, changed: int, size: int) -> dict[str, int]:
-    """``changed`` and ``size`` make a file that was written anew another one."""
+    """Read the file again only when it has changed: ``changed`` and ``size`` make a file that was written anew another
+    one.
+    """
     del changed, size
     content = json.loads(file.read_text("utf-8"))
     listed = content["model"]["vocab"]

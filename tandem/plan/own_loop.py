@@ -20,7 +20,9 @@ _GIVEN = ("rewards", "reward_valid")
 
 
 def check_own_loop(config: Config, plan: Plan) -> Iterator[Problem]:
-    """All that speaks against a loop of one's own with this config: the plan's problems, and what only others do."""
+    """Yield all that speaks against a loop of one's own with this config: the plan's problems, and what only others
+    do.
+    """
     found = (*plan.problems, *plan.later)
     yield from (problem for problem in found if problem.key.split(".")[0] not in NOT_FOR_A_LOOP)
     if plan.loop == PREFERENCE:
@@ -48,7 +50,7 @@ def check_own_loop(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def _check_reward_columns(config: Config, plan: Plan) -> Iterator[Problem]:
-    """A loop of one's own hands over one number per sample."""
+    """Report other rewards than the one number per sample that a loop of one's own hands over."""
     more = {name for stage in plan.stages if stage.name == "reward" for name in stage.gives} - {*_GIVEN}
     needed = sorted(more & {name for stage in plan.stages for name in stage.needs})
     if needed:
@@ -58,5 +60,7 @@ def _check_reward_columns(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def unread_in_own_loop(config: Config) -> list[str]:
-    """What a loop of one's own does by itself or not at all, of the keys that were written: one sentence a reason."""
+    """Return what a loop of one's own does by itself or not at all, of the keys that were written: one sentence a
+    reason.
+    """
     return unread(config, LOOP_READS, config, wrong=())[1]

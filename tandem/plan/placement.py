@@ -36,7 +36,7 @@ class Placement:
 
 
 def deployed_roles(config: Config) -> tuple[str, ...]:
-    """The roles that a run of this config starts, in the order of the dataflow."""
+    """Return the roles that a run of this config starts, in the order of the dataflow."""
     if learns_preferences(config):
         return ("actor",)
     critic = ("critic",) if config.critic.enable else ()
@@ -49,19 +49,19 @@ def deployed_roles(config: Config) -> tuple[str, ...]:
 
 
 def uses_reference(config: Config) -> bool:
-    """Whether anything compares with the reference policy: a coefficient of 0 means off."""
+    """Return whether anything compares with the reference policy: a coefficient of 0 means off."""
     if learns_preferences(config):
         return loss_reads(config, "ref_logprobs")
     return config.algorithm.kl.where != "off" and config.algorithm.kl.coef > 0
 
 
 def placements(config: Config) -> tuple[Placement, ...]:
-    """The place of each deployed role."""
+    """Return the place of each deployed role."""
     return tuple(_place(config, role) for role in deployed_roles(config))
 
 
 def train_ranks(config: Config) -> int:
-    """Data-parallel ranks of the actor: one a device, since no other parallelism of training is there yet."""
+    """Count the data-parallel ranks of the actor: one a device, since no other parallelism of training is there yet."""
     return _place(config, "actor").devices
 
 
@@ -98,7 +98,7 @@ def _devices(config: Config, role: str) -> Devices:
 
 
 def device_groups(placed: Iterable[Placement]) -> dict[str, int]:
-    """Devices of each group: separate groups add up, roles that share one need the largest share."""
+    """Count the devices of each group: separate groups add up, roles that share one need the largest share."""
     groups: dict[str, int] = {}
     for placement in placed:
         groups[placement.group] = max(groups.get(placement.group, 0), placement.devices)
@@ -106,7 +106,7 @@ def device_groups(placed: Iterable[Placement]) -> dict[str, int]:
 
 
 def choose_runtime(config: Config, placed: Iterable[Placement]) -> str:
-    """``local`` where one device a role suffices, else ``ray``, unless the config says which."""
+    """Choose ``local`` where one device a role suffices, else ``ray``, unless the config says which."""
     if config.runtime.name != "auto":
         return config.runtime.name
     return "local" if all(placement.devices <= 1 for placement in placed) else "ray"

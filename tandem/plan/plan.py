@@ -24,7 +24,7 @@ from tandem.plan.checks.data import check_data, notes_on_files
 from tandem.plan.checks.engine import check_engine, engine_notes
 from tandem.plan.checks.episode import check_episode
 from tandem.plan.checks.execution import check_execution
-from tandem.plan.checks.folder import check_ends, check_files_of, check_template, notes_on_ends
+from tandem.plan.checks.folder import check_ends, check_files_of, check_nucleus, check_template, notes_on_ends
 from tandem.plan.checks.model import check_context, check_exact, exact_notes, read_checked
 from tandem.plan.checks.preference import check_preferences
 from tandem.plan.checks.resumed import check_resumed, resume_notes
@@ -151,7 +151,7 @@ class Plan:
         return not (self.problems or self.later)
 
     def to_json(self) -> str:
-        """The whole plan for machines; values that JSON lacks are written as text."""
+        """Return the whole plan for machines; values that JSON lacks are written as text."""
         decided = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
         content = {"kind": "train", "loop": self.loop, "roles": self.roles, "devices": self.devices, **decided}
         return json.dumps(content, default=_plain, ensure_ascii=False, indent=2)
@@ -163,14 +163,14 @@ class Plan:
 
 
 def _plain(value: object) -> object:
-    """What JSON can say of a value that it lacks."""
+    """Return what JSON can say of a value that it lacks."""
     if isinstance(value, Problem):
         value = value.hidden()
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else repr(value)
 
 
 def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
-    """The plan of a training run, with every contradiction found in ``problems``. Deterministic.
+    """Return the plan of a training run, with every contradiction found in ``problems``. Deterministic.
 
     ``own_loop``: the user's own code runs it, and nobody counts its steps. Importing the plugins is the only side
     effect.
@@ -258,6 +258,7 @@ def _contradictions(
         yield from check_teacher(config, entries, facts)
         yield from check_data(config)
         yield from check_ends(config, facts)
+        yield from check_nucleus(config, facts)
     if facts is not None:
         yield from check_files_of(MODEL, config.actor_rollout_ref.model)
         yield from check_template(config)

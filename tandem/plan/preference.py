@@ -23,24 +23,24 @@ PREFERENCE_COLUMNS = (
 
 
 def preference_loss(config: Config) -> Entry[Any] | None:
-    """The preference loss that the config names as its policy loss; None where it names another kind of loss."""
+    """Return the preference loss that the config names as its policy loss; None where it names another kind of loss."""
     entries = {name: PREFERENCE_LOSSES[name] for name in PREFERENCE_LOSSES}
     return entries.get(config.algorithm.policy_loss.type)
 
 
 def learns_preferences(config: Config) -> bool:
-    """Whether the run learns from given answers, so that nothing is generated and nothing scored."""
+    """Return whether the run learns from given answers, so that nothing is generated and nothing scored."""
     return preference_loss(config) is not None
 
 
 def loss_reads(config: Config, column: str) -> bool:
-    """Whether the config's preference loss, if it is one, reads ``column``."""
+    """Return whether the config's preference loss, if it is one, reads ``column``."""
     entry = preference_loss(config)
     return entry is not None and column in entry.signature.columns
 
 
 def samples_per_prompt(config: Config) -> int:
-    """Samples of a group: generated ones, or the given answers (a pair, or one where rows are labelled)."""
+    """Count the samples of a group: generated ones, or the given answers (a pair, or one where rows are labelled)."""
     if learns_preferences(config):
         return 2 if config.data.label_key is None else 1
     return config.actor_rollout_ref.rollout.n

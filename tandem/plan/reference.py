@@ -15,12 +15,12 @@ WEIGHTS, VERSION = "weights.safetensors", "version"
 
 
 def last_refresh(interval: int | None, step: int) -> int:
-    """The weights version that the reference has for partition ``step``."""
+    """Return the weights version that the reference has for partition ``step``."""
     return 0 if interval is None else step // interval * interval
 
 
 def reference_problem(config: Config, step: int, path: Path) -> Iterator[Problem]:
-    """Whether the checkpoint of ``step`` at ``path`` lacks the reference that the run goes on with."""
+    """Yield whether the checkpoint of ``step`` at ``path`` lacks the reference that the run goes on with."""
     key, interval = "actor_rollout_ref.ref.update_interval", config.actor_rollout_ref.ref.update_interval
     wanted, held = last_refresh(interval, step), held_version(path)
     if wanted == step or held == wanted or (held is None and wanted == 0):
@@ -32,7 +32,7 @@ def reference_problem(config: Config, step: int, path: Path) -> Iterator[Problem
 
 
 def held_version(checkpoint: Path) -> int | None:
-    """The weights version of the reference in a checkpoint; None where there is none."""
+    """Return the weights version of the reference in a checkpoint; None where there is none."""
     file = checkpoint / REFERENCE / WEIGHTS
     if not file.is_file():
         return None

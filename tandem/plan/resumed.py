@@ -25,7 +25,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json"
 
 
 def settings_of(config: Config | SftConfig, updates: int | None) -> dict[str, Any]:
-    """What a run writes into its checkpoints of itself: plain JSON, without secrets.
+    """Return what a run writes into its checkpoints of itself: plain JSON, without secrets.
 
     ``kind`` is that of the run, ``keys`` every value of the config by its path, ``tags`` the copies of weights that are
     saved, ``model`` and ``tokenizer`` what their files are; ``updates`` is where its schedule ends.
@@ -41,14 +41,14 @@ def settings_of(config: Config | SftConfig, updates: int | None) -> dict[str, An
 
 
 def kind_of(config: Config | SftConfig) -> str:
-    """What is learned from."""
+    """Return what is learned from."""
     if isinstance(config, SftConfig):
         return "examples"
     return "preferences" if learns_preferences(config) else "rewards"
 
 
 def flat(config: Config | SftConfig) -> dict[str, Any]:
-    """Every value of the config by its dotted path, secrets hidden."""
+    """Return every value of the config by its dotted path, secrets hidden."""
     found: dict[str, Any] = {}
 
     def walk(value: Any, path: str) -> None:
@@ -63,14 +63,14 @@ def flat(config: Config | SftConfig) -> dict[str, Any]:
 
 
 def saved_tags(config: Config | SftConfig) -> list[str]:
-    """The tags whose weights a checkpoint has: a reference that is no adapter switched off."""
+    """Return the tags whose weights a checkpoint has: a reference that is no adapter switched off."""
     if isinstance(config, SftConfig):
         return []
     return [tag for tag in plan_tags(config) if tag == REF and tag not in plan_base_tags(config)]
 
 
 def model_identity(config: Config | SftConfig) -> dict[str, str] | None:
-    """File -> what it is, of the start model; None where its folder is not here.
+    """Map each file of the start model to what it is; None where its folder is not here.
 
     Of a large file: its size, and a checksum of its beginning, middle and end, which two trained models never share.
     """
@@ -78,12 +78,12 @@ def model_identity(config: Config | SftConfig) -> dict[str, str] | None:
 
 
 def tokenizer_identity(config: Config | SftConfig) -> dict[str, str] | None:
-    """``model_identity``, of the tokenizer's files."""
+    """Return the ``model_identity`` of the tokenizer's files."""
     return _identity(model_of(config).tokenizer, _TOKENIZERS)
 
 
 def model_of(config: Config | SftConfig) -> ModelConfig:
-    """The section of the model that is trained."""
+    """Return the section of the model that is trained."""
     return config.model if isinstance(config, SftConfig) else config.actor_rollout_ref.model
 
 

@@ -31,7 +31,7 @@ class ScoringPlan:
 
 
 def plan_scoring(config: Config) -> ScoringPlan:
-    """The reward role of a config."""
+    """Return the reward role of a config."""
     scorers = list(scorers_of(config))
     devices: dict[str, None] = {}
     for scorer in scorers:
@@ -43,7 +43,7 @@ def plan_scoring(config: Config) -> ScoringPlan:
 
 
 def reward_notes(config: Config) -> Iterator[str]:
-    """What is worth knowing of the scorers."""
+    """Note what is worth knowing of the scorers."""
     if any(scorer.type == "code" and scorer.file is None for scorer in scorers_of(config)) and _has_asserts(config):
         yield (
             f"the tests in data.answer_key {config.data.answer_key!r} are asserts, which run in the program's own "
@@ -54,7 +54,9 @@ def reward_notes(config: Config) -> Iterator[str]:
 
 
 def _has_asserts(config: Config) -> bool:
-    """Whether one of the first rows is tested by code; False where the data can't be read: others report that."""
+    """Return whether one of the first rows is tested by code; False where the data can't be read: others report
+    that.
+    """
     key = config.data.answer_key
     if key is None:
         return False

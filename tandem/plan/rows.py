@@ -33,7 +33,7 @@ class TrainedRows:
 
 
 def trained_rows(config: Config) -> TrainedRows:
-    """The rows of the training files. What is too long or can't be read is known when a tokenizer reads it."""
+    """Return the rows of the training files. What is too long or can't be read is known when a tokenizer reads it."""
     data = config.data
     if not data.train_files:
         return TrainedRows(None)
@@ -51,7 +51,7 @@ def trained_rows(config: Config) -> TrainedRows:
 
 
 def count_rows(files: Sequence[str]) -> int | None:
-    """Rows of all files, where counting them is cheap."""
+    """Count the rows of all files, where counting them is cheap."""
     total = 0
     for name in files:
         path = Path(name).expanduser()
@@ -78,7 +78,9 @@ def _size(name: str) -> int:
 
 
 def _prompts(data: DataConfig, files: list[str]) -> Iterator[str | None]:
-    """What each row's prompt is made of: equal ones give equal prompts. None for a row that has none to compare."""
+    """Yield what each row's prompt is made of: equal ones give equal prompts. None for a row that has none to
+    compare.
+    """
     template = None if data.template is None else Template(data.template)
     for table in open_tables(files, keep_nulls=data.keep_nulls):
         for row in table.scan():

@@ -47,7 +47,7 @@ class SftPlan:
         return not self.problems
 
     def to_json(self) -> str:
-        """The whole plan for machines; values that JSON lacks are written as text."""
+        """Return the whole plan for machines; values that JSON lacks are written as text."""
         shown = replace(self, problems=tuple(problem.hidden() for problem in self.problems))
         return json.dumps({"kind": "sft", **asdict(shown)}, default=repr, ensure_ascii=False, indent=2)
 
@@ -58,7 +58,7 @@ class SftPlan:
 
 
 def compile_sft_plan(config: SftConfig) -> SftPlan:
-    """The plan of an SFT run. Pure and deterministic."""
+    """Return the plan of an SFT run. Pure and deterministic."""
     mix = _shares(config)
     rows = count_rows(config.data.train_files) if config.data.train_files else _all_rows(mix)
     facts, problems = (None, []) if config.model.new is not None else read_checked("model", config.model)
@@ -92,7 +92,7 @@ def _shares(config: SftConfig) -> tuple[MixShare, ...]:
 
 
 def _all_rows(mix: tuple[MixShare, ...]) -> int | None:
-    """Rows of all parts together; None where there are none, or one part's can't be counted."""
+    """Count the rows of all parts together; None where there are none, or one part's can't be counted."""
     rows = [part.rows for part in mix if part.rows is not None]
     return sum(rows) if mix and len(rows) == len(mix) else None
 

@@ -29,7 +29,7 @@ SOURCE_COLUMNS = (
 
 
 def old_logprobs_from(config: Config) -> OldLogprobs:
-    """The source of the proximal log-probs.
+    """Return the source of the proximal log-probs.
 
     ``implied``: no column, old is the current policy, detached. ``auto`` takes it where that is exact (a partition has
     one optimizer step, so that every sample is seen under the weights of the step's start) and nothing before the loss
@@ -50,7 +50,7 @@ def old_logprobs_from(config: Config) -> OldLogprobs:
 
 
 def step_facts(config: Config, entries: Entries) -> Step:
-    """What the stages decide by."""
+    """Return what the stages decide by."""
     generates = not learns_preferences(config)
     entry = entries.policy_loss if generates else entries.preference_loss
     facts = Step(
@@ -73,17 +73,17 @@ def step_facts(config: Config, entries: Entries) -> Step:
 
 
 def plan_stages(config: Config, entries: Entries) -> tuple[PlannedStage, ...]:
-    """All stages of a step."""
+    """Return all stages of a step."""
     return plan_step(step_facts(config, entries), entries.stages)
 
 
 def source_columns(entries: Entries) -> tuple[str, ...]:
-    """What a row of the data brings."""
+    """Return what a row of the data brings."""
     return SOURCE_COLUMNS if entries.preference_loss is None else PREFERENCE_COLUMNS
 
 
 def plan_tags(config: Config) -> tuple[str, ...]:
-    """Copies of weights that the actor keeps."""
+    """Return the copies of weights that the actor keeps."""
     tags, flow = [ACTOR], plan_flow(config)
     if not flow.apart and uses_reference(config):
         tags.append(REF)
@@ -95,7 +95,8 @@ def plan_tags(config: Config) -> tuple[str, ...]:
 
 
 def plan_base_tags(config: Config) -> tuple[str, ...]:
-    """Tags that are the base model, adapters switched off, and so cost no copy: a reference that never moves.
+    """Return the tags that are the base model, adapters switched off, and so cost no copy: a reference that never
+    moves.
 
     A run that starts from an adapter has that in its reference, so it needs a copy.
     """
@@ -106,5 +107,5 @@ def plan_base_tags(config: Config) -> tuple[str, ...]:
 
 
 def columns_known(stages: tuple[PlannedStage, ...]) -> set[str]:
-    """Every column that the data or a stage gives."""
+    """Return every column that the data or a stage gives."""
     return {*SOURCE_COLUMNS, *(name for stage in stages for name in stage.gives)}

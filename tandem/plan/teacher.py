@@ -44,19 +44,19 @@ class Teacher:
 
 
 def uses_teacher(config: Config) -> bool:
-    """Whether anything is learned from a teacher: a coefficient of 0 means off."""
+    """Return whether anything is learned from a teacher: a coefficient of 0 means off."""
     teaching = config.algorithm.distillation
     return teaching is not None and teaching.coef > 0
 
 
 def learns_from_reward(config: Config) -> bool:
-    """Whether the reward trains: not where a teacher is all that is learned from."""
+    """Return whether the reward trains: not where a teacher is all that is learned from."""
     teaching = config.algorithm.distillation
     return not (uses_teacher(config) and teaching is not None and teaching.only)
 
 
 def teachers(config: Config) -> tuple[Teacher, ...]:
-    """Every model that teaches, once; none where distillation is off."""
+    """Return every model that teaches, once; none where distillation is off."""
     if not uses_teacher(config):
         return ()
     section = config.actor_rollout_ref.teacher
@@ -70,12 +70,12 @@ def teachers(config: Config) -> tuple[Teacher, ...]:
 
 
 def teaches_as_tag(config: Config) -> bool:
-    """Whether the teachers are weight tags of the actor; else each is a model of its own."""
+    """Return whether the teachers are weight tags of the actor; else each is a model of its own."""
     return uses_teacher(config) and obstacle_to_tag(config) is None
 
 
 def obstacle_to_tag(config: Config) -> str | None:
-    """Why the teachers can't be weight tags; None where they can."""
+    """Return why the teachers can't be weight tags; None where they can."""
     model = config.actor_rollout_ref.model
     if config.execution.mode == "fully_async":
         return "in fully_async each role has weights of its own"
@@ -93,13 +93,13 @@ def obstacle_to_tag(config: Config) -> str | None:
 
 
 def taught_sources(config: Config) -> tuple[str, ...] | None:
-    """The data sources that have a teacher; None where all have one, or need none."""
+    """Return the data sources that have a teacher; None where all have one, or need none."""
     section = config.actor_rollout_ref.teacher
     return tuple(section.by_source) if uses_teacher(config) and section.path is None else None
 
 
 def teacher_parameters(config: Config) -> int | None:
-    """Parameters of all teachers together; None where the files of one don't tell, or aren't here."""
+    """Count the parameters of all teachers together; None where the files of one don't tell, or aren't here."""
     total = 0
     for teacher in teachers(config):
         folder, found = model_folder(teacher.path), None
@@ -112,7 +112,7 @@ def teacher_parameters(config: Config) -> int | None:
 
 
 def _architecture(path: str) -> dict[str, Any] | None:
-    """What ``config.json`` says of the computation; None where there is none to be read."""
+    """Return what ``config.json`` says of the computation; None where there is none to be read."""
     folder = model_folder(path)
     try:
         content = None if folder is None else json.loads((Path(folder) / "config.json").read_text("utf-8"))

@@ -17,11 +17,14 @@ from tandem.base.errors import DeadlineError, DiedError, TandemError
 REPLY_SECONDS = 60.0
 """A living actor answers within this time beyond what it was asked to wait: longer means that it is stuck."""
 
+START_SECONDS = 300.0
+"""A process that starts may take so long, with all that it imports on a busy machine."""
+
 _LOOK_S = 0.5
 
 
 def import_ray() -> Any:
-    """The package ray, which is an extra. Raises ``TandemError`` where it is missing."""
+    """Import the package ray, which is an extra. Raises ``TandemError`` where it is missing."""
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
@@ -61,7 +64,7 @@ class Reply:
     died: type[DiedError] = DiedError
 
     def result(self, timeout: float | None = None) -> Any:
-        """The answer, or what the actor raised.
+        """Return the answer, or raise what the actor raised.
 
         Raises ``DiedError`` (or the actor's kind of it) as soon as the actor is gone, ``TimeoutError`` where there is
         no answer after ``timeout`` seconds.
@@ -79,7 +82,7 @@ class Reply:
             raise self.died(f"{self.who} died while it was needed for {self.awaited}. {_reason(error)}") from error
 
     def within(self, seconds: float) -> Any:
-        """``result``, with a ``DeadlineError`` that names the actor where it takes longer."""
+        """Return ``result``, with a ``DeadlineError`` that names the actor where it takes longer."""
         try:
             return self.result(seconds)
         except TimeoutError as error:
@@ -139,7 +142,9 @@ class Pulse:
 
 
 def _reason(error: Exception) -> str:
-    """What Ray knows of a death, in one line: of a start that failed the error, else what happened to the process."""
+    """Return what Ray knows of a death, in one line: of a start that failed the error, else what happened to the
+    process.
+    """
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     if "creation task" in lines[0]:

@@ -34,19 +34,19 @@ class Packed:
     buffers: tuple[Bytes, ...]
 
     def copied(self) -> Packed:
-        """A copy in memory of this process, which outlives the sender."""
+        """Return a copy in memory of this process, which outlives the sender."""
         return Packed(self.head, tuple(buffer.copy() for buffer in self.buffers))
 
 
 def pack(value: Any) -> Packed:
-    """Any value that can be pickled. Tensors come from wherever they are and arrive detached, on the CPU."""
+    """Pack any value that can be pickled. Tensors come from wherever they are and arrive detached, on the CPU."""
     head, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     _Pickler(head, protocol=5, buffer_callback=buffers.append).dump(value)
     return Packed(head.getvalue(), tuple(np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers))
 
 
 def unpack(packed: Packed) -> Any:
-    """The value. Its tensors share the memory of the buffers: read only."""
+    """Return the value. Its tensors share the memory of the buffers: read only."""
     return pickle.loads(packed.head, buffers=packed.buffers)
 
 

@@ -29,7 +29,7 @@ class Combined(Scorer):
 
     @abstractmethod
     async def score(self, sample: Sample) -> Verdict:
-        """The verdict of one sample."""
+        """Return the verdict of one sample."""
 
 
 @REWARDS.register("weighted_sum", scope=Scope.SEQUENCE, packages=(), check=no_objection)
@@ -53,6 +53,7 @@ class WeightedSum(Combined):
 
     def _total(self, verdicts: Sequence[Verdict]) -> Verdict:
         metrics: dict[str, float] = {}
+        notes: dict[str, str] = {}
         terms: list[float] = []
         for (part, _), verdict in zip(self._parts, verdicts, strict=True):
             if verdict.outcome is not Outcome.SCORED:
@@ -60,10 +61,11 @@ class WeightedSum(Combined):
             terms.append(part.weight * verdict.reward)
             metrics[part.name] = verdict.reward
             metrics.update({f"{part.name}/{key}": number for key, number in verdict.metrics.items()})
+            notes.update({f"{part.name}/{key}": text for key, text in verdict.notes.items()})
         total = sum(terms)
         if reasons := [reason for number in (*terms, total) if (reason := unusable(number)) is not None]:
             return failed(f"the weighted sum has {reasons[0]}")
-        return Verdict(total, metrics=metrics, components=tuple(terms))
+        return Verdict(total, metrics=metrics, components=tuple(terms), notes=notes)
 
 
 @REWARDS.register("by_source", scope=Scope.SEQUENCE, packages=(), check=no_objection)
@@ -106,6 +108,8 @@ class BySource(Combined):
 
 
 def joint_style(calls: Sequence[CallStyle], own: Sequence[str] = ()) -> CallStyle:
-    """What scorers need together: their ``own`` fields and all others'; a batch, or to be awaited, where any does."""
+    """Return what scorers need together: their ``own`` fields and all others'; a batch, or to be awaited, where any
+    does.
+    """
     fields = tuple(dict.fromkeys([*own, *(name for call in calls for name in call.fields)]))
     return CallStyle(fields, any(call.is_batch for call in calls), any(call.is_async for call in calls))

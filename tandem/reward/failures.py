@@ -74,7 +74,7 @@ class Failures:
         return text + (": " if parts else "") + "; ".join([*parts, *([f"{rest} of other kinds"] if rest else [])])
 
     def state_dict(self) -> dict[str, Any]:
-        """All counts, as JSON data."""
+        """Return all counts, as JSON data."""
         with self._lock:
             return {"outcomes": dict(self._outcomes), "kinds": dict(self._kinds), "texts": dict(self._texts)}
 

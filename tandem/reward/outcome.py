@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +14,9 @@ from tandem.base.hidden import hide
 
 LARGEST = (2 - 2**-23) * 2.0**127
 """The largest float32, as which rewards are kept."""
+
+LONGEST_NOTE = 20_000
+"""Characters of a scorer's text that are kept."""
 
 PROCESS = "the scoring process"
 """Begins the reason where a process ended in a scoring."""
@@ -44,7 +47,8 @@ class Outcome(StrEnum):
 class Verdict:
     """The outcome of one sample. ``reward`` is NaN unless scored; ``reason`` is empty if scored.
 
-    ``components`` are the terms that ``reward`` is the sum of, where the scorer has such; none unless scored.
+    ``components`` are the terms that ``reward`` is the sum of, where the scorer has such; none unless scored. ``notes``
+    are what the scorer says in words, such as a judge's reply.
     """
 
     reward: float
@@ -52,15 +56,16 @@ class Verdict:
     reason: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     components: tuple[float, ...] = ()
+    notes: dict[str, str] = field(default_factory=dict)
 
 
 def failed(reason: str) -> Verdict:
-    """The verdict of a scoring that gave no number."""
+    """Return the verdict of a scoring that gave no number."""
     return Verdict(math.nan, Outcome.FAILED, hide(reason))
 
 
 def timed_out(seconds: float) -> Verdict:
-    """The verdict of a scoring that was ended by its deadline."""
+    """Return the verdict of a scoring that was ended by its deadline."""
     return Verdict(math.nan, Outcome.TIMED_OUT, f"not scored within {seconds:g} s")
 
 
@@ -68,15 +73,21 @@ def as_verdict(value: object) -> Verdict:
     """Judge what a scorer returned for one sample.
 
     A number (bool, int, float, a NumPy or torch scalar) that is finite as float32 is scored; so is a dict whose
-    ``score`` is one. Of its other entries the finite numbers become metrics, the rest is left out. Anything else is a
-    failure.
+    ``score`` is one. Of its other entries the finite numbers become metrics and the texts notes, the rest is left out.
+    Anything else is a failure.
     """
     metrics: dict[str, float] = {}
+    notes: dict[str, str] = {}
     if isinstance(value, Mapping):
         if "score" not in value:
             return failed(f"returned a dict without 'score' (it has {sorted(map(str, value))})")
         others = ((str(key), _number(item)) for key, item in value.items() if key != "score")
         metrics = {key: number for key, number in others if number is not None and math.isfinite(number)}
+        notes = {
+            str(key): hide(item[:LONGEST_NOTE])
+            for key, item in value.items()
+            if key != "score" and isinstance(item, str)
+        }
         value = value["score"]
     number = _number(value)
     if number is None:
@@ -85,11 +96,11 @@ def as_verdict(value: object) -> Verdict:
         )
     if (reason := unusable(number)) is not None:
         return failed(f"returned {reason}")
-    return Verdict(number, metrics=metrics)
+    return Verdict(number, metrics=metrics, notes=notes)
 
 
 def unusable(number: float) -> str | None:
-    """Why a number is no reward; None if it is one."""
+    """Return why a number is no reward; None if it is one."""
     if not math.isfinite(number):
         return f"{number}, not a finite number"
     return f"{number:g}, which is beyond float32" if abs(number) > LARGEST else None
@@ -133,10 +144,11 @@ class Scores:
     metrics: tuple[dict[str, float], ...]
     names: tuple[str, ...]  # of the samples, for messages
     components: tuple[tuple[float, ...], ...]  # K terms of each reward, none where there is no reward
+    notes: tuple[dict[str, str], ...]
 
     @classmethod
     def of(cls, verdicts: Sequence[Verdict], label: str) -> Scores:
-        """Columns of the verdicts; sample ``i`` is called ``label[i]``."""
+        """Return the columns of the verdicts; sample ``i`` is called ``label[i]``."""
         return cls(
             rewards=tuple(v.reward for v in verdicts),
             outcomes=tuple(v.outcome for v in verdicts),
@@ -144,30 +156,36 @@ class Scores:
             metrics=tuple(v.metrics for v in verdicts),
             names=tuple(f"{label}[{i}]" for i in range(len(verdicts))),
             components=tuple(v.components for v in verdicts),
+            notes=tuple(v.notes for v in verdicts),
         )
 
     @classmethod
     def joined(cls, groups: Iterable[Scores]) -> Scores:
-        """The scores of several groups, one after the other."""
-        columns = [(g.rewards, g.outcomes, g.reasons, g.metrics, g.names, g.components) for g in groups]
-        joined = (tuple(item for column in columns for item in column[i]) for i in range(6))
-        return cls(*joined)  # type: ignore[arg-type]
+        """Return the scores of several groups, one after the other."""
+        every = list(groups)
+        return cls(*(tuple(item for group in every for item in getattr(group, column.name)) for column in fields(cls)))
 
     def __len__(self) -> int:
         return len(self.rewards)
 
     def first(self, count: int) -> Scores:
-        """The scores of the first ``count`` samples."""
-        columns = (self.rewards, self.outcomes, self.reasons, self.metrics, self.names, self.components)
-        return Scores(*(column[:count] for column in columns))  # type: ignore[arg-type]
+        """Return the scores of the first ``count`` samples."""
+        return Scores(*(getattr(self, column.name)[:count] for column in fields(self)))
 
     @property
     def valid(self) -> tuple[bool, ...]:
         """True where there is a reward."""
         return tuple(outcome is Outcome.SCORED for outcome in self.outcomes)
 
+    def remarks(self) -> list[dict[str, Any]]:
+        """Return what was said of each sample beside its reward: the column ``scoring``."""
+        rows = zip(self.reasons, self.metrics, self.notes, strict=True)
+        return [{"failure": reason, "metrics": metrics, "notes": notes} for reason, metrics, notes in rows]
+
     def report(self) -> dict[str, float]:
-        """Counts of the outcomes (always all three) and the mean of each metric over the samples that have it."""
+        """Return the counts of the outcomes (always all three) and the mean of each metric over the samples that have
+        it.
+        """
         counts = Counter(self.outcomes)
         lines = {str(outcome): float(counts[outcome]) for outcome in Outcome}
         names = sorted({name for metrics in self.metrics for name in metrics})
@@ -178,7 +196,7 @@ class Scores:
 
 
 def share_scored(report: Mapping[str, float]) -> dict[str, float]:
-    """``scored_share`` of the scorings that ``report`` counts; nothing where there was none."""
+    """Return ``scored_share`` of the scorings that ``report`` counts; nothing where there was none."""
     total = sum(report.get(str(outcome), 0.0) for outcome in Outcome)
     return {"scored_share": report[str(Outcome.SCORED)] / total} if total else {}
 

@@ -38,14 +38,14 @@ Parts = list[Part] | Problem
 
 
 def read_parts(type_: str, file: str | None, parameters: Mapping[str, Any], key: str) -> Parts:
-    """The scorers inside the scorer ``type_``, none for one that stands alone; or what is wrong with them."""
+    """Return the scorers inside the scorer ``type_``, none for one that stands alone; or what is wrong with them."""
     if file is not None or type_ not in COMBINING:
         return []
     return COMBINING[type_](parameters, key)
 
 
 def component_names(type_: str, file: str | None, parameters: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the K terms that each reward of this scorer is the sum of; none for a scorer without such."""
+    """Return the names of the K terms that each reward of this scorer is the sum of; none for a scorer without such."""
     if type_ != "weighted_sum":
         return ()
     parts = read_parts(type_, file, parameters, "")
@@ -53,7 +53,7 @@ def component_names(type_: str, file: str | None, parameters: Mapping[str, Any])
 
 
 def _terms(parameters: Mapping[str, Any], key: str) -> Parts:
-    """The parts of a weighted sum; the names are all different."""
+    """Return the parts of a weighted sum; the names are all different."""
     written = parameters.get("parts")
     if not isinstance(written, Sequence) or isinstance(written, str) or not written:
         remedy = "Write a list: parts: [{type: gsm8k, weight: 1.0}, {type: length_penalty, weight: 0.1, ...}]"
@@ -78,7 +78,7 @@ def _terms(parameters: Mapping[str, Any], key: str) -> Parts:
 
 
 def _routes(parameters: Mapping[str, Any], key: str) -> Parts:
-    """The parts of a choice by source."""
+    """Return the parts of a choice by source."""
     written = parameters.get("routes", DEFAULT_ROUTES)
     example = "{source: openai/gsm8k, type: gsm8k}"
     if not isinstance(written, Sequence) or isinstance(written, str) or not written:

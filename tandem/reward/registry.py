@@ -44,7 +44,7 @@ Check = Callable[[Mapping[str, Any]], Iterator[Objection]]
 
 
 def check_variables(parameters: Mapping[str, Any]) -> Iterator[Objection]:
-    """Where the name of the environment variable of a secret belongs (``api_key_env``), anything else is refused."""
+    """Refuse anything else where the name of the environment variable of a secret belongs (``api_key_env``)."""
     for name, value in parameters.items():
         if isinstance(value, str) and is_env_of_secret(name) and not is_variable(value):
             secret = name[: -len("_env")].upper()
@@ -83,14 +83,14 @@ class CallStyle:
 
 
 def no_objection(parameters: Mapping[str, Any]) -> Iterator[Objection]:
-    """The check of a scorer whose annotations say all: a range is ``Annotated[float, Gt(0)]``."""
+    """Object to nothing, for a scorer whose annotations say all: a range is ``Annotated[float, Gt(0)]``."""
     yield from ()
 
 
 def register_reward(
     name: str, *, packages: tuple[str, ...] = (), check: Check = no_objection
 ) -> Callable[[Target], Target]:
-    """Decorator that makes a scorer known as ``type: name``.
+    """Return a decorator that makes a scorer known as ``type: name``.
 
     ``packages`` are the importable names that it imports itself when first called; they are looked for by the plan and
     imported before the first sample, whose deadline they would eat up. ``check`` objects to values of parameters, for
@@ -135,12 +135,12 @@ def call_style(target: ScorerTarget, name: str) -> CallStyle:
 
 
 def _defined(cls: type, name: str) -> Any:
-    """The attribute as the class or a base defines it; None where only the metaclass has it."""
+    """Return the attribute as the class or a base defines it; None where only the metaclass has it."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
 def unknown_field(field: str) -> str | None:
-    """Why a positional parameter of this name can't be filled, and what to write; None if it can."""
+    """Return why a positional parameter of this name can't be filled, and what to write; None if it can."""
     if field in SAMPLE_FIELDS:
         return None
     return (

@@ -72,7 +72,9 @@ def problems(
     *,
     key: str = "reward_manager",
 ) -> list[Problem]:
-    """Every contradiction between a reward's YAML and the scorer's signature, parts of a sum included. Runs no file."""
+    """Return every contradiction between a reward's YAML and the scorer's signature, parts of a sum included. Runs no
+    file.
+    """
     signature = describe(type_, file, plugins)
     if isinstance(signature, str):
         at, value = (f"{key}.type", type_) if file is None or Path(file).is_file() else (f"{key}.file", file)
@@ -109,7 +111,9 @@ def problems(
 
 
 def _locate(type_: str, file: str | None, plugins: Sequence[str]) -> tuple[ModuleType, str]:
-    """The module that defines the scorer and its name there; an empty name for one known only by registration."""
+    """Return the module that defines the scorer and its name there; an empty name for one known only by
+    registration.
+    """
     if file is not None:
         return _locate_in_file(type_, file)
     if type_ in REWARDS:
@@ -157,7 +161,7 @@ def _locate_in_file(type_: str, file: str) -> tuple[ModuleType, str]:
 
 @functools.cache
 def _import_ends(file: str, modified_ns: int) -> str | None:
-    """Asked once for a file: it costs a process."""
+    """Return the fault of a file that can't be imported; asked once for each, since it costs a process."""
     return import_ends(file)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def samples_of(data: DataProto) -> list[Sample]:
-    """One sample per row of ``data``.
+    """Return one sample per row of ``data``.
 
     Needs the column ``responses`` and a tokenizer, which makes text of it without special tokens, unless the batch has
     ``answer_text``: then that is the answer. The prompt is

@@ -49,10 +49,10 @@ class Scorer(ABC):
 
     @abstractmethod
     async def score(self, sample: Sample) -> Verdict:
-        """The verdict of one sample."""
+        """Return the verdict of one sample."""
 
     async def score_batch(self, data: DataProto | None, samples: Sequence[Sample]) -> list[Verdict]:
-        """The verdicts of a batch; ``samples`` are the rows of ``data``, which only a batch scorer reads."""
+        """Return the verdicts of a batch; ``samples`` are the rows of ``data``, which only a batch scorer reads."""
         return [await self.score(sample) for sample in samples]
 
 
@@ -92,7 +92,7 @@ class BatchScorer(Scorer):
 
 
 def bind_target(target: ScorerTarget, name: str, parameters: Mapping[str, Any]) -> Scorer:
-    """A scorer of a function or object, or of a class, which is constructed here.
+    """Return a scorer of a function or object, or of a class, which is constructed here.
 
     Raises ``TandemError`` if it can't be called as a scorer; what a constructor raises passes through.
     """
@@ -104,7 +104,7 @@ def bind_target(target: ScorerTarget, name: str, parameters: Mapping[str, Any]) 
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that has nothing to wait for, without an event loop."""
+    """Return the result of a coroutine that has nothing to wait for, without an event loop."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -115,7 +115,7 @@ def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def describe_error(error: BaseException) -> str:
-    """``ValueError: message (file.py:12)``, of the innermost frame, at most 500 characters."""
+    """Return ``ValueError: message (file.py:12)``, of the innermost frame, at most 500 characters."""
     try:
         message = str(error)
     except Exception:

@@ -16,13 +16,15 @@ _UNKNOWN = Signature((), (), {}, accepts_any=True)
 
 
 def candidate_names(type_: str) -> tuple[str, ...]:
-    """Names under which ``type`` may be defined: ``keyword_reward``, ``KeywordReward``, ``KeywordRewardManager``."""
+    """Return the names under which ``type`` may be defined: ``keyword_reward``, ``KeywordReward``,
+    ``KeywordRewardManager``.
+    """
     camel = "".join(word[:1].upper() + word[1:] for word in type_.split("_"))
     return tuple(dict.fromkeys((type_, camel, camel + "Manager")))
 
 
 def describe(type_: str, file: str | None = None, plugins: Sequence[str] = ()) -> Signature | str:
-    """The signature of the scorer ``type``, or in words why there is none.
+    """Return the signature of the scorer ``type``, or in words why there is none.
 
     Looks where ``resolve`` looks: in ``file`` if given, else in the registry, else in the modules named by
     ``plugins``. Source is parsed, never run. A name that the source binds in another way than by ``def`` or ``class``
@@ -74,7 +76,7 @@ def _describe_file(type_: str, path: Path) -> Signature | str:
 
 
 def describe_episode(name: str, file: Path) -> Signature | str:
-    """The parameters of the async function ``name`` that ``file`` defines, or in words why it is no episode."""
+    """Return the parameters of the async function ``name`` that ``file`` defines, or in words why it is no episode."""
     try:
         bound = dict(_bindings(ast.parse(file.read_bytes()).body))
     except OSError as error:
@@ -94,7 +96,7 @@ def describe_episode(name: str, file: Path) -> Signature | str:
 
 
 def describe_class(name: str, file: Path, *, root: str) -> Signature | str:
-    """The parameters of the class ``name`` that ``file`` defines, or in words why there are none to be known.
+    """Return the parameters of the class ``name`` that ``file`` defines, or in words why there are none to be known.
 
     ``root``: a base class from elsewhere whose constructor takes nothing.
     """
@@ -113,7 +115,9 @@ def describe_class(name: str, file: Path, *, root: str) -> Signature | str:
 
 
 def _bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """Top-level names of a module and the statements that bind them, those inside ``if``, ``try``, ``with`` too."""
+    """Yield top-level names of a module and the statements that bind them, those inside ``if``, ``try``, ``with``
+    too.
+    """
     for node in body:
         if isinstance(node, _Definition):
             yield node.name, node
@@ -130,7 +134,7 @@ def _bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _registered_names(node: _Definition) -> list[object]:
-    """The names given to ``@register_reward("...")``."""
+    """Return the names given to ``@register_reward("...")``."""
     calls = [d for d in node.decorator_list if isinstance(d, ast.Call) and d.args]
     return [
         call.args[0].value
@@ -165,7 +169,9 @@ def _methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctio
 
 
 def _constructor(node: ast.ClassDef, bound: dict[str, ast.stmt]) -> Signature:
-    """The parameters of ``__init__``, of a dataclass's fields, or of the first base where that is in the same file."""
+    """Return the parameters of ``__init__``, of a dataclass's fields, or of the first base where that is in the same
+    file.
+    """
     init = _methods(node).get("__init__")
     if init is not None:
         positional = [*init.args.posonlyargs, *init.args.args]
@@ -193,7 +199,7 @@ def _parameter(argument: ast.arg, default: ast.expr | None, bound: dict[str, ast
 
 
 def _spelled_out(annotation: ast.expr, bound: dict[str, ast.stmt]) -> str:
-    """The source of an annotation, what the file's own aliases stand for in their place."""
+    """Return the source of an annotation, what the file's own aliases stand for in their place."""
     aliases = {
         name: node.value
         for name, node in bound.items()
@@ -210,7 +216,7 @@ def _spelled_out(annotation: ast.expr, bound: dict[str, ast.stmt]) -> str:
 
 
 def _literal(node: ast.expr | None) -> object:
-    """The value of a literal, else its source text."""
+    """Return the value of a literal, else its source text."""
     if node is None:
         return None
     try:
@@ -220,7 +226,7 @@ def _literal(node: ast.expr | None) -> object:
 
 
 def _source_of(module: str) -> Path | None:
-    """The source file of a module, found without importing it or its packages."""
+    """Return the source file of a module, found without importing it or its packages."""
     search: Sequence[str] | None = None
     name = ""
     spec = None

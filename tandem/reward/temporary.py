@@ -46,7 +46,7 @@ def clear_left_over() -> None:
 
 
 def _remove_unheld(path: Path) -> None:
-    """Raises ``OSError`` where the folder is held, or is no folder."""
+    """Remove a folder that nobody holds. Raises ``OSError`` where one does, or it is no folder."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,7 +18,9 @@ def greedy_accuracy(
     max_new_tokens: int,
     stop_token_ids: tuple[int, ...],
 ) -> float:
-    """The fraction of ``pairs`` (prompt ids, right answer) whose greedy answer is exact up to surrounding blanks."""
+    """Return the fraction of ``pairs`` (prompt ids, right answer) whose greedy answer is exact up to surrounding
+    blanks.
+    """
     sampling = Sampling(n=1, max_tokens=max_new_tokens, greedy=True, stop_token_ids=stop_token_ids)
     requests = (GroupRequest(i, torch.tensor(ids, dtype=torch.int64), (0,)) for i, (ids, _) in enumerate(pairs))
     right = 0

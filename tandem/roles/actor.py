@@ -52,18 +52,18 @@ class Actor(TrainedRole):
     # --- forwards ----------------------------------------------------------------------------------------------------
 
     def old_logprobs(self, batch: DataProto, *, squares: bool = False) -> DataProto:
-        """The batch with ``old_logprobs``: of the weights as they were at the start of this step.
+        """Return the batch with ``old_logprobs``: of the weights as they were at the start of this step.
 
         ``squares``: also with ``sum_pi_squared``, of the same weights.
         """
         return self._with_logprobs(batch, "old_logprobs", OLD_ACTOR if self._in_slices else ACTOR, squares)
 
     def ref_logprobs(self, batch: DataProto) -> DataProto:
-        """The batch with ``ref_logprobs``: of the reference, by switching the weight tag."""
+        """Return the batch with ``ref_logprobs``: of the reference, by switching the weight tag."""
         return self._with_logprobs(batch, "ref_logprobs", REF)
 
     def refresh_reference(self) -> None:
-        """The reference becomes the actor as it is now."""
+        """Let the reference become the actor as it is now."""
         self.ranks.call(TrainRank.save_tag, REF)
 
     # --- training ----------------------------------------------------------------------------------------------------
@@ -94,7 +94,9 @@ class Actor(TrainedRole):
         return self._finish()
 
     def step_slice(self, loss: Loss) -> None:
-        """One optimizer step on a sub-batch; old log-probs are of the weights before the first until ``end_slices``."""
+        """Take one optimizer step on a sub-batch; old log-probs are of the weights before the first until
+        ``end_slices``.
+        """
         self._require_no_gradient("train on a slice")
         if not self._in_slices:
             self.ranks.call(TrainRank.save_tag, OLD_ACTOR)

@@ -54,7 +54,7 @@ class ActorRolloutRef:
     def rollout(
         self, prompts: Iterable[object], *, temperature: float | None = None, top_p: float | None = None
     ) -> DataProto:
-        """n samples of each prompt under the actor's weights of this moment, in the order of the prompts.
+        """Generate n samples of each prompt under the actor's weights of this moment, in the order of the prompts.
 
         ``prompts``: text, chat messages, token ids, or what a prompt source draws. ``temperature`` and ``top_p``
         replace the configured ones; samples of another temperature than the configured one are off-policy. At
@@ -92,7 +92,7 @@ def compute_grpo_loss(
     actor_rollout_ref: ActorRolloutRef,
     critic: Critic | None = None,
 ) -> Loss:
-    """The configured policy loss on a scored batch, to be run by ``actor_rollout_ref.actor.step``.
+    """Return the configured policy loss on a scored batch, to be run by ``actor_rollout_ref.actor.step``.
 
     ``rewards`` (B,) float; a sample whose reward is not finite counts in no statistic and no loss. Runs the forwards
     that the config needs (reference, old policy, values) and the advantages; nothing else is computed before ``step``,

@@ -18,7 +18,7 @@ from tandem.config.schema import AlgorithmConfig, KlConfig
 
 
 def token_rewards(rewards: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """Scores (B,) laid on the last trained token of each answer: (B, T), 0 elsewhere.
+    """Lay scores (B,) on the last trained token of each answer: (B, T), 0 elsewhere.
 
     A sample without a trained token has no place for a reward and gets none; a score that is not finite (a failed
     scoring) counts as none.
@@ -32,7 +32,7 @@ def token_rewards(rewards: torch.Tensor, response_mask: torch.Tensor) -> torch.T
 
 
 def kl_controller(kl: KlConfig) -> KLController:
-    """The controller that the config names."""
+    """Return the controller that the config names."""
     make = KL_CONTROLLERS[kl.controller].target
     if kl.controller == "adaptive":
         return make(coef=kl.coef, target=kl.target, horizon=kl.horizon)
@@ -65,7 +65,7 @@ class AdvantageStage:
 
     @classmethod
     def of(cls, algorithm: AlgorithmConfig, *, added: bool = False) -> AdvantageStage:
-        """The stage that the config describes."""
+        """Return the stage that the config describes."""
         written = algorithm.adv_estimator
         name, parameters = (written, {}) if isinstance(written, str) else (written.type, written.parameters)
         entry = ADVANTAGES[name]
@@ -75,7 +75,7 @@ class AdvantageStage:
         return cls(partial(entry.target, **parameters), entry.signature, kl, controller, added)
 
     def __call__(self, batch: DataProto) -> DataProto:
-        """The batch with ``token_rewards`` (unless it brings some), ``advantages`` and ``returns``.
+        """Return the batch with ``token_rewards`` (unless it brings some), ``advantages`` and ``returns``.
 
         Raises ``ContractError`` where a trained token has a reward that is no number.
         """
@@ -97,7 +97,7 @@ class AdvantageStage:
         return DataProto({**batch.batch, **columns}, batch.non_tensor_batch, batch.meta_info, batch.tokenizer)
 
     def _brought(self, batch: DataProto, mask: torch.Tensor) -> torch.Tensor:
-        """The rewards at tokens that a stage gave, (B, T), 0 outside ``mask``."""
+        """Return the rewards at tokens that a stage gave, (B, T), 0 outside ``mask``."""
         given = batch.padded("token_rewards")
         broken = (mask & ~given.isfinite()).any(dim=-1)
         if bool(broken.any()):
@@ -125,7 +125,7 @@ class AdvantageStage:
         return penalised.token_rewards
 
     def _columns(self, batch: DataProto, padded: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The estimator's columns by name, ragged ones padded (B, T)."""
+        """Return the estimator's columns by name, ragged ones padded (B, T)."""
         wanted = (*self.signature.columns, *self.signature.optional_columns)
         chosen: dict[str, torch.Tensor] = {}
         for name in wanted:
@@ -139,11 +139,11 @@ class AdvantageStage:
         return chosen
 
     def report(self) -> AdvantageReport:
-        """Metrics and the controller's state after the last partition."""
+        """Return the metrics and the controller's state after the last partition."""
         return AdvantageReport(dict(self.metrics), dict(self.state_dict()))
 
     def state_dict(self) -> dict[str, float]:
-        """The state of the KL controller; empty where there is none."""
+        """Return the state of the KL controller; empty where there is none."""
         return {} if self.controller is None else self.controller.state_dict()
 
     def load_state_dict(self, state: dict[str, float]) -> None:

@@ -26,7 +26,7 @@ def check_lag(batch: DataProto, step: int, max_staleness: int) -> None:
 
 
 def batch_metrics(batch: DataProto, step: int) -> dict[str, float]:
-    """Rewards, lengths and lags of a batch trained at ``step``."""
+    """Return the rewards, lengths and lags of a batch trained at ``step``."""
     valid = batch.dense("reward_valid")
     rewards = batch.dense("rewards")[valid].double()
     lengths = batch.ragged("responses").lengths.double()
@@ -52,7 +52,9 @@ def batch_metrics(batch: DataProto, step: int) -> dict[str, float]:
 
 
 def _episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means over episodes of what was counted in each, and the shares of those that a limit has cut, by limit."""
+    """Return means over episodes of what was counted in each, and the shares of those that a limit has cut, by
+    limit.
+    """
     counted = ("turns", "tool_calls", "tool_errors", "unparsed", "tool_seconds", "seconds", "sampled")
     found = {f"episode/{name}": sum(float(one[name]) for one in episodes) / len(episodes) for name in counted}
     cuts = {limit: sum(one["cut"] == limit for one in episodes) / len(episodes) for limit in ("turns", "tokens")}
@@ -60,7 +62,7 @@ def _episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def sample_lags(batch: DataProto, step: int) -> torch.Tensor:
-    """Versions between ``step`` and the oldest token of each sample that has tokens, (<= B,) int64."""
+    """Count the versions between ``step`` and the oldest token of each sample that has tokens, (<= B,) int64."""
     versions = batch.ragged("token_versions")
     sample = torch.repeat_interleave(versions.lengths)
     oldest = torch.full((len(batch),), step, dtype=torch.int64)
@@ -69,7 +71,7 @@ def sample_lags(batch: DataProto, step: int) -> torch.Tensor:
 
 
 def _flat_groups(batch: DataProto, rewards: torch.Tensor, valid: torch.Tensor) -> int:
-    """Groups all of whose valid rewards are equal: they teach nothing under a group baseline."""
+    """Count the groups all of whose valid rewards are equal: they teach nothing under a group baseline."""
     ids, slot = batch.dense("group_ids")[valid].unique(return_inverse=True)
     low = torch.zeros(len(ids), dtype=rewards.dtype).scatter_reduce(0, slot, rewards, "amin", include_self=False)
     high = torch.zeros(len(ids), dtype=rewards.dtype).scatter_reduce(0, slot, rewards, "amax", include_self=False)

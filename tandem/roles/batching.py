@@ -24,7 +24,7 @@ class Batching:
     untrained_steps: int = 0
 
     def mini_batches(self, batch: DataProto, step: int) -> Iterator[torch.Tensor]:
-        """Rows of each mini-batch: a seeded shuffle of whole groups for every pass, from the canonical order.
+        """Yield the rows of each mini-batch: a seeded shuffle of whole groups for every pass, from the canonical order.
 
         Whoever trains on the same partition at the same ``step`` gets the same ones.
         """

@@ -10,7 +10,7 @@ from tandem.config.correction import RolloutCorrectionConfig
 
 
 def corrected(batch: DataProto, config: RolloutCorrectionConfig) -> DataProto:
-    """The batch with ``tis_weights`` and ``loss_mask``, as far as ``config`` asks for them."""
+    """Return the batch with ``tis_weights`` and ``loss_mask``, as far as ``config`` asks for them."""
     layout = batch.ragged("response_mask")
     found = _correct(batch, config)
     columns: dict[str, torch.Tensor] = {}
@@ -25,7 +25,8 @@ def corrected(batch: DataProto, config: RolloutCorrectionConfig) -> DataProto:
 
 
 def mismatch_report(batch: DataProto, config: RolloutCorrectionConfig) -> dict[str, float]:
-    """How far the policy that sampled a partition is from the one at the start of its step, and what was corrected.
+    """Return how far the policy that sampled a partition is from the one at the start of its step, and what was
+    corrected.
 
     Empty where the batch lacks one of the two log-probs, or trains nothing. Names as in ``RolloutCorrection``.
     """
@@ -38,7 +39,7 @@ def mismatch_report(batch: DataProto, config: RolloutCorrectionConfig) -> dict[s
 
 
 def _correct(batch: DataProto, config: RolloutCorrectionConfig) -> RolloutCorrection | None:
-    """The corrected batch; None where nothing is trained."""
+    """Return the corrected batch; None where nothing is trained."""
     mask, rules = batch.padded("response_mask", False).bool(), CorrectionRules.of(config)
     if not bool(mask.any()):
         return None

@@ -39,7 +39,7 @@ class Critic(TrainedRole):
         self._over = threading.Condition()
 
     def values(self, batch: DataProto) -> DataProto:
-        """The batch with ``values``: of the state before each trained token, 0 at tokens that aren't trained."""
+        """Return the batch with ``values``: of the state before each trained token, 0 at tokens that aren't trained."""
         return batch.union(DataProto({"values": self.ranks.forward(batch, ["values"])["values"]}))
 
     def step(self, batch: DataProto) -> dict[str, float]:
@@ -64,7 +64,7 @@ class Critic(TrainedRole):
                 )
 
     def train(self, batch: DataProto) -> DataProto:
-        """``step`` as a stage between others: the batch goes on as it came."""
+        """Run ``step`` as a stage between others: the batch goes on as it came."""
         self.step(batch)
         return batch
 
@@ -89,7 +89,7 @@ class Critic(TrainedRole):
 
 
 def _fit(batch: DataProto) -> dict[str, float]:
-    """How well the values before the step foretold the returns, over the trained tokens.
+    """Return how well the values before the step foretold the returns, over the trained tokens.
 
     Explained variance is 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; there is
     none where all returns are equal.

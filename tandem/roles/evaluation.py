@@ -9,6 +9,7 @@ from math import comb
 from typing import Any
 
 from tandem.base.errors import RewardError
+from tandem.columns.proto import DataProto
 from tandem.data.prompts import Prompt
 from tandem.reward.outcome import Scores
 from tandem.roles.reward import RewardManager
@@ -31,7 +32,9 @@ class Answer:
 
 
 def pass_at_k(solved: int, n: int, k: int) -> float:
-    """Probability that one of ``k`` samples passes, from ``solved`` of ``n`` (arXiv 2107.03374, equation 1)."""
+    """Return the probability that one of ``k`` samples passes, from ``solved`` of ``n`` (arXiv 2107.03374, equation
+    1).
+    """
     return 1.0 - comb(n - solved, k) / comb(n, k)
 
 
@@ -63,9 +66,10 @@ class Evaluator:
         self._seed = seed
         self._make = make
         self._scores: list[Scores] = []
+        self._batches: list[DataProto] = []
 
     def answers(self) -> list[list[Answer]]:
-        """n answers to each prompt, in the order of the prompts."""
+        """Return n answers to each prompt, in the order of the prompts."""
         making, left = self._make(self._sampling, self._tokenizer), iter(enumerate(self._prompts))
 
         def begin() -> bool:
@@ -80,15 +84,20 @@ class Evaluator:
             label = f"held-out prompt {self._prompts[number].uid}"
             texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in batch.ragged("responses")]
             lengths = batch.ragged("responses").lengths.tolist()
-            scored[number] = texts, lengths, self._rewards.submit(batch, label, made.verdicts)
-        groups, self._scores = [], []
+            scored[number] = batch, texts, lengths, self._rewards.submit(batch, label, made.verdicts)
+        groups, self._scores, self._batches = [], [], []
         for number, prompt in enumerate(self._prompts):
-            texts, lengths, handle = scored[number]
+            batch, texts, lengths, handle = scored[number]
             scores, _ = self._rewards.collect(handle)
             self._scores.append(scores)
+            self._batches.append(batch.union(DataProto(self._rewards.columns(scores), {"scoring": scores.remarks()})))
             rows = zip(texts, scores.rewards, lengths, strict=True)
             groups.append([Answer(prompt, *row) for row in rows])
         return groups
+
+    def answered(self) -> DataProto:
+        """Return the last answers as columns, scored, in the order of the prompts."""
+        return DataProto.concat(self._batches)
 
     def require_scored(self) -> None:
         """Raise ``RewardError`` where not one of the last answers could be scored: a mean of nothing is no result."""
@@ -97,7 +106,8 @@ class Evaluator:
             raise RewardError(f"not one of the {len(joined)} answers could be scored{first_failure([joined])}")
 
     def metrics(self, groups: Sequence[Sequence[Answer]]) -> dict[str, float]:
-        """``eval/reward`` (mean over all samples, also named mean@n), ``eval/pass@k``, and one mean per data source.
+        """Return ``eval/reward`` (mean over all samples, also named mean@n), ``eval/pass@k``, and one mean per data
+        source.
 
         An answer whose scoring failed counts in none of them but in ``eval/failed``.
         """

@@ -13,7 +13,9 @@ from tandem.data.examples import Example
 
 
 def padded_batch(examples: Sequence[Example], pad_id: int) -> dict[str, torch.Tensor]:
-    """``input_ids``, ``attention_mask`` and ``labels``, each (B, L) int64, right-padded; labels are not shifted."""
+    """Return ``input_ids``, ``attention_mask`` and ``labels``, each (B, L) int64, right-padded; labels are not
+    shifted.
+    """
     rows = [torch.tensor(example.input_ids, dtype=torch.int64) for example in examples]
     masks = [torch.tensor(example.loss_mask, dtype=torch.bool) for example in examples]
     ids, learned = Ragged.from_rows(rows), Ragged.from_rows(masks)
@@ -26,7 +28,7 @@ def padded_batch(examples: Sequence[Example], pad_id: int) -> dict[str, torch.Te
 
 
 def as_samples(examples: Sequence[Example]) -> DataProto:
-    """Each example as a prompt (all before its first learned token, at least one token) and a response."""
+    """Return each example as a prompt (all before its first learned token, at least one token) and a response."""
     prompts, responses, masks = [], [], []
     for example in examples:
         learned = list(example.loss_mask)

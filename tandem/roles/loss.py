@@ -34,7 +34,7 @@ class Loss:
 
 
 def policy_objective(config: Config) -> PolicyObjective:
-    """The objective that the config describes."""
+    """Return the objective that the config describes."""
     algorithm = config.algorithm
     norm = algorithm.loss_scale_factor
     in_loss, teaching = algorithm.kl.where == "loss", algorithm.distillation
@@ -55,7 +55,7 @@ def policy_objective(config: Config) -> PolicyObjective:
 
 
 def with_rewards(batch: DataProto, rewards: torch.Tensor, *, overlong: Literal["train", "mask"] = "train") -> DataProto:
-    """The batch with its scores (B,); a score that is not finite takes its sample out of statistics and loss.
+    """Return the batch with its scores (B,); a score that is not finite takes its sample out of statistics and loss.
 
     ``overlong: mask`` takes answers out that were cut at their longest. Raises ``ContractError`` for scores of another
     shape, or that are no numbers.
@@ -80,7 +80,7 @@ def with_rewards(batch: DataProto, rewards: torch.Tensor, *, overlong: Literal["
 
 
 def without_samples(batch: DataProto, excluded: torch.Tensor) -> DataProto:
-    """``excluded`` (B,) bool: samples that stay in the batch but count in no statistic and no loss."""
+    """Return ``excluded`` (B,) bool: samples that stay in the batch but count in no statistic and no loss."""
     if not bool(excluded.any()):
         return batch
     mask = batch.ragged("response_mask")

@@ -19,7 +19,9 @@ from tandem.train.objective import LossSum, Objective
 
 
 def as_groups(preferences: Sequence[Preference]) -> DataProto:
-    """Each preference as a group of its answers, the better one first; all samples of a group have its prompt."""
+    """Return each preference as a group of its answers, the better one first; all samples of a group have its
+    prompt.
+    """
     rows = [(group, index, item) for group, item in enumerate(preferences) for index in range(len(item.answers))]
     answers = [item.answers[index] for _, index, item in rows]
     return DataProto(
@@ -40,7 +42,9 @@ def as_groups(preferences: Sequence[Preference]) -> DataProto:
 
 
 def mismatched(batch: DataProto) -> DataProto:
-    """Each prompt with the answers of the next group, the last with those of the first; groups are of equal size."""
+    """Return each prompt with the answers of the next group, the last with those of the first; groups are of equal
+    size.
+    """
     ordered = batch.select("prompts", "responses", "response_mask", "group_ids", "sample_index").reorder(
         canonical_order(batch)
     )
@@ -54,10 +58,10 @@ class Scorer(Protocol):
     """What gives log-probs of answers."""
 
     def old_logprobs(self, batch: DataProto) -> DataProto:
-        """The batch with ``old_logprobs``: of the policy as it is now."""
+        """Return the batch with ``old_logprobs``: of the policy as it is now."""
 
     def ref_logprobs(self, batch: DataProto) -> DataProto:
-        """The batch with ``ref_logprobs``: of the reference."""
+        """Return the batch with ``ref_logprobs``: of the reference."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +72,18 @@ class Against:
     reference: Actor
 
     def old_logprobs(self, batch: DataProto) -> DataProto:
-        """The batch with the policy's log-probs."""
+        """Return the batch with the policy's log-probs."""
         return self.policy.old_logprobs(batch)
 
     def ref_logprobs(self, batch: DataProto) -> DataProto:
-        """The batch with the reference's log-probs, from a model of its own."""
+        """Return the batch with the reference's log-probs, from a model of its own."""
         lean = batch.select("prompts", "responses", "response_mask", "group_ids", "sample_index")
         scored = self.reference.old_logprobs(lean)
         return batch.union(DataProto({"ref_logprobs": scored.ragged("old_logprobs")}))
 
 
 def with_reference_point(batch: DataProto, actor: Scorer) -> DataProto:
-    """The batch with ``reference_point``: KTO's z on mismatched pairs, under the weights of this moment."""
+    """Return the batch with ``reference_point``: KTO's z on mismatched pairs, under the weights of this moment."""
     scored = actor.ref_logprobs(actor.old_logprobs(mismatched(batch)))
     mask = scored.padded("response_mask", False).bool()
     z = reference_point_of(scored.padded("old_logprobs"), scored.padded("ref_logprobs"), mask)
@@ -104,7 +108,7 @@ class PreferenceEvaluator:
         self._actor, self._stages, self._objective = actor, stages, objective
 
     def metrics(self) -> dict[str, float]:
-        """``eval/loss``, and the metrics of the loss under ``eval/`` (accuracy, margin, rewards, log-probs)."""
+        """Return ``eval/loss``, and the metrics of the loss under ``eval/`` (accuracy, margin, rewards, log-probs)."""
         batch = as_groups(self._preferences)
         for stage in self._stages:
             batch = stage(batch)

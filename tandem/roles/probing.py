@@ -44,7 +44,7 @@ class LogprobProbe:
         self._first = True
 
     def expected(self, version: int, *, due: bool = False) -> Expected | None:
-        """What the actor answers to the prompts, by one forward; None where this version is not to be asked."""
+        """Return what the actor answers to the prompts, by one forward; None where this version is not to be asked."""
         due, self._first = due or self._first or version % self._every == 0, False
         if not due:
             return None
@@ -61,7 +61,7 @@ class LogprobProbe:
 
 
 def probe_prompts(tokenizer: PreTrainedTokenizerBase, longest: int) -> list[torch.Tensor]:
-    """The prompts, each (P,) int64 of ordinary tokens, of at most ``longest``: the same ones in every run."""
+    """Return the prompts, each (P,) int64 of ordinary tokens, of at most ``longest``: the same ones in every run."""
     special = {*tokenizer.all_special_ids}
     known = torch.tensor(sorted({*tokenizer.get_vocab().values()} - special) or sorted(special))
     noise = torch.Generator().manual_seed(0)
@@ -69,7 +69,9 @@ def probe_prompts(tokenizer: PreTrainedTokenizerBase, longest: int) -> list[torc
 
 
 def ask(engine: RolloutEngine, prompts: Sequence[torch.Tensor], logprobs: bool) -> list[Answer]:
-    """The engine's likeliest next token after each prompt; with its log-prob where the engine gives ``logprobs``."""
+    """Return the engine's likeliest next token after each prompt; with its log-prob where the engine gives
+    ``logprobs``.
+    """
     requests = [GroupRequest(i, prompt, (i,)) for i, prompt in enumerate(prompts)]
     answers: dict[int, Answer] = {}
     for output in sound_outputs(engine, requests, _GREEDY):

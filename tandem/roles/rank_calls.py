@@ -35,13 +35,13 @@ class Call(Generic[RankT_contra, T_co]):
         return self.method.__name__
 
     def on(self, rank: RankT_contra) -> T_co:
-        """Do it; a subclass's own version of the method is the one that runs."""
+        """Call the method on ``rank``; a subclass's own version of the method is the one that runs."""
         result: T_co = getattr(rank, self.name)(*self.args, **self.options)
         return result
 
 
 def call(method: Callable[Concatenate[R, P], T], /, *args: P.args, **options: P.kwargs) -> Call[R, T]:
-    """The call of a method of a class of ranks, such as ``call(TrainRank.optim_step, 12.0)``."""
+    """Return the call of a method of a class of ranks, such as ``call(TrainRank.optim_step, 12.0)``."""
     return Call(method, args, options)
 
 
@@ -49,7 +49,9 @@ class Reply(Protocol[T_co]):
     """The answer to one call."""
 
     def result(self, timeout: float | None = None) -> T_co:
-        """The result, or the rank's own error. Raises ``TimeoutError`` where there is neither after ``timeout`` s."""
+        """Return the result, or the rank's own error. Raises ``TimeoutError`` where there is neither after ``timeout``
+        s.
+        """
 
 
 class RankHandle(Protocol[RankT_co]):
@@ -66,7 +68,9 @@ class RankHandle(Protocol[RankT_co]):
         """Raise ``DiedError`` if the rank is gone; returns at once."""
 
     def silent_s(self) -> float:
-        """Seconds since its process was asked for a sign of life, 0 where it has given it; one at work does too."""
+        """Return the seconds since its process was asked for a sign of life, 0 where it has given it; one at work does
+        too.
+        """
 
 
 class Done(Generic[T_co]):
@@ -76,7 +80,7 @@ class Done(Generic[T_co]):
         self._value = value
 
     def result(self, timeout: float | None = None) -> T_co:
-        """The result of the call, which has been made already."""
+        """Return the result of the call, which has been made already."""
         del timeout
         return self._value
 
@@ -93,8 +97,8 @@ class LocalRank(Generic[RankT_co]):
         return Done(call.on(self.rank))
 
     def check(self) -> None:
-        """A rank in this process lives as long as whoever asks."""
+        """Do nothing: a rank in this process lives as long as whoever asks."""
 
     def silent_s(self) -> float:
-        """Always 0: the rank is where this is asked."""
+        """Return 0: the rank is where this is asked."""
         return 0.0

@@ -38,13 +38,13 @@ class Scoring(Protocol):
         """Begin to score the samples of a group."""
 
     def collect(self, handle: Handle, deadline: Deadline) -> Scores:
-        """The scores of a group."""
+        """Return the scores of a group."""
 
     def check(self) -> None:
         """Raise ``RewardError`` where nothing can be scored any more."""
 
     def activity(self) -> str:
-        """Who scores what, since when, in words."""
+        """Return who scores what, since when, in words."""
 
     def close(self) -> None:
         """End the processes that were started for scoring."""
@@ -91,7 +91,7 @@ class RewardManager:
         return handle
 
     def collect(self, handle: Handle) -> tuple[Scores, bool]:
-        """The scores, and whether the group must be drawn anew.
+        """Return the scores, and whether the group must be drawn anew.
 
         Raises ``RewardError`` where a scoring failed and ``on_error`` is ``stop``.
         """
@@ -105,11 +105,11 @@ class RewardManager:
         self._scoring.check()
 
     def activity(self) -> str:
-        """Who scores what, since when, in words."""
+        """Return who scores what, since when, in words."""
         return self._scoring.activity()
 
     def columns(self, scores: Scores) -> dict[str, torch.Tensor]:
-        """``rewards`` (B,) and ``reward_valid`` (B,), with ``reward_components`` (B, K) where there are such.
+        """Return ``rewards`` (B,) and ``reward_valid`` (B,), with ``reward_components`` (B, K) where there are such.
 
         NaN, and False, where a sample has no reward.
         """
@@ -131,7 +131,7 @@ class RewardManager:
 def build_reward_manager(
     config: RewardConfig | Config, *, tokenizer: Any = None, plugins: Sequence[str] = (), inline: bool = False
 ) -> RewardManager:
-    """The scorer that ``config.reward_manager`` names.
+    """Return the scorer that ``config.reward_manager`` names.
 
     ``plugins`` are modules in which it may be defined, ``tokenizer`` is for scorers of whole batches; where not given,
     they are those of the config that the section belongs to. ``inline`` scores in this process, without the

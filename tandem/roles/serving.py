@@ -42,19 +42,19 @@ class Scorer(Protocol):
     """A model that only scores, wherever it is."""
 
     def keep(self, weights: Weights) -> Weights:
-        """``weights`` (Hugging Face names) as they are now, to be put in place later."""
+        """Keep ``weights`` (Hugging Face names) as they are now, to be put in place later."""
 
     def fingerprint(self, weights: Weights) -> str:
-        """The fingerprint of ``weights``, joined with that of the base weights where they are adapters."""
+        """Return the fingerprint of ``weights``, joined with that of the base weights where they are adapters."""
 
     def place(self, weights: Weights) -> None:
         """Score with these weights from now on."""
 
     def held(self) -> Weights:
-        """The weights in place, once others than those at the start were placed; for ``place``."""
+        """Return the weights in place, once others than those at the start were placed; for ``place``."""
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
-        """Per-token results by name, aligned with ``responses``, with the weights that were placed last."""
+        """Return per-token results by name, aligned with ``responses``, with the weights that were placed last."""
 
 
 class LocalScorer:
@@ -65,11 +65,11 @@ class LocalScorer:
         self._base: str | None = None
 
     def keep(self, weights: Weights) -> Weights:
-        """A copy, which later training steps leave as it is."""
+        """Return a copy, which later training steps leave as it is."""
         return [(name, tensor.detach().clone()) for name, tensor in weights]
 
     def fingerprint(self, weights: Weights) -> str:
-        """The fingerprint of ``weights``; of adapters joined with that of their base."""
+        """Return the fingerprint of ``weights``; of adapters joined with that of their base."""
         if not adapted_layers(self._model):
             return fingerprint(weights)
         if self._base is None:
@@ -81,11 +81,11 @@ class LocalScorer:
         copy_weights(self._model, weights)
 
     def held(self) -> Weights:
-        """The parameters of the model as they are now."""
+        """Return the parameters of the model as they are now."""
         return own_weights(self._model).items()
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
-        """Per-token results by name, computed in this process."""
+        """Return per-token results by name, computed in this process."""
         return self._engine.forward(batch, want)
 
 
@@ -94,7 +94,7 @@ class Watchable(Protocol):
     """A scorer whose work is done in other processes."""
 
     def silent(self) -> list[str]:
-        """The processes that give no sign of life, in words."""
+        """Return the processes that give no sign of life, in words."""
 
 
 class ForwardModel:
@@ -150,11 +150,11 @@ class ForwardModel:
             raise ContractError(f"{self.name} holds version {self.version}, the partition admits at most {newest}")
 
     def held(self) -> Weights:
-        """The weights in place, where they are not those of the start."""
+        """Return the weights in place, where they are not those of the start."""
         return self._scorer.held()
 
     def silent(self) -> list[str]:
-        """The processes of it that give no sign of life, in words."""
+        """Return the processes of it that give no sign of life, in words."""
         return self._scorer.silent() if isinstance(self._scorer, Watchable) else []
 
     def restore(self, weights: Weights, version: int) -> None:
@@ -163,7 +163,9 @@ class ForwardModel:
         self.version = version
 
     def logprobs(self, batch: DataProto, column: str, *, squares: bool = False) -> DataProto:
-        """The batch with log-probs of its responses as ``column``; with ``squares`` also with ``sum_pi_squared``."""
+        """Return the batch with log-probs of its responses as ``column``; with ``squares`` also with
+        ``sum_pi_squared``.
+        """
         found = self._scorer.forward(batch, logprobs_and(squares))
         return batch.union(DataProto({column: found.pop("logprobs"), **found}))
 
@@ -172,7 +174,7 @@ class ForwardModel:
 
 
 def columns_read(stages: Sequence[BatchStage]) -> tuple[str, ...]:
-    """What a row of stages must be given: their needs but for what they give each other."""
+    """Return what a row of stages must be given: their needs but for what they give each other."""
     given: set[str] = set()
     needed: dict[str, None] = {}
     for stage in stages:

@@ -33,7 +33,7 @@ class TeacherStage:
     want: Wanted
 
     def __call__(self, batch: DataProto) -> DataProto:
-        """The batch with the columns. Raises ``DataError`` for a sample that has no teacher."""
+        """Return the batch with the columns. Raises ``DataError`` for a sample that has no teacher."""
         if not self.by_source and self.rest is not None:
             return self._with(batch, self.forwards[self.rest](batch, [self.want]))
         names = [self._teacher(batch, row) for row in range(len(batch))]
@@ -58,7 +58,7 @@ class TeacherStage:
 
 
 def wanted_of_teacher(columns: Sequence[str], top_k: int | None, vocabulary: int) -> Wanted:
-    """What a forward is asked for to give these ``columns``; ids below the student's ``vocabulary``."""
+    """Return what a forward is asked for to give these ``columns``; ids below the student's ``vocabulary``."""
     if "teacher_topk_ids" in columns and top_k is not None:
         return TopTokens(top_k, vocabulary)
     return "logprobs"

@@ -74,7 +74,7 @@ class TrainGroup(Generic[RankT_co]):
 
     @staticmethod
     def in_process(engine: FsdpEngine, *, deadline_s: float, role: str = ACTOR) -> TrainGroup[TrainRank]:
-        """The group of one rank that lives here."""
+        """Return the group of one rank that lives here."""
         return TrainGroup([LocalRank(TrainRank(engine), role)], deadline_s=deadline_s, role=role)
 
     def __len__(self) -> int:
@@ -91,13 +91,13 @@ class TrainGroup(Generic[RankT_co]):
         return self.every(method, *args, **options)[0]
 
     def every(self, method: Callable[Concatenate[RankT_co, P], T], /, *args: P.args, **options: P.kwargs) -> list[T]:
-        """``call``, with what every rank answers, by rank."""
+        """Do as ``call``, with what every rank answers, by rank."""
         return self._each([call(method, *args, **options)] * len(self))
 
     # --- rows over ranks ---------------------------------------------------------------------------------------------
 
     def forward(self, batch: DataProto, want: Sequence[Wanted], tag: str = ACTOR) -> dict[str, Ragged]:
-        """``TrainEngine.forward`` under the weights ``tag``, in the batch's order."""
+        """Run ``TrainEngine.forward`` under the weights ``tag``, in the batch's order."""
         lean = _lean(batch, forward_columns(batch))
         if len(self) == 1:
             return self.call(TrainRank.forward, lean, want, tag)
@@ -107,7 +107,7 @@ class TrainGroup(Generic[RankT_co]):
         return {name: Ragged.concat([part[name] for part in found]).take(back) for name in found[0]}
 
     def forward_backward(self, batch: DataProto, objective: Objective) -> LossSum:
-        """``TrainEngine.forward_backward`` over the rows of ``batch`` on all ranks."""
+        """Run ``TrainEngine.forward_backward`` over the rows of ``batch`` on all ranks."""
         lean = _lean(batch, [*forward_columns(batch), *objective_columns(objective, batch)])
         if len(self) == 1:
             return self.call(TrainRank.forward_backward, lean, objective)
@@ -116,7 +116,8 @@ class TrainGroup(Generic[RankT_co]):
         return self._each([call(TrainRank.forward_backward, lean[rows], objective) for rows in parts])[0]
 
     def take_imbalance(self) -> float | None:
-        """Tokens of the fullest rank / mean over ranks, in all train calls since the last question; None for one rank.
+        """Return the tokens of the fullest rank / mean over ranks, in all train calls since the last question; None for
+        one rank.
 
         All ranks wait for the fullest in every mini-batch, so it is the sum of these maxima that counts.
         """
@@ -127,7 +128,7 @@ class TrainGroup(Generic[RankT_co]):
     # --- weights gathered from ranks ---------------------------------------------------------------------------------
 
     def export(self, part: Exported = "merged", bucket_bytes: int = BUCKET_BYTES) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, full tensor) of ``part``; see ``TrainEngine.export``.
+        """Yield (name, full tensor) of ``part``; see ``TrainEngine.export``.
 
         Sharded ones are gathered bucket by bucket, no more than one at a time. Other calls may come between buckets;
         an optimizer step among them would mix two versions.
@@ -146,7 +147,7 @@ class TrainGroup(Generic[RankT_co]):
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _each(self, calls: Sequence[Call[RankT_co, T]]) -> list[T]:
-        """A call of one method for each rank; results by rank."""
+        """Make a call of one method for each rank; results by rank."""
         method = calls[0].name
         # Submissions of two threads must reach all ranks in one order, or meetings would cross.
         with self._turn:
@@ -169,7 +170,7 @@ class TrainGroup(Generic[RankT_co]):
             self._broken = error
 
     def silent(self) -> list[str]:
-        """The ranks whose processes don't answer within seconds, in words."""
+        """Return the ranks whose processes don't answer within seconds, in words."""
         return [f"{name} gives no sign of life" for name in self._quiet()]
 
     def _quiet(self) -> list[str]:
@@ -212,7 +213,7 @@ class TrainGroup(Generic[RankT_co]):
         return [results[rank] for rank in range(len(replies))]
 
     def _error(self, method: str, failed: Mapping[int, Exception]) -> Exception:
-        """The reason why a rank refused, if one did; else what all that failed said."""
+        """Return the reason why a rank refused, if one did; else what all that failed said."""
         for error in failed.values():
             if isinstance(error, TandemError):
                 return error
@@ -235,7 +236,7 @@ class TrainGroup(Generic[RankT_co]):
 
 
 def _lean(batch: DataProto, names: Sequence[str]) -> DataProto:
-    """Only what a rank reads, without what can't or needn't travel."""
+    """Keep only what a rank reads, without what can't or needn't travel."""
     lean = batch.select(*dict.fromkeys(names))
     lean.meta_info, lean.tokenizer = {}, None
     return lean

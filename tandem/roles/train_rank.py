@@ -59,7 +59,7 @@ class TrainRank:
     # --- the model ---------------------------------------------------------------------------------------------------
 
     def forward(self, batch: DataProto, want: Sequence[Wanted], tag: str = ACTOR) -> dict[str, Ragged]:
-        """``TrainEngine.forward`` under the weights ``tag``; the actor's are back afterwards.
+        """Run ``TrainEngine.forward`` under the weights ``tag``; the actor's are back afterwards.
 
         ``tag`` may also be a model of its own that ``load_beside`` brought.
         """
@@ -123,7 +123,7 @@ class TrainRank:
         self._exported = self.engine.export(part)
 
     def next_bucket(self, max_bytes: int) -> Bucket:
-        """More of the opened export, tensor by tensor until they hold ``max_bytes`` or more; empty at the end.
+        """Return more of the opened export, tensor by tensor until they hold ``max_bytes`` or more; empty at the end.
 
         Tensors may share memory with the model. Ranks after the first only take part in the gathering and give [].
         """
@@ -137,7 +137,7 @@ class TrainRank:
         return bucket
 
     def base_fingerprint(self) -> str:
-        """The fingerprint of the weights beside the adapters, which never change."""
+        """Return the fingerprint of the weights beside the adapters, which never change."""
         return self.engine.base_fingerprint()
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class TrainRank:
     def save_checkpoint(
         self, root: Path, step: int, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path] | None = None
     ) -> Checkpoint:
-        """``checkpoint.save`` of model, optimizer and tags; ``root`` is a folder that every rank sees."""
+        """Call ``checkpoint.save`` of model, optimizer and tags; ``root`` is a folder that every rank sees."""
         self.require_actor("save a checkpoint")
         return checkpoint.save(root, step, tensors=self._state(), facts=facts, keep=keep, parts=parts or {})
 
@@ -161,7 +161,7 @@ class TrainRank:
         found.restore_random_state()
 
     def _state(self) -> dict[str, Any]:
-        """Sharded tensors and numbers; ``old_actor`` is not among them, for it ends with its step."""
+        """Return the sharded tensors and numbers; ``old_actor`` is not among them, for it ends with its step."""
         saved, kept_out = self.weights.state_dict(), {OLD_ACTOR, *self._loaded}
         tags = {tag: self.engine.as_sharded(copies) for tag, copies in saved.items() if tag not in kept_out}
         return {"actor": self.engine.state_dict(), "tags": tags}
@@ -177,6 +177,6 @@ class TrainRank:
         self.engine.wake()
 
     def status(self) -> RankStatus:
-        """An answer shows that the rank lives. No meeting."""
+        """Answer, which shows that the rank lives. No other rank takes part."""
         tags, in_place = tuple(self.weights.tags), self.weights.in_place
         return RankStatus(self._rank, os.getpid(), self.engine.updates, self.engine.skipped, tags, in_place)

@@ -38,7 +38,8 @@ class Tally:
     results: list[StepResult] = field(default_factory=list)
 
     def metrics(self, step: StepNames, loss: Mapping[str, str]) -> dict[str, float]:
-        """Means over the trained tokens of all passes, and what the optimizer did; nothing where no step was made.
+        """Return the means over the trained tokens of all passes, and what the optimizer did; nothing where no step was
+        made.
 
         ``step`` and ``loss`` say what the role calls them; a metric of the loss that is not in ``loss`` keeps its name.
         """
@@ -69,7 +70,7 @@ class TrainedRole:
         self._pending: LossSum | None = None
 
     def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
-        """(Hugging Face name, full tensor) of ``part`` of the weights; see ``TrainGroup.export``."""
+        """Yield (Hugging Face name, full tensor) of ``part`` of the weights; see ``TrainGroup.export``."""
         return self.ranks.export(part)
 
     def sleep(self) -> None:
@@ -82,7 +83,7 @@ class TrainedRole:
         self.ranks.call(TrainRank.wake)
 
     def _train(self, batch: DataProto, objective: Objective) -> None:
-        """All passes over ``batch`` in mini-batches of whole groups, an optimizer step each."""
+        """Make all passes over ``batch`` in mini-batches of whole groups, an optimizer step each."""
         self._require_no_gradient("start a train call")
         for rows in self._batching.mini_batches(batch, self.steps):
             self._train_mini_batch(batch[rows], objective)
@@ -99,7 +100,7 @@ class TrainedRole:
         self._pending = part if self._pending is None else self._pending + part
 
     def _update(self, denominator: float) -> None:
-        """An optimizer step on what was accumulated since the last, if anything."""
+        """Take an optimizer step on what was accumulated since the last, if anything."""
         pending, tally = self._pending, self._tally
         self._pending = None
         if pending is None:
@@ -110,7 +111,7 @@ class TrainedRole:
         tally.total = pending if tally.total is None else tally.total + pending
 
     def _end_step(self) -> Tally:
-        """The train call is over: what it did."""
+        """End the train call; returns what it did."""
         tally, self._tally = self._tally, Tally()
         self.steps += 1
         if tally.results:
@@ -122,7 +123,7 @@ class TrainedRole:
             raise ContractError(f"can't {purpose}: a gradient was accumulated and not applied; call apply first")
 
     def _counters(self) -> dict[str, int]:
-        """What a checkpoint keeps of this object, beside the ranks' own state."""
+        """Return what a checkpoint keeps of this object, beside the ranks' own state."""
         return {"steps": self.steps, "updates": self.updates}
 
     def _load(self, checkpoint: Path, counters: Mapping[str, int]) -> None:

@@ -14,7 +14,7 @@ from tandem.train.objective import Objective
 
 
 def in_canonical_order(parts: Sequence[DataProto]) -> DataProto:
-    """The samples of all parts by ticket, then by index in the group."""
+    """Return the samples of all parts by ticket, then by index in the group."""
     batch = DataProto.concat(parts)
     groups, index = batch.dense("group_ids"), batch.dense("sample_index")
     order = torch.argsort(groups * (int(index.max()) + 1) + index)
@@ -28,7 +28,7 @@ class Slices(Protocol):
         """Learn from a part whose columns are complete."""
 
     def finish(self, batch: DataProto) -> dict[str, float]:
-        """All parts are in, which together are ``batch``. Returns the metrics of ``Actor.step``."""
+        """Finish, once all parts are in, which together are ``batch``. Returns the metrics of ``Actor.step``."""
 
 
 class AccumulatedSlices:
@@ -60,7 +60,7 @@ class SteppedSlices:
         self._actor.step_slice(Loss(part, self._objective))
 
     def finish(self, batch: DataProto) -> dict[str, float]:
-        """The metrics of all steps of the partition together."""
+        """Return the metrics of all steps of the partition together."""
         del batch
         return self._actor.end_slices()
 

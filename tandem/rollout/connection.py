@@ -244,11 +244,15 @@ class Connection:
 
     def _give_up(self, what: str) -> None:
         if self._failure is None:
-            name = f"rollout engine {self._name!r} (process {self.pid})"
-            self._failure = EngineHungError, f"{name} {what}; it was alive, so it had hung and was ended"
+            self._failure = EngineHungError, f"{self._who()} {what}; it was alive, so it had hung and was ended"
             self._host.kill()
         self._news.notify_all()
         raise self._failure[0](self._failure[1])
+
+    def _who(self) -> str:
+        """The engine, and its process where it has one."""
+        pid = self.pid
+        return f"rollout engine {self._name!r} (process {pid})" if pid else f"rollout engine {self._name!r}"
 
     # --- the listening thread ----------------------------------------------------------------------------------------
 
@@ -259,7 +263,7 @@ class Connection:
                 self._hear(message)
                 self._news.notify_all()
         if not self._closing:
-            died = f"rollout engine {self._name!r} (process {self.pid}) {self._host.ending()}"
+            died = f"{self._who()} {self._host.ending()}"
             with self._news:
                 self._failure = self._failure or (EngineDiedError, died)
                 self._news.notify_all()

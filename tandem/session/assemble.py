@@ -58,7 +58,7 @@ class OfMode(Generic[R]):
 
 
 def assemble(parts: Parts, kind: Callable[..., K], own: OfMode[Any], **handles: Any) -> K:
-    """A session of this ``kind``."""
+    """Build a session of this ``kind``."""
     samples, composite = _samples(parts, own), parts.composite
     evaluator = parts.evaluator()
 
@@ -67,6 +67,7 @@ def assemble(parts: Parts, kind: Callable[..., K], own: OfMode[Any], **handles: 
             return {}
         with own.log.timed("evaluation"), own.evaluating():
             answers = evaluator.answers()
+        own.log.keep_samples("eval", parts.progress.step, evaluator.answered())
         return evaluator.metrics(answers)
 
     run = _run(parts, own, samples, look)

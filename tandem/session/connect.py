@@ -28,7 +28,7 @@ from tandem.stages.stage import BatchStage
 
 
 def connect_shared(parts: Parts) -> Session[TimeShared]:
-    """Colocate with one engine on the actor's own weights, one partition at a time."""
+    """Connect colocate with one engine on the actor's own weights, one partition at a time."""
     composite, plane, gate = parts.composite, parts.runtime.plane(parts.ledger(1)), parts.gate(0, [ENGINE])
     filler = Rollout(
         ENGINE,
@@ -51,7 +51,7 @@ def connect_shared(parts: Parts) -> Session[TimeShared]:
 
 
 def connect_resting(parts: Parts) -> Session[TimeShared]:
-    """Colocate with engines that have weights of their own: they and the actor take turns."""
+    """Connect colocate with engines that have weights of their own: they and the actor take turns."""
     composite = parts.composite
     beside: OfMode[Any] = connect_workers(parts, asleep=True)
     sharing = TimeSharing(composite.actor, composite.engine, beside.log)
@@ -63,7 +63,7 @@ def connect_resting(parts: Parts) -> Session[TimeShared]:
 
 
 def connect_streaming(parts: Parts) -> Session[Workers]:
-    """Hybrid: generation goes on while the actor trains."""
+    """Connect hybrid: generation goes on while the actor trains."""
     beside, composite, pipelining = connect_workers(parts), parts.composite, parts.plan.flow.pipelining
     if pipelining == "off":
         return assemble(parts, Session, beside)
@@ -74,7 +74,7 @@ def connect_streaming(parts: Parts) -> Session[Workers]:
 
 
 def connect_async(parts: Parts) -> ServedSession:
-    """Fully async: each role has a loop in a thread, and weights, of its own."""
+    """Connect fully async: each role has a loop in a thread, and weights, of its own."""
     composite = parts.composite
     for model in composite.models:
         if model.name == REFERENCE and parts.resumed is not None:
@@ -105,12 +105,12 @@ def connect_async(parts: Parts) -> ServedSession:
 
 
 def _served(stage: BatchStage) -> bool:
-    """Whether a loop beside the actor's runs the stage."""
+    """Return whether a loop beside the actor's runs the stage."""
     return stage.role != ACTOR and not stage.changes_weights
 
 
 def _serving(parts: Parts) -> Iterator[ServingRole]:
-    """The roles that run the planned stages but for those of the actor's own loop.
+    """Yield the roles that run the planned stages but for those of the actor's own loop.
 
     One whose stages all take a part of a partition is given the groups of a sub-batch at once, another all.
     """
@@ -124,7 +124,9 @@ def _serving(parts: Parts) -> Iterator[ServingRole]:
 
 
 def _begins(parts: Parts) -> dict[str, Callable[[int], None]]:
-    """What a role does before the first groups of a partition: it waits for the weights that the partition is due."""
+    """Return what a role does before the first groups of a partition: it waits for the weights that the partition is
+    due.
+    """
     critic, seconds = parts.composite.critic, parts.config.execution.deadline_s
     interval = parts.config.actor_rollout_ref.ref.update_interval
     models, begins = {model.name: model for model in parts.composite.models}, dict[str, Callable[[int], None]]()
@@ -138,19 +140,19 @@ def _begins(parts: Parts) -> dict[str, Callable[[int], None]]:
 
 
 def _left_alone() -> None:
-    """What has ended a role of its own is raised by its own loop."""
+    """Do nothing: what has ended a role of its own is raised by its own loop."""
 
 
 def _nothing(partition: int) -> None:
-    """A role without weights needs no preparation."""
+    """Do nothing: a role without weights needs no preparation."""
 
 
 def _follow(model: ForwardModel, max_staleness: int, seconds: float, partition: int) -> None:
-    """One version for the whole partition k: the newest held of those from k - max_staleness to k."""
+    """Use one version for the whole partition k: the newest held of those from k - max_staleness to k."""
     model.adopt(max(0, partition - max_staleness), partition, seconds)
 
 
 def _refresh(model: ForwardModel, interval: int | None, seconds: float, partition: int) -> None:
-    """The reference of partition k is the actor of the last multiple of the interval; version 0 without one."""
+    """Make the reference of partition k the actor of the last multiple of the interval, or version 0 without one."""
     wanted = last_refresh(interval, partition)
     model.adopt(wanted, wanted, seconds)

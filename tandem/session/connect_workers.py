@@ -23,7 +23,7 @@ from tandem.weights.sync import WeightSync
 
 
 def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = (), *, asleep: bool = False) -> OfMode[Workers]:
-    """The rollout workers of the run, and how weights reach them; ``replicas`` get every version too.
+    """Build the rollout workers of the run, and how weights reach them; ``replicas`` get every version too.
 
     ``asleep``: engines are when weights come.
     """
@@ -109,7 +109,7 @@ def _worker(
 def _weight_sync(
     parts: Parts, gate: Gate, receivers: Sequence[UpdatedStream], replicas: Sequence[ForwardModel]
 ) -> WeightSync:
-    """The sync from the actor to the rollout engines, whose versions the gate must know, and to ``replicas``."""
+    """Return the sync from the actor to the rollout engines, whose versions the gate must know, and to ``replicas``."""
     settings, following = parts.config.execution.weight_sync, {replica.name: replica for replica in replicas}
 
     def acknowledged(name: str, version: int) -> None:
@@ -129,7 +129,7 @@ def _weight_sync(
 
 
 def _probe(parts: Parts) -> LogprobProbe:
-    """What shows that engines generate with what they were sent."""
+    """Return what shows that engines generate with what they were sent."""
     config, tokenizer = parts.config, parts.composite.tokenizer
     return LogprobProbe(
         parts.composite.actor.ranks,

@@ -15,7 +15,7 @@ from tandem.base.folders import whole_folder, write_error
 from tandem.base.manifest import MANIFEST, verify, write_manifest
 from tandem.base.run_folder import FINAL_FOLDER
 from tandem.config.model import ModelConfig
-from tandem.config.schema import TrainerConfig
+from tandem.config.trainer import TrainerConfig
 from tandem.models.adapter_spec import CONFIG as ADAPTER_CONFIG
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import save_adapter
@@ -50,7 +50,7 @@ class Exporter:
         self._model, self._tokenizer, self._export = model, tokenizer, export
 
     def write(self, folder: Path) -> None:
-        """The form that ``trainer.export`` names."""
+        """Write the form that ``trainer.export`` names."""
         if self._trainer.export == "adapter":
             self._write_adapter(folder)
         else:
@@ -59,7 +59,7 @@ class Exporter:
             save_pretrained_atomic(self._model, self._tokenizer, folder, weights=weights, precision=precision)
 
     def write_parts(self, root: Path) -> dict[str, Path]:
-        """The parts of a checkpoint by name, and where under ``root`` each was written.
+        """Return the parts of a checkpoint by name, and where under ``root`` each was written.
 
         An adapter is small, so it is always there; the model with it merged is not where ``trainer.export`` is adapter.
         """
@@ -80,7 +80,7 @@ class Exporter:
 
 
 def export_precision(trainer: TrainerConfig, start: ModelConfig | None) -> Precision:
-    """In which dtypes a model that began as ``start`` is written; None: one that is new."""
+    """Return the dtypes in which a model that began as ``start`` is written; None is one that is new."""
     folder = None if start is None else model_folder(start.path)
     return Precision.asked_for(trainer.export_dtype, folder)
 
@@ -131,7 +131,7 @@ def _require_undamaged(source: Path, saved: Path) -> None:
 
 
 def _find(saved: Path, part: str, mark: str) -> Path | None:
-    """The folder in a checkpoint or a run, or itself, that has the file ``mark``."""
+    """Return the folder in a checkpoint or a run, or itself, that has the file ``mark``."""
     candidates = (saved / part, saved / FINAL_FOLDER, saved)
     return next((folder for folder in candidates if (folder / mark).is_file()), None)
 
@@ -143,10 +143,10 @@ class PlainExport:
         self._model, self._tokenizer = model, tokenizer
 
     def write(self, folder: Path) -> None:
-        """The whole folder, or what was there before."""
+        """Write the whole folder, or leave what was there before."""
         save_pretrained_atomic(self._model, self._tokenizer, folder)
 
     def write_parts(self, root: Path) -> dict[str, Path]:
-        """Nothing: the model is a part of the checkpoint already."""
+        """Return nothing: the model is a part of the checkpoint already."""
         del root
         return {}

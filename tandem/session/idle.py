@@ -19,7 +19,9 @@ class IdleSteps:
         self._count = 0
 
     def note(self, step: int, applied: bool, why: str, most: int) -> None:
-        """Step ``step`` is over. Raises ``TandemError`` with ``why``, where more than ``most`` trained nothing."""
+        """Note that step ``step`` is over. Raises ``TandemError`` with ``why``, where more than ``most`` trained
+        nothing.
+        """
         self._count = 0 if applied else self._count + 1
         if self._count == 1:
             logger.warning("step %d trained nothing: %s", step, why)
@@ -40,7 +42,7 @@ def require_updates(updates: int, steps: int) -> None:
 
 
 def why_idle(metrics: Mapping[str, float], groups: int, *, masks_overlong: bool) -> str:
-    """Why a step of reinforcement learning had no optimizer step, from its metrics, of ``groups`` groups."""
+    """Return why a step of reinforcement learning had no optimizer step, from its metrics, of ``groups`` groups."""
     norm = metrics.get("grad/norm")
     if norm is not None and not math.isfinite(norm):
         return f"the gradient is not finite (grad/norm = {norm})"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def why_idle_batch(metrics: Mapping[str, float], batch: DataProto, *, masks_overlong: bool) -> str:
-    """Why a step over ``batch`` moved nothing, in words; the groups are counted from its ids."""
+    """Return why a step over ``batch`` moved nothing, in words; the groups are counted from its ids."""
     return why_idle(metrics, len(batch.dense("group_ids").unique()), masks_overlong=masks_overlong)
 
 
@@ -85,7 +85,7 @@ class Estimates(StepPart):
         return self._report(step).metrics | mismatch
 
     def facts(self, step: int) -> dict[str, Any]:
-        """The state of the KL's controller after the partition before ``step``."""
+        """Return the state of the KL's controller after the partition before ``step``."""
         return {"kl": self._report(step - 1).state}
 
 
@@ -96,7 +96,7 @@ class Speed(StepPart):
         self._setting, self._progress, self._output_dir = setting, progress, output_dir
 
     def limits(self, times: Mapping[str, float]) -> dict[str, float]:
-        """The seconds of the best possible step, and the fraction of it that the step reached."""
+        """Return the seconds of the best possible step, and the fraction of it that the step reached."""
         began = self._progress.began
         resumed = {RESUMED: float(began)} if 0 < began == self._progress.step - 1 else {}
         return step_limit(times, self._setting) | resumed

@@ -21,7 +21,7 @@ from tandem.train.checkpoint import Checkpoint
 
 
 def is_part(config: Config, step: int) -> bool:
-    """Whether a checkpoint of ``step`` must hold the reference's weights."""
+    """Return whether a checkpoint of ``step`` must hold the reference's weights."""
     return last_refresh(config.actor_rollout_ref.ref.update_interval, step) not in (0, step)
 
 

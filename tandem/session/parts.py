@@ -49,7 +49,7 @@ class Parts:
     make: MakeGroups = SingleAnswers
 
     def gate(self, max_staleness: int, engines: Sequence[str], capacity: int | None = None) -> Gate:
-        """A gate over the steps that are left, with engines that have loaded nothing yet."""
+        """Return a gate over the steps that are left, with engines that have loaded nothing yet."""
         prompts, progress, even = self.config.data.train_batch_size, self.progress, len(engines) > 1
         gate = Gate(prompts, max_staleness, first=progress.step, last=progress.last, even=even, capacity=capacity)
         for engine in engines:
@@ -57,7 +57,7 @@ class Parts:
         return gate
 
     def ledger(self, partitions: int, capacity: int | None = None) -> Ledger:
-        """The accounts of a data plane that holds so many partitions at once."""
+        """Return the accounts of a data plane that holds so many partitions at once."""
         prompts = self.config.data.train_batch_size
         return Ledger(
             prompts,
@@ -69,7 +69,7 @@ class Parts:
         )
 
     def filling(self) -> Filling:
-        """How groups are drawn and which are kept."""
+        """Return how groups are drawn and which are kept."""
         algorithm = self.config.algorithm
         estimated = advantages.planned(self.plan.stages)
         return Filling(
@@ -82,7 +82,7 @@ class Parts:
         )
 
     def making(self) -> Making:
-        """What turns the tickets of one engine into groups."""
+        """Return what turns the tickets of one engine into groups."""
         return self.make(self.composite.sampling, self.composite.tokenizer)
 
     @property
@@ -91,13 +91,13 @@ class Parts:
         return Path(self.config.trainer.output_dir).resolve()
 
     def open_log(self) -> RunLog:
-        """The log of the run."""
+        """Open the log of the run."""
         trainer = self.config.trainer
         info = run_info(trainer, self.config, self.progress.last, self.resumed)
-        return RunLog(info, trainer.logger, trace=trainer.trace)
+        return RunLog(info, trainer.logger, trace=trainer.trace, samples=trainer.samples)
 
     def waits(self) -> Waits:
-        """The waits of the actor's loop, in which its ranks are looked after."""
+        """Return the waits of the actor's loop, in which its ranks are looked after."""
         execution = self.config.execution
         made = Waits(f"train_{self.plan.mode}", warning_s=execution.stall_warning_s, deadline_s=execution.deadline_s)
         critic = self.composite.critic
@@ -106,13 +106,13 @@ class Parts:
         return made
 
     def evaluator(self) -> Evaluator | None:
-        """The evaluation, where there are held-out prompts."""
+        """Return the evaluation, where there are held-out prompts."""
         if not self.held_out:
             return None
         return build_evaluator(self.config, self.composite, self.held_out, self.rewards, self.make)
 
     def exporter(self) -> Exporter:
-        """What writes the actor's model."""
+        """Return what writes the actor's model."""
         node, model = self.composite, self.config.actor_rollout_ref.model
         return Exporter(model, self.config.trainer, node.model, node.tokenizer, node.actor.export)
 
@@ -124,7 +124,7 @@ def build_evaluator(
     rewards: RewardManager,
     make: MakeGroups = SingleAnswers,
 ) -> Evaluator:
-    """The evaluation that the config describes, on the composite's engine."""
+    """Build the evaluation that the config describes, on the composite's engine."""
     return Evaluator(
         composite.engine,
         prompts,

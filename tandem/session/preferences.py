@@ -120,7 +120,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
 
 
 def held_out_evaluator(config: Config, plan: Plan, trained: ModelConfig) -> PreferenceEvaluator:
-    """The evaluation of the model ``trained``; the reference is the config's own.
+    """Return the evaluation of the model ``trained``; the reference is the config's own.
 
     Raises ``DataError`` where the config names no held-out preferences.
     """
@@ -140,7 +140,7 @@ def held_out_evaluator(config: Config, plan: Plan, trained: ModelConfig) -> Pref
 
 
 def preference_stages(plan: Plan, actor: Scorer) -> tuple[BatchStage, ...]:
-    """What the plan puts before the train call, ready to run."""
+    """Return what the plan puts before the train call, ready to run."""
     point = partial(with_reference_point, actor=actor)
     roles = Roles(plan.step.config, plan.step, ref_logprobs=actor.ref_logprobs, reference_point=point)
     return bind(plan.stages, plan.table, roles)

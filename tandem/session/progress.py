@@ -42,45 +42,50 @@ class StepPart:
     """A part of a run, as ``Run`` sees it: nothing, unless it says otherwise."""
 
     def running(self) -> AbstractContextManager[None]:
-        """A context around the whole loop."""
+        """Return a context around the whole loop."""
         return nullcontext()
 
     def end_step(self, step: int) -> None:
-        """The update of ``step`` is done, and nobody has the new weights yet."""
+        """Note that the update of ``step`` is done, and nobody has the new weights yet."""
 
     def metrics(self, batch: Any, step: int) -> dict[str, float]:
-        """What the finished step reports of the batch that was trained on."""
+        """Return what the finished step reports of the batch that was trained on."""
         del batch, step
         return {}
 
     def times(self, step: int) -> dict[str, float]:
-        """Seconds of what went on beside the loop, and other facts of the step that are no times of the log's."""
+        """Return the seconds of what went on beside the loop, and other facts of the step that are no times of the
+        log's.
+        """
         del step
         return {}
 
     def records(self, batch: Any, step: int) -> Sequence[RolloutRecord]:
-        """The samples of the step that a person may want to read."""
+        """Return the samples of the step that a person may want to read."""
         del batch, step
         return ()
 
+    def logged(self, batch: Any, step: int) -> None:
+        """Do what is due once the line of the finished step is written."""
+
     def facts(self, step: int) -> dict[str, Any]:
-        """What a run that is resumed after so many steps must know."""
+        """Return what a run that is resumed after so many steps must know."""
         del step
         return {}
 
     def save(self, root: Path, step: int) -> dict[str, Path]:
-        """Folders written under ``root`` that belong into the checkpoint of ``step``, by name."""
+        """Write folders under ``root`` that belong into the checkpoint of ``step``, by name."""
         del root, step
         return {}
 
     def finish(self, folder: Path) -> None:
-        """The run is at its end, and leaves things in ``folder``."""
+        """Leave things of the run, which is at its end, in ``folder``."""
 
     def rescue(self, folder: Path) -> Rescue | None:
-        """What keeps its weights where the run in ``folder`` ends because the trained model can't be written."""
+        """Return what keeps its weights where the run in ``folder`` ends because the trained model can't be written."""
         del folder
         return None
 
     def summary(self) -> dict[str, str]:
-        """What is printed at the end of the run, also of one that failed."""
+        """Return what is printed at the end of the run, also of one that failed."""
         return {}

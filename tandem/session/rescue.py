@@ -34,7 +34,7 @@ class Rescue:
 
     @contextmanager
     def around(self, place: Path) -> Iterator[None]:
-        """Around writing to ``place``; where that fails the model is kept elsewhere, if there is any room.
+        """Guard writing to ``place``; where that fails the model is kept elsewhere, if there is any room.
 
         Raises ``WriteError``, one line: the file, what is wrong with it, and where the weights are.
         """
@@ -62,7 +62,7 @@ class Rescue:
         return f"The {what} is lost, nor could it be written to {', '.join(tried) or 'any other place'}; {earlier}"
 
     def _folders(self) -> Iterator[Path]:
-        """Where else it may go: names that nothing has."""
+        """Yield where else it may go: names that nothing has."""
         for place in _places(self.output_dir):
             name = f"{self.output_dir.name}-{f'{self.part}-' if self.part else ''}step-{self.steps}"
             folder, number = place / name, 0
@@ -77,14 +77,14 @@ def _is_of_the_disk(error: Exception) -> bool:
 
 
 def _places(output_dir: Path) -> list[Path]:
-    """Folders that may be on another disk, or have another quota: the nearest first."""
+    """Return the folders that may be on another disk, or have another quota: the nearest first."""
     found = [output_dir.parent, Path.cwd(), Path.home(), Path(tempfile.gettempdir())]
     return [place for place in dict.fromkeys(path.resolve() for path in found) if os.access(place, os.W_OK)]
 
 
 @contextmanager
 def unfinished_removed(root: Path) -> Iterator[None]:
-    """Around writing a checkpoint under ``root``: what is left of one that can't be finished makes room."""
+    """Guard the writing of a checkpoint under ``root``: what is left of one that can't be finished makes room."""
     try:
         yield
     except Exception:

@@ -11,7 +11,7 @@ from tandem.base.errors import ConfigError, Problem
 from tandem.base.interrupts import note_saved
 from tandem.base.manifest import MANIFEST, verify
 from tandem.base.run_folder import CHECKPOINTS
-from tandem.config.schema import AUTO, LATEST, TrainerConfig
+from tandem.config.trainer import AUTO, LATEST, TrainerConfig
 from tandem.data.sampler import Sampler
 from tandem.observe.trackers import RunInfo
 from tandem.plan.checks.resumed import beyond_the_end
@@ -22,7 +22,7 @@ from tandem.train.checkpoint import Checkpoint
 
 
 def find_checkpoint(trainer: TrainerConfig) -> Checkpoint | None:
-    """What ``trainer.resume`` names, every file of it checked; None for a run that begins anew.
+    """Return what ``trainer.resume`` names, every file of it checked; None for a run that begins anew.
 
     Raises ``ConfigError`` where ``latest`` finds nothing, ``DataError`` where what is named or newest is damaged.
     """
@@ -52,7 +52,7 @@ def continue_from(progress: Progress, source: Sampler[Any], batch_size: int, sav
 
 
 def run_info(trainer: TrainerConfig, config: BaseModel, steps: int, resumed: Checkpoint | None) -> RunInfo:
-    """What the log is given of a run of ``steps`` that goes on from ``resumed``."""
+    """Return what the log is given of a run of ``steps`` that goes on from ``resumed``."""
     folder, document = Path(trainer.output_dir).resolve(), config.model_dump(mode="json", by_alias=True)
     if resumed is None:
         return RunInfo(folder, steps, None, document)

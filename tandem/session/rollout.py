@@ -62,7 +62,7 @@ class TimeSharing:
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """The engine's turn; what taking it and giving it back cost is a part of the step."""
+        """Give the engine its turn; what taking it and giving it back cost is a part of the step."""
         with self._log.timed("turns"):
             self._to_engine()
         yield
@@ -71,7 +71,7 @@ class TimeSharing:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The engine's turn between steps."""
+        """Give the engine a turn between steps."""
         self._to_engine()
         yield
         self._to_actor()
@@ -94,7 +94,7 @@ class SharedRollout(Reported):
         self._filled_s = 0.0
 
     def generating(self) -> AbstractContextManager[None]:
-        """The engine's turn on the devices."""
+        """Return the engine's turn on the devices."""
         return self._sharing.generating()
 
     def fill(self, partition: int) -> None:
@@ -107,12 +107,12 @@ class SharedRollout(Reported):
         self._filled_s = wall() - begun
 
     def times(self, step: int) -> dict[str, float]:
-        """Seconds of generation, and those after it in which scores were waited for."""
+        """Return the seconds of generation, and those after it in which scores were waited for."""
         waited = self.filler.scoring_wait.look()
         return {generate.time_key: max(0.0, self._filled_s - waited), score.time_key: waited}
 
     def require_rewards(self, partition: int) -> None:
-        """There is nothing to look at: ``fill`` has refused a partition without rewards."""
+        """Do nothing: ``fill`` has refused a partition without rewards."""
 
 
 class Workers(Reported):
@@ -151,7 +151,7 @@ class Workers(Reported):
 
     @contextmanager
     def working(self, *stages: Stage) -> Iterator[None]:
-        """A context around the loop: generation and scoring start with it and end with it."""
+        """Start generation and scoring with the loop, and end them with it."""
         require_listed(self._stages, stages, "the rollout workers")
         try:
             self.workers.start()
@@ -164,7 +164,7 @@ class Workers(Reported):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Around an evaluation: all engines are there, with the weights that were published last; they go on beside."""
+        """Evaluate: all engines are there, with the weights that were published last; they go on beside."""
         with self.awaiting("evaluating"):
             self.workers.gather(self._waits.deadline_s)
         yield
@@ -174,7 +174,7 @@ class Workers(Reported):
         self.workers.require_rewards(partition)
 
     def awaiting(self, what: str) -> AbstractContextManager[Callable[[], str]]:
-        """A context around a wait of the actor's loop for the engines themselves."""
+        """Return a context around a wait of the actor's loop for the engines themselves."""
 
         def cause() -> str:
             silent = self._plane.silent(_TICK_S) if isinstance(self._plane, Answering) else []
@@ -187,7 +187,7 @@ class Workers(Reported):
         self.workers.check()
 
     def causes(self, partition: int) -> str:
-        """Which engine or gate the partition waits for, in words."""
+        """Return which engine or gate the partition waits for, in words."""
         workers = self.workers
         return cause_of_stall(self._plane, self.gate, workers.members, partition, workers.starting)
 
@@ -197,14 +197,15 @@ class Workers(Reported):
         self._done = self._work_for(step)
 
     def times(self, step: int) -> dict[str, float]:
-        """Seconds that an engine worked in the step and for its partition, on average, in which all of them waited for
-        scores, and of the longest groups."""
+        """Return the seconds that an engine worked in the step and for its partition, on average, in which all of them
+        waited for scores, and of the longest groups.
+        """
         busy, longest = self.workers.look()
         waited = {score.time_key: self._scoring.look()}
         return {**self._done, generate.time_key: busy, **waited, "rollout/longest_ended_s": longest}
 
     def _work_for(self, partition: int) -> dict[str, float]:
-        """What was done for ``partition``, whenever that was."""
+        """Return what was done for ``partition``, whenever that was."""
         done = self.workers.take_work(partition)
         for name, work in done:
             lane = f"{name}, {partition % self._lanes}"
@@ -229,7 +230,7 @@ class RestingWorkers(StepPart):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The workers are there from the start, resting."""
+        """Start the workers, which rest at first."""
         self._workers.workers.rest()
         self._engines.sleep()
         with self._workers.working(generate, score):
@@ -237,7 +238,7 @@ class RestingWorkers(StepPart):
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """The engines' turn on the devices."""
+        """Give the engines their turn on the devices."""
         with self._sharing.generating():
             self._workers.workers.work()
             yield
@@ -246,7 +247,7 @@ class RestingWorkers(StepPart):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The engines' turn, but the workers rest: they would begin the next partition."""
+        """Give the engines their turn, but the workers rest: they would begin the next partition."""
         with self._workers.evaluating(), self._sharing.evaluating():
             yield
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from tandem.base.interrupts import INTERRUPTS, held, hold, note_saved, release
 from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER
-from tandem.config.schema import TrainerConfig
+from tandem.config.trainer import TrainerConfig
 from tandem.observe.run_log import RunLog
 from tandem.plan.resumed import SETTINGS
 from tandem.session.progress import Progress, StepPart
@@ -33,7 +33,7 @@ class Exports(Protocol):
         """Write the trained model into ``folder``, whole or not at all."""
 
     def write_parts(self, root: Path) -> dict[str, Path]:
-        """What a checkpoint holds of it: folders written under ``root``, by name."""
+        """Return what a checkpoint holds of it: folders written under ``root``, by name."""
 
 
 class Save(Protocol):
@@ -84,7 +84,9 @@ class Run:
         return self.progress.step
 
     def steps(self) -> Iterator[int]:
-        """The steps that are left. Each is timed while the loop works on it, then recorded, evaluated and saved."""
+        """Yield the steps that are left. Each is timed while the loop works on it, then recorded, evaluated and
+        saved.
+        """
         progress = self.progress
         progress.began = progress.step
         while progress.step < progress.last and not progress.over:
@@ -97,11 +99,11 @@ class Run:
             self._record(step)
 
     def stage(self, *stages: Stage) -> AbstractContextManager[None]:
-        """A context around stages that are one piece of work: timed under the first, noted as executed."""
+        """Return a context around stages that are one piece of work: timed under the first, noted as executed."""
         return self.executing(*(stage.name for stage in stages))
 
     def executing(self, *names: str) -> AbstractContextManager[None]:
-        """A context around stages with these names that are one piece of work of the loop.
+        """Return a context around stages with these names that are one piece of work of the loop.
 
         From where weights change to the end of the step a signal waits: they are neither of this step nor of the next.
         """
@@ -141,14 +143,14 @@ class Run:
             note_saved(f"{step} steps are saved in {root}")
 
     def _facts(self) -> dict[str, Any]:
-        """What a resumed run must know beside the model that is trained."""
+        """Return what a resumed run must know beside the model that is trained."""
         step = self.progress.step
         own = {"step": step, SETTINGS: self.settings}
         return own | {name: fact for part in self.parts for name, fact in part.facts(step).items()}
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A context around a whole run: the model is saved at its end; report and closing come whatever happens."""
+        """Guard a whole run: the model is saved at its end; report and closing come whatever happens."""
         started = time.monotonic()
         with self.log:
             try:
@@ -167,7 +169,7 @@ class Run:
                 self.closing.close()
 
     def summary(self) -> dict[str, str]:
-        """What is printed at the end of the run beside its length."""
+        """Return what is printed at the end of the run beside its length."""
         return {label: summary for part in self.parts for label, summary in part.summary().items()}
 
     def _finish(self) -> None:
@@ -180,7 +182,7 @@ class Run:
             part.finish(self.output_dir)
 
     def _rescue(self) -> Rescue:
-        """What keeps the model where it can't be written, and what the parts train beside it."""
+        """Return what keeps the model where it can't be written, and what the parts train beside it."""
         beside = [rescue for part in self.parts if (rescue := part.rescue(self.output_dir)) is not None]
         return Rescue(self.exporter.write, self.output_dir, self.progress.step, beside=beside)
 
@@ -225,7 +227,7 @@ class Run:
             progress.idle.note(done, applied, self.why_idle(metrics, batch), most)
 
     def _log(self, step: int, evaluated: Mapping[str, float], times: Mapping[str, float]) -> dict[str, float]:
-        """The line of the finished step, and its samples."""
+        """Return the line of the finished step, and its samples."""
         assert self.progress.trained is not None
         batch, update = self.progress.trained
         metrics: dict[str, float] = {}
@@ -235,4 +237,6 @@ class Run:
         records = [record for part in self.parts for record in part.records(batch, step)]
         self.progress.recorded = True
         self.log.log(step + 1, metrics, records)
+        for part in self.parts:
+            part.logged(batch, step)
         return metrics

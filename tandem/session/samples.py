@@ -36,7 +36,7 @@ class Scored(Protocol):
 
 
 def accounts_before(facts: Mapping[str, Any]) -> Accounts:
-    """Where the samples went of the run whose checkpoint has these ``facts``, up to there."""
+    """Return where the samples went of the run whose checkpoint has these ``facts``, up to there."""
     return Accounts(**facts[_ACCOUNTS]).ended() if _ACCOUNTS in facts else NOTHING
 
 
@@ -67,7 +67,7 @@ class Samples(StepPart):
     before: Accounts = NOTHING
 
     def arriving(self, partition: int) -> Iterator[DataProto]:
-        """The parts of ``partition``, each once it has its columns.
+        """Yield the parts of ``partition``, each once it has its columns.
 
         Raises ``RewardError`` after the last one where not one sample has a reward.
         """
@@ -76,13 +76,15 @@ class Samples(StepPart):
         self.rollout.require_rewards(partition)
 
     def complete(self, partition: int) -> DataProto:
-        """The whole of ``partition`` in canonical order. Raises ``RewardError`` where not one sample has a reward."""
+        """Return the whole of ``partition`` in canonical order. Raises ``RewardError`` where not one sample has a
+        reward.
+        """
         (batch,) = self._taken(partition, 0, self.prompts, "canonical")
         self.rollout.require_rewards(partition)
         return batch
 
     def _taken(self, partition: int, index: int, count: int, order: Order) -> Iterator[DataProto]:
-        """The next ``count`` groups, acknowledged once the loop has worked on them.
+        """Yield the next ``count`` groups, acknowledged once the loop has worked on them.
 
         Raises ``ContractError`` where a sample is staler than the run admits.
         """
@@ -119,7 +121,7 @@ class Samples(StepPart):
         return batch_metrics(batch, step)
 
     def records(self, batch: DataProto, step: int) -> list[RolloutRecord]:
-        """The first samples of the first groups: one of each."""
+        """Return the first samples of the first groups: one of each."""
         if not self.recorded:
             return []
         firsts = (batch.dense("sample_index") == 0).nonzero()[: self.recorded, 0].tolist()
@@ -136,8 +138,14 @@ class Samples(StepPart):
             for item in (batch[row] for row in firsts)
         ]
 
+    def logged(self, batch: DataProto, step: int) -> None:
+        """Keep all samples of the step, where that is asked for."""
+        self.log.keep_samples("train", step + 1, batch)
+
     def facts(self, step: int) -> dict[str, Any]:
-        """Where the data stand: what was drawn for later steps is generated again after a resume, and so not lost."""
+        """Return where the data stand: what was drawn for later steps is generated again after a resume, and so not
+        lost.
+        """
         return {
             "prompts": self.prompts,
             "data": self.source.state_dict(rewind=self.source.drawn - step * self.prompts),

@@ -63,7 +63,9 @@ class ServingRoles(StepPart):
 
     @contextmanager
     def serving(self, serve: Serve, *stages: Stage) -> Iterator[None]:
-        """Around the actor's loop: each role's ``serve`` runs in a thread of its own. ``stages`` are what they do."""
+        """Serve around the actor's loop: each role's ``serve`` runs in a thread of its own. ``stages`` are what they
+        do.
+        """
         require_listed([stage for role in self.roles for stage in role.stages], stages, "the serving roles")
 
         def run(role: ServingRole) -> None:
@@ -85,11 +87,13 @@ class ServingRoles(StepPart):
     # --- what a role's loop calls ------------------------------------------------------------------------------------
 
     def partitions(self) -> Iterator[int]:
-        """The partitions to work through."""
+        """Yield the partitions to work through."""
         yield from range(self._progress.step, self._progress.last)
 
     def lend(self, role: ServingRole, partition: int) -> Iterator[tuple[Lease, DataProto]]:
-        """Groups of ``partition`` as they get the columns that ``role`` reads; ends with the partition or the run."""
+        """Yield the groups of ``partition`` as they get the columns that ``role`` reads; ends with the partition or the
+        run.
+        """
         names = list(dict.fromkeys([*role.columns, "reward_valid", "response_mask"]))
         request = Request(role.name, names, role.groups, partition, consumer=role.name)
         while not self._stopping.is_set():
@@ -104,7 +108,7 @@ class ServingRoles(StepPart):
 
     @contextmanager
     def scoring(self, partition: int, stage: str) -> Iterator[None]:
-        """A context around a stage: its time is the partition's, also where it works ahead of the actor."""
+        """Time a stage: its time is the partition's, also where it works ahead of the actor."""
         begun, counted = time.perf_counter(), self._clock()
         yield
         self._seconds[partition, stage] += self._clock() - counted
@@ -121,7 +125,7 @@ class ServingRoles(StepPart):
     # --- what the actor's loop sees ----------------------------------------------------------------------------------
 
     def advantage_report(self, partition: int) -> AdvantageReport:
-        """What the advantages have to say of ``partition``."""
+        """Return what the advantages have to say of ``partition``."""
         return self._reports.get(partition) or self._advantages.report()
 
     def check(self) -> None:
@@ -130,7 +134,7 @@ class ServingRoles(StepPart):
             raise self._error
 
     def causes(self, partition: int) -> str:
-        """Which roles wait for which weights version, in words."""
+        """Return which roles wait for which weights version, in words."""
         waiting = [
             f"{model.name} waits for weights version {model.awaited} or newer, it has {model.version}"
             for model in self.models
@@ -142,11 +146,11 @@ class ServingRoles(StepPart):
         self._reports.pop(step - 1, None)
 
     def times(self, step: int) -> dict[str, float]:
-        """The stages of the roles, for the partition of the step."""
+        """Return the stages of the roles, for the partition of the step."""
         done = [key for key in list(self._seconds) if key[0] == step]
         return {f"time/{stage}": self._seconds.pop((partition, stage)) for partition, stage in done}
 
     def save(self, root: Path, step: int) -> dict[str, Path]:
-        """The weights of a reference that moves."""
+        """Save the weights of a reference that moves."""
         moved = [model for model in self.models if model.name == REFERENCE and is_part(self._config, step)]
         return {model.name: write_reference(model, self._config, step, root) for model in moved}

@@ -70,13 +70,13 @@ class Drawn(StepPart):
         self._reached: float | None = None
 
     def enough(self, evaluated: Mapping[str, float]) -> bool:
-        """Whether the accuracy that was asked for is reached."""
+        """Return whether the accuracy that was asked for is reached."""
         found = evaluated.get("eval/accuracy")
         self._reached = found if found is not None and self._goal is not None and found >= self._goal else None
         return self._reached is not None
 
     def metrics(self, batch: Sequence[Example], step: int) -> dict[str, float]:
-        """Examples drawn so far from each part of a mix."""
+        """Return the examples drawn so far from each part of a mix."""
         drawn = self._source.drawn if isinstance(self._source, Mixture) else {}
         return {f"data/{name}": float(count) for name, count in drawn.items()}
 
@@ -122,7 +122,9 @@ class Tuner:
         )
 
     def evaluate(self) -> dict[str, float]:
-        """``eval/loss`` (per learned token) of the held-out rows, and ``eval/accuracy`` where they are questions."""
+        """Return ``eval/loss`` (per learned token) of the held-out rows, and ``eval/accuracy`` where they are
+        questions.
+        """
         with self.log.timed("evaluation"):
             metrics = {"eval/loss": self._held_out_loss()}
             if self.questions:
@@ -140,7 +142,7 @@ class Tuner:
         return total / tokens
 
     def _accuracy(self) -> float:
-        """The fraction of held-out prompts that the model answers exactly."""
+        """Return the fraction of held-out prompts that the model answers exactly."""
         return greedy_accuracy(
             HfEngine(self.model, shares_weights=True),
             self.questions,
@@ -204,7 +206,7 @@ def build_sft_session(config: SftConfig) -> SftSession:
 
 
 def _nothing_left(goal: float | None, reached: float | None, first: int, last: int) -> str | None:
-    """Why a resumed run has nothing to do; None where it has."""
+    """Return why a resumed run has nothing to do; None where it has."""
     if goal is not None and reached is not None and reached >= goal:
         reached_goal = f"the accuracy of {goal:g} that was asked for was reached at step {first} ({reached:g})"
         return f"{reached_goal}; raise evaluation.stop_at_accuracy, or leave it out, to go on"
@@ -245,7 +247,7 @@ def _new(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
 
 
 def llama_shape(model: SftModelConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
-    """The ``config.json`` of the fresh Llama that ``model.new`` describes.
+    """Return the ``config.json`` of the fresh Llama that ``model.new`` describes.
 
     The MLP is 8/3 as wide as the hidden size; weights start with the spread of ``nn.Linear``'s own initialisation,
     since the 0.02 that large models use makes a narrow one slow to learn.
@@ -284,7 +286,7 @@ def _pair(row: Row, config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Pa
 
 
 def _held_out_tables(config: SftConfig, own: BaseDataSource | None) -> Sequence[Table]:
-    """The held-out rows. Raises ``DataError`` where an evaluation is asked for and there are none."""
+    """Open the held-out rows. Raises ``DataError`` where an evaluation is asked for and there are none."""
     data = config.data
     tables: list[Table] = open_tables(data.val_files, keep_nulls=data.keep_nulls) if data.val_files else []
     if data.source is not None and own is not None:
@@ -300,7 +302,7 @@ def _held_out_tables(config: SftConfig, own: BaseDataSource | None) -> Sequence[
 
 
 def _rows(tables: Sequence[Table]) -> Iterator[Row]:
-    """All rows. Raises the error of the first that can't be read."""
+    """Yield all rows. Raises the error of the first that can't be read."""
     for table in tables:
         for row in table.scan():
             if not isinstance(row, Row):

@@ -24,15 +24,15 @@ class StageTable:
         self._executing = executing
 
     def forward(self, batch: DataProto, *listed: Stage) -> DataProto:
-        """A part of a partition with the columns of the stages that take one as it arrives."""
+        """Return a part of a partition with the columns of the stages that take one as it arrives."""
         return self._run(batch, "sub_batch", listed)
 
     def complete(self, batch: DataProto, *listed: Stage) -> DataProto:
-        """A partition with the columns of the stages that see all of it."""
+        """Return a partition with the columns of the stages that see all of it."""
         return self._run(batch, "partition", listed)
 
     def update(self, batch: DataProto, *listed: Stage) -> DataProto:
-        """The same batch, once those are trained on it that are trained before the actor."""
+        """Return the same batch, once those are trained on it that are trained before the actor."""
         return self._run(batch, "partition", listed, changes_weights=True)
 
     def _run(self, batch: DataProto, phase: Phase, listed: Sequence[Stage], changes_weights: bool = False) -> DataProto:

@@ -23,7 +23,7 @@ class Watched(Protocol):
         """Raise what ended it, if anything did."""
 
     def causes(self, partition: int) -> str:
-        """What keeps it from having ``partition`` ready, in words; nothing where nothing does."""
+        """Return what keeps it from having ``partition`` ready, in words; nothing where nothing does."""
 
 
 class Ranks:
@@ -33,7 +33,7 @@ class Ranks:
         self.check, self._silent = check, silent
 
     def causes(self, partition: int) -> str:
-        """The ranks that give no sign of life; one that fails says so by ``check``."""
+        """Return the ranks that give no sign of life; one that fails says so by ``check``."""
         del partition
         return "; ".join(self._silent())
 
@@ -54,7 +54,7 @@ class Waits:
         self._watched += others
 
     def stall_warning(self, doing: str, cause: Callable[[], str]) -> AbstractContextManager[Callable[[], str]]:
-        """Around a wait in which the loop is ``doing`` that. Gives the message."""
+        """Watch a wait in which the loop is ``doing`` that. Gives the message."""
         return stall_warning(self._warning_s, f"{self._loop}{doing}", cause)
 
     def until(self, attempt: Callable[[], T], partition: int, index: int = 0) -> T:
@@ -76,18 +76,18 @@ class Waits:
             one.check()
 
     def causes(self, partition: int) -> str:
-        """Why ``partition`` isn't ready, in words: ranks that are silent, else all that has something to say."""
+        """Return why ``partition`` isn't ready, in words: ranks that are silent, else all that has something to say."""
         return self.silent() or "; ".join(cause for one in self._watched if (cause := one.causes(partition)))
 
     def silent(self) -> str:
-        """The ranks that give no sign of life, in words: whatever else is late is late because of them."""
+        """Return the ranks that give no sign of life, in words: whatever else is late is late because of them."""
         causes = [one.causes(0) for one in self._watched if isinstance(one, Ranks)]
         return "; ".join(cause for cause in causes if cause)
 
 
 @contextmanager
 def stall_warning(every_s: float, place: str, cause: Callable[[], str]) -> Iterator[Callable[[], str]]:
-    """Around a wait: after each ``every_s`` seconds of it a warning says where the loop stands and why.
+    """Warn during a wait: after each ``every_s`` seconds of it a warning says where the loop stands and why.
 
     Gives what says so at once. ``cause`` is called in a thread of its own.
     """

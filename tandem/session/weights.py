@@ -44,7 +44,7 @@ class PushedWeights(StepPart):
         self._draw()
 
     def times(self, step: int) -> dict[str, float]:
-        """The last push: seconds by phase, and its size."""
+        """Return the last push: seconds by phase, and its size."""
         pushed = {f"time/push_{phase}": seconds for phase, seconds in self._seconds.items()}
         return {**pushed, "push/bytes": float(self._workers.workers.publisher.nbytes)}
 

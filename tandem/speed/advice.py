@@ -49,7 +49,7 @@ class Advice:
 
 
 def advise(config: Config, measured: Measured) -> Advice:
-    """The fastest way to run ``config`` on its devices, by the parts of ``measured``."""
+    """Return the fastest way to run ``config`` on its devices, by the parts of ``measured``."""
     notes: list[str] = []
     current = setting_of(config)
     parts = _completed(measured, current, notes)
@@ -79,7 +79,7 @@ def advise(config: Config, measured: Measured) -> Advice:
 
 
 def _completed(measured: Measured, wanted: Setting, notes: list[str]) -> Parts:
-    """The measured parts, with a push where the measured run had none of the kind that is asked about."""
+    """Return the measured parts, with a push where the measured run had none of the kind that is asked about."""
     parts = measured.parts
     if measured.setting.mode == "colocate":
         if wanted.devices > 1:
@@ -98,7 +98,9 @@ def _completed(measured: Measured, wanted: Setting, notes: list[str]) -> Parts:
 
 
 def _best_of(parts: Parts, splits: Iterable[Setting], staleness: int, prompts: int) -> Setting:
-    """The fastest split, with the fewest sub-batches that cost next to nothing: each is a smaller batch to forward."""
+    """Return the fastest split, with the fewest sub-batches that cost next to nothing: each is a smaller batch to
+    forward.
+    """
     finest = [replace(split, staleness=staleness, sub_batches=prompts) for split in splits]
     best = min(finest, key=lambda setting: best_step(parts, setting).seconds)
     limit = best_step(parts, best).seconds
@@ -108,7 +110,9 @@ def _best_of(parts: Parts, splits: Iterable[Setting], staleness: int, prompts: i
 
 
 def _splits(config: Config, mode: Mode, total: int, parts: Parts) -> Iterator[Setting]:
-    """Ways to divide ``total`` devices among the roles of ``mode``, in whole engines and whole model copies."""
+    """Yield the ways to divide ``total`` devices among the roles of ``mode``, in whole engines and whole model
+    copies.
+    """
     rollout, shard = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.tensor_model_parallel_size
     engine = engine_width(config)
     current = setting_of(config)
@@ -133,7 +137,9 @@ def _splits(config: Config, mode: Mode, total: int, parts: Parts) -> Iterator[Se
 
 
 def _shared_out(size: dict[str, int], work: dict[str, float], total: int) -> dict[str, int]:
-    """Devices of each role: unit after unit goes to the role that is the slowest, until one doesn't fit."""
+    """Share out the devices of each role: unit after unit goes to the role that is the slowest, until one doesn't
+    fit.
+    """
     held = dict(size)
     while True:
         slowest = max((role for role in held if held[role]), key=lambda role: work[role] / held[role])
@@ -143,7 +149,7 @@ def _shared_out(size: dict[str, int], work: dict[str, float], total: int) -> dic
 
 
 def _freshest(choices: Iterable[Choice]) -> Choice:
-    """The fastest, or the least stale that is hardly slower; among those the first."""
+    """Return the fastest, or the least stale that is hardly slower; among those the first."""
     ranked = list(choices)
     fastest = min(choice.seconds for choice in ranked)
     near = [choice for choice in ranked if choice.seconds * WORTH <= fastest]
@@ -151,7 +157,7 @@ def _freshest(choices: Iterable[Choice]) -> Choice:
 
 
 def resource_of(setting: Setting, per_node: int) -> dict[str, Devices]:
-    """``execution.resource`` for the devices of a setting, on nodes of ``per_node`` devices."""
+    """Return ``execution.resource`` for the devices of a setting, on nodes of ``per_node`` devices."""
     counts = {"rollout": setting.rollout, "actor": setting.actor}
     if setting.mode == "colocate":
         counts["actor"] = setting.rollout

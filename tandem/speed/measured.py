@@ -75,7 +75,7 @@ class Measured:
 
 
 def read_measured(run: Path) -> Measured:
-    """The measured run in the folder ``run``.
+    """Return the measured run in the folder ``run``.
 
     Raises ``DataError`` where there is no training run, where it has too few steps, or where it lacks a part.
     """
@@ -94,15 +94,16 @@ def read_measured(run: Path) -> Measured:
 
 
 def timed_steps(run: Path) -> list[Row]:
-    """The lines of ``metrics.jsonl`` that belong to training steps, of a resumed run those since it was resumed: it
-    may have gone on in another mode, and pipelines fill anew."""
+    """Return the lines of ``metrics.jsonl`` that belong to training steps, of a resumed run those since it was resumed:
+    it may have gone on in another mode, and pipelines fill anew.
+    """
     rows = [row for row in read_rows(run / METRICS_FILE) if row.get(STEP) is not None]
     began = max((place for place, row in enumerate(rows) if row.get(RESUMED) is not None), default=0)
     return rows[began:]
 
 
 def step_summary(run: Path, setting: Setting) -> dict[str, str]:
-    """What the steps of a run came to, for people, by label; nothing where no step has ended.
+    """Return what the steps of a run came to, for people, by label; nothing where no step has ended.
 
     A run too short to leave out its first and last steps is reported as it is.
     """
@@ -129,7 +130,7 @@ def step_summary(run: Path, setting: Setting) -> dict[str, str]:
 
 
 def step_limit(row: Mapping[str, object], setting: Setting) -> dict[str, float]:
-    """The best possible step of the parts of one step, and the fraction of it that the step reached.
+    """Return the best possible step of the parts of one step, and the fraction of it that the step reached.
 
     A step may reach more than 1, since a sample that takes several steps ends in one of them. The mean over many steps
     can't: all parts are seconds of those steps, and what goes on side by side is counted once.
@@ -139,7 +140,7 @@ def step_limit(row: Mapping[str, object], setting: Setting) -> dict[str, float]:
 
 
 def setting_of(config: Config) -> Setting:
-    """How ``config`` runs a step."""
+    """Say how ``config`` runs a step."""
     execution = config.execution
     devices = {placement.role: placement.devices for placement in placements(config)}
     named = (one if isinstance(one, str) else one.type for one in config.algorithm.stages)
@@ -176,7 +177,7 @@ def _config(run: Path) -> Config:
 
 
 def _steady(rows: Sequence[Row], setting: Setting) -> Sequence[Row]:
-    """The steps without those that fill the pipeline, and those at the end with less and less to generate."""
+    """Return the steps without those that fill the pipeline, and those at the end with less and less to generate."""
     return rows[WARM_UP : len(rows) - setting.staleness]
 
 
@@ -185,7 +186,7 @@ def _measured(run: Path, setting: Setting, rows: Sequence[Row]) -> Measured:
 
 
 def parts_of(rows: Sequence[Mapping[str, object]], setting: Setting) -> Parts:
-    """The parts of the mean step. Work is seconds times the devices of the role that did it."""
+    """Return the parts of the mean step. Work is seconds times the devices of the role that did it."""
     together, apart = setting.mode == "colocate", setting.mode == "fully_async"
     actor = setting.rollout if together else setting.actor
     forward = {"reference": setting.reference, "old": setting.actor_fwd} if apart else dict.fromkeys(WORK, actor)
@@ -211,8 +212,9 @@ def parts_of(rows: Sequence[Mapping[str, object]], setting: Setting) -> Parts:
 
 
 def _beside_generation(setting: Setting, push: float, clock: Mapping[str, float]) -> float:
-    """Seconds of a push that are in the time of generation as well. They are taken out of it: the push is a part of its
-    own, and engines that go on over it are counted as if they stood."""
+    """Return the seconds of a push that are in the time of generation as well. They are taken out of it: the push is a
+    part of its own, and engines that go on over it are counted as if they stood.
+    """
     if setting.mode == "colocate" or setting.staleness == 0:
         return 0.0  # nothing is generated until the new weights are there
     if setting.overlap:
@@ -221,5 +223,5 @@ def _beside_generation(setting: Setting, push: float, clock: Mapping[str, float]
 
 
 def _mean(rows: Sequence[Mapping[str, object]], keys: Sequence[str]) -> float:
-    """Mean over the rows of the sum of ``keys``; a key that a row lacks took no time in it."""
+    """Return the mean over the rows of the sum of ``keys``; a key that a row lacks took no time in it."""
     return sum(float(str(row[key])) for row in rows for key in keys if row.get(key) is not None) / len(rows)

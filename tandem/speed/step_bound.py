@@ -163,7 +163,7 @@ class Limit:
 
 
 def best_step(parts: Parts, setting: Setting) -> Limit:
-    """The limit of ``setting`` for a step of these ``parts``."""
+    """Return the limit of ``setting`` for a step of these ``parts``."""
     if setting.mode == "colocate":
         return _colocate(parts, setting)
     if setting.mode == "fully_async":
@@ -172,12 +172,12 @@ def best_step(parts: Parts, setting: Setting) -> Limit:
 
 
 def perfect_step(parts: Parts, devices: int) -> float:
-    """t0: all devices busy all the time. No mode is faster."""
+    """Return t0, the step with all devices busy all the time. No mode is faster."""
     return parts.work / devices
 
 
 def _term(bound: Bound, addends: Mapping[str, float], steps: int = 1) -> Term:
-    """The term; one of which most is the wait for scores is bound by the rewards."""
+    """Return the term; one of which most is the wait for scores is bound by the rewards."""
     slow = 0 < addends["rewards"] == max(addends.values())
     return Term(Bound.REWARDS if slow else bound, addends, steps)
 
@@ -187,19 +187,19 @@ def _latency(parts: Parts, devices: int) -> float:
 
 
 def _throughput(parts: Parts, setting: Setting) -> float:
-    """Seconds that the rollout engines need per step in the long run."""
+    """Return the seconds that the rollout engines need per step in the long run."""
     return _latency(parts, setting.rollout) if setting.drains else parts.rollout / setting.rollout
 
 
 def _push(parts: Parts, setting: Setting) -> dict[str, float]:
-    """The seconds from the trained weights to their acknowledgement."""
+    """Return the seconds from the trained weights to their acknowledgement."""
     if setting.overlap:
         return {"snapshot": parts.snapshot, "broadcast": parts.broadcast, "swap": parts.swap}
     return {"push": parts.push}
 
 
 def _standing(setting: Setting) -> tuple[str, str]:
-    """The part of a push for which the actor stands, and for which the engines do."""
+    """Return the part of a push for which the actor stands, and for which the engines do."""
     return ("snapshot", "swap") if setting.overlap else ("push", "push")
 
 
@@ -217,7 +217,9 @@ def _colocate(parts: Parts, setting: Setting) -> Limit:
 
 
 def _synchronous(parts: Parts, setting: Setting) -> Limit:
-    """Hybrid, s = 0. Pipelined, training is one more thing that follows sub-batch by sub-batch."""
+    """Return the limit of hybrid with s = 0. Pipelined, training is one more thing that follows sub-batch by
+    sub-batch.
+    """
     n, m = setting.actor, setting.sub_batches
     last, all_ = {"forward / m": parts.forward / n / m}, {"forward": parts.forward / n}
     train = {"train": parts.train / n}
@@ -238,7 +240,7 @@ def _synchronous(parts: Parts, setting: Setting) -> Limit:
 
 
 def _hybrid(parts: Parts, setting: Setting) -> Limit:
-    """The limit of hybrid execution with a staleness of at least 1."""
+    """Return the limit of hybrid execution with a staleness of at least 1."""
     n, m, push = setting.actor, setting.sub_batches, _push(parts, setting)
     train, streamed = {"train": parts.train / n}, {"forward / m": parts.forward / n / m}
     actor = {"forward": parts.forward / n, "advantages": parts.advantages, **train}
@@ -261,7 +263,7 @@ def _hybrid(parts: Parts, setting: Setting) -> Limit:
 
 
 def _generation(parts: Parts, setting: Setting) -> dict[str, float]:
-    """The seconds from a partition's admission, at the acknowledgement of version k - s, to its last group.
+    """Return the seconds from a partition's admission, at the acknowledgement of version k - s, to its last group.
 
     The pushes up to version k come before step k: each makes running samples stand, or comes after them. Of overlapped
     pushes the last may still be under way.
@@ -273,7 +275,7 @@ def _generation(parts: Parts, setting: Setting) -> dict[str, float]:
 
 
 def _fully_async(parts: Parts, setting: Setting) -> Limit:
-    """Each role works for itself, the reference and the actor's forward side by side."""
+    """Return the limit where each role works for itself, the reference and the actor's forward side by side."""
     m = setting.sub_batches
     reference = parts.reference / max(1, setting.reference)
     old, train = parts.old / setting.actor_fwd, parts.train / setting.actor

@@ -63,13 +63,15 @@ class Step:
         return "token_rewards" in self.further_columns
 
     def estimator_reads(self, column: str) -> bool:
-        """Whether the advantage estimator can't do without ``column``."""
+        """Return whether the advantage estimator can't do without ``column``."""
         return self.estimator is not None and column in self.estimator.columns
 
     def loss_reads(self, column: str) -> bool:
-        """Whether the policy or preference loss can't do without ``column``."""
+        """Return whether the policy or preference loss can't do without ``column``."""
         return self.loss is not None and column in self.loss.columns
 
     def role(self, name: str) -> str:
-        """``name`` where each role has a loop of its own, else the actor, who does it with a tag or between others."""
+        """Return ``name`` where each role has a loop of its own, else the actor, who does it with a tag or between
+        others.
+        """
         return name if self.apart else ACTOR

@@ -46,5 +46,5 @@ class OldLogprobs(Stage):
 
 
 def rollout_as_old(batch: DataProto) -> DataProto:
-    """The engine's log-probs stand for the proximal ones: no forward is spent on them."""
+    """Return whether the engine's log-probs stand for the proximal ones, so that no forward is spent on them."""
     return batch.union(type(batch)({"old_logprobs": batch.ragged("rollout_logprobs")}))

@@ -23,7 +23,7 @@ S = TypeVar("S", bound=type[Stage])
 
 
 def register_stage(stage: S) -> S:
-    """Class decorator: make a subclass of ``Stage`` known, so that ``algorithm.stages`` may name it.
+    """Make a subclass of ``Stage`` known, so that ``algorithm.stages`` may name it.
 
     Its class attribute ``name`` is the name, its constructor's parameters are its YAML parameters::
 

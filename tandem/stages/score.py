@@ -36,6 +36,7 @@ class Score(Stage):
         return (
             "rewards",
             "reward_valid",
+            "scoring",
             *(["reward_components"] if parts else []),
             *(["reward_baselines"] if step.estimator_reads("reward_baselines") else []),
         )

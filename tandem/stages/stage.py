@@ -71,34 +71,34 @@ class Stage(ABC):
     """Then the actor's loop does it in every mode, after all that reads the weights before."""
 
     def wanted(self, step: Step) -> bool:
-        """Whether it is done at all; a stage that the config names always is."""
+        """Return whether it is done at all; a stage that the config names always is."""
         del step
         return True
 
     @abstractmethod
     def needs(self, step: Step) -> tuple[str, ...]:
-        """Columns that it can't do without."""
+        """Return the columns that it can't do without."""
 
     def takes(self, step: Step) -> tuple[str, ...]:
-        """Columns that it reads where something gives them."""
+        """Return the columns that it reads where something gives them."""
         del step
         return ()
 
     @abstractmethod
     def gives(self, step: Step) -> tuple[str, ...]:
-        """Columns that it adds; a column is given once and never changed."""
+        """Return the columns that it adds; a column is given once and never changed."""
 
     def role(self, step: Step) -> str:
-        """The role that does it: by default the actor's loop, or in fully_async a loop of its own beside it."""
+        """Return the role that does it: by default the actor's loop, or in fully_async a loop of its own beside it."""
         return self.name if step.apart else ACTOR
 
     def tag(self, step: Step) -> str | None:
-        """The copy of the actor's weights that must be in place."""
+        """Return the copy of the actor's weights that must be in place."""
         del step
         return None
 
     def build(self, roles: Roles) -> Run | None:
-        """What runs it, heavy imports done here; None where a loop does it itself, or the role isn't there."""
+        """Return what runs it, heavy imports done here; None where a loop does it itself, or the role isn't there."""
         del roles
         return None
 
@@ -108,7 +108,7 @@ class Stage(ABC):
         return f"time/{self.name}"
 
     def planned(self, stages: Iterable[PlannedStage]) -> PlannedStage | None:
-        """This stage among the planned ones, if it is wanted."""
+        """Return this stage among the planned ones, if it is wanted."""
         return next((planned for planned in stages if planned.name == self.name), None)
 
 

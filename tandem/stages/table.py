@@ -42,7 +42,8 @@ BUILT_IN: tuple[Stage, ...] = (
 
 
 def plan_step(step: Step, further: Iterable[Stage] = ()) -> tuple[PlannedStage, ...]:
-    """The stages of a step in order: the built-in ones that are wanted, and ``further`` ones that the config names.
+    """Order the stages of a step in order: the built-in ones that are wanted, and ``further`` ones that the config
+    names.
 
     A stage comes after all that give a column which it reads. Else the phase decides, then who changes weights (last),
     then the table. Columns that nothing gives, or that are given too late, are left for the plan to refuse.
@@ -72,7 +73,7 @@ def _planned(stage: Stage, step: Step, given: set[str]) -> PlannedStage:
 
 
 def bind(planned: Iterable[PlannedStage], stages: Sequence[Stage], roles: Roles) -> tuple[BatchStage, ...]:
-    """The planned stages that run on batches, in their order, on live ``roles``."""
+    """Bind the planned stages that run on batches, in their order, on live ``roles``."""
     by_name = {stage.name: stage for stage in stages}
     bound = []
     for one in planned:
@@ -84,5 +85,5 @@ def bind(planned: Iterable[PlannedStage], stages: Sequence[Stage], roles: Roles)
 
 
 def timed_as(part: Part) -> tuple[str, ...]:
-    """Keys of ``metrics.jsonl`` that add up to this part of a step."""
+    """Return the keys of ``metrics.jsonl`` that add up to this part of a step."""
     return tuple(stage.time_key for stage in BUILT_IN if stage.part == part)

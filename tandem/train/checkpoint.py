@@ -39,7 +39,7 @@ class Checkpoint:
     step: int
 
     def read(self) -> dict[str, Any]:
-        """The JSON part, as given to ``save``."""
+        """Return the JSON part, as given to ``save``."""
         facts: dict[str, Any] = saved.read_state(self.path)["facts"]
         return facts
 
@@ -115,13 +115,13 @@ def save(
 
 
 def latest(root: Path) -> Checkpoint | None:
-    """The newest checkpoint under ``root``; None if there is none. Raises ``DataError`` if it is damaged."""
+    """Return the newest checkpoint under ``root``; None if there is none. Raises ``DataError`` if it is damaged."""
     found = saved.newest(root)
     return None if found is None else Checkpoint(found[1], found[0])
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The finished checkpoint in the folder ``path``; raises ``DataError`` if there is none, or it is damaged."""
+    """Open the finished checkpoint in the folder ``path``; raises ``DataError`` if there is none, or it is damaged."""
     if not (path / STATE).exists():
         inside = saved.checkpoints_in(path)
         hint = f"write {inside[-1][1]}" if inside else f"write the path of a folder step_… that holds a {STATE}"

@@ -89,7 +89,7 @@ class FsdpEngine:
 
     @torch.no_grad()
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
-        """Per-token results without gradient: packed in a canonical order, given in the batch's own."""
+        """Return per-token results without gradient: packed in a canonical order, given in the batch's own."""
         responses = batch.ragged("responses")
         results = _results(want, len(responses.values))
         order = canonical_order(batch)
@@ -138,11 +138,11 @@ class FsdpEngine:
         return self._updater.step(denominator)
 
     def shards(self) -> dict[str, torch.Tensor]:
-        """The local shards of the trained parameters, live: copy out of and into them in place."""
+        """Return the local shards of the trained parameters, live: copy out of and into them in place."""
         return {name: local_shard(p.detach()) for name, p in self._trained.items()}
 
     def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, full tensor) of ``part``, one at a time; with several ranks all of them must ask."""
+        """Yield (name, full tensor) of ``part``, one at a time; with several ranks all of them must ask."""
         return _EXPORTS[part](self.model.model)
 
     def sleep(self) -> None:
@@ -157,7 +157,7 @@ class FsdpEngine:
             self._updater.move_moments(self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Model, optimizer and progress as sharded tensors and numbers; of a model with adapters only those."""
+        """Return model, optimizer and progress as sharded tensors and numbers; of a model with adapters only those."""
         moments = self._updater.optimizer.state
         unused = not moments
         own = self._own_state
@@ -169,7 +169,9 @@ class FsdpEngine:
         return state | {"base": self.base_fingerprint()} if own.ignore_frozen_params else state
 
     def beside(self, model: CausalLM) -> FsdpEngine:
-        """An engine for forwards of another model on the same ranks, at the same temperature and token budget."""
+        """Return an engine for forwards of another model on the same ranks, at the same temperature and token
+        budget.
+        """
         return FsdpEngine(
             model,
             optim=OptimConfig(),
@@ -213,20 +215,20 @@ class FsdpEngine:
         return bool(adapted_layers(self.model))
 
     def base_fingerprint(self) -> str:
-        """The fingerprint of all weights that are never trained. A meeting of all ranks the first time."""
+        """Return the fingerprint of all weights that are never trained. A meeting of all ranks the first time."""
         if self._base is None:
             exported = base_weights(self.model.model)
             self._base = fingerprint((name, tensor) for name, tensor in exported if name not in self._trained)
         return self._base
 
     def without_adapters(self) -> AbstractContextManager[None]:
-        """Forwards in this block are the base model's."""
+        """Let forwards in this block be the base model's."""
         return adapters_off(self.model)
 
     # --- shards and the whole ----------------------------------------------------------------------------------------
 
     def shards_of(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """This rank's parts of whole tensors by the names of ``shards()``; others are left aside."""
+        """Return this rank's parts of whole tensors by the names of ``shards()``; others are left aside."""
         found = {}
         for name, parameter in self._trained.items():
             if name not in weights or weights[name].shape != parameter.shape:
@@ -236,7 +238,9 @@ class FsdpEngine:
         return found
 
     def as_sharded(self, copies: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copies of ``shards()`` as parts of whole tensors, which any number of ranks can load; shares their memory."""
+        """Return the copies of ``shards()`` as parts of whole tensors, which any number of ranks can load; shares their
+        memory.
+        """
         return {name: shard_like(self._trained[name], copy) for name, copy in copies.items()}
 
     # --- one micro-batch ---------------------------------------------------------------------------------------------
@@ -291,7 +295,7 @@ class FsdpEngine:
         return pack_samples(prompts, responses, mask, share_prompts=share, device=self.device, layout=layout)
 
     def _look(self, samples: PackedSamples, want: Sequence[Wanted]) -> Found:
-        """What is wanted of the N trained tokens, (N, ...) each."""
+        """Return what is wanted of the N trained tokens, (N, ...) each."""
         top = next((asked for asked in want if isinstance(asked, TopTokens)), None)
 
         def read(hidden: torch.Tensor, head: Head) -> Found:
@@ -317,7 +321,7 @@ class FsdpEngine:
     def _run(
         self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool, also: torch.Tensor | None = None
     ) -> TokenValues:
-        """Log-probs and entropies of the N trained tokens, (N,) each.
+        """Return the log-probs and entropies of the N trained tokens, (N,) each.
 
         With ``also`` (N, k), further tokens in each place, log-probs are (N, 1 + k).
         """
@@ -340,7 +344,7 @@ class FsdpEngine:
     # --- ranks -------------------------------------------------------------------------------------------------------
 
     def _missing(self, count: int) -> int:
-        """Micro-batches of zero weight that this rank adds, so that all ranks gather and reduce as often.
+        """Return the micro-batches of zero weight that this rank adds, so that all ranks gather and reduce as often.
 
         Itself a meeting of all ranks, so it comes before the first micro-batch.
         """
@@ -351,13 +355,13 @@ class FsdpEngine:
         return int(most) - count
 
     def _run_filler(self) -> torch.Tensor:
-        """A forward over the smallest possible sample; its log-probs, to be weighted with 0."""
+        """Run a forward over the smallest possible sample; its log-probs, to be weighted with 0."""
         token = Ragged.from_lengths(torch.zeros(1, dtype=torch.int64), [1])
         samples = self._packed(token, token, token.like(torch.ones(1, dtype=torch.bool)))
         return self._run(samples, want_entropy=False, entropy_grad=False)[0]
 
     def _over_ranks(self, total: LossSum) -> LossSum:
-        """The sum over all ranks, which may have seen different metrics."""
+        """Return the sum over all ranks, which may have seen different metrics."""
         if self._group is None:
             return total
         parts: list[LossSum | None] = [None] * dist.get_world_size(self._group)
@@ -367,7 +371,7 @@ class FsdpEngine:
 
 
 def _results(want: Sequence[Wanted], tokens: int) -> Found:
-    """Zeros for everything that is wanted."""
+    """Return zeros for everything that is wanted."""
     results: Found = {}
     for asked in want:
         if isinstance(asked, TopTokens):
@@ -379,6 +383,6 @@ def _results(want: Sequence[Wanted], tokens: int) -> Found:
 
 
 def _dense(batch: DataProto, name: str) -> torch.Tensor:
-    """A ragged column right-padded to (b, L), a row column as it is."""
+    """Return a ragged column right-padded to (b, L), a row column as it is."""
     column = batch.batch[name]
     return column.padded() if isinstance(column, Ragged) else column

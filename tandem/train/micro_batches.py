@@ -11,7 +11,7 @@ from tandem.columns.proto import DataProto
 
 
 def canonical_order(batch: DataProto) -> torch.Tensor:
-    """Row numbers (B,) by group id, then index in the group; without these columns the batch's own order."""
+    """Return the row numbers (B,) by group id, then index in the group; without these columns the batch's own order."""
     order = torch.arange(len(batch))
     for column in ("sample_index", "group_ids"):
         if column in batch.batch:
@@ -27,7 +27,7 @@ def token_budgeted(
     whole_groups: bool = False,
     padded: bool = False,
 ) -> Iterator[slice]:
-    """Runs of neighbouring samples with at most ``max_tokens`` prompt and response tokens each.
+    """Yield runs of neighbouring samples with at most ``max_tokens`` prompt and response tokens each.
 
     ``max_samples`` bounds their number too, where one group isn't larger than that. Tokens of a shared prompt count for
     each sample: attention gathers them for each. ``padded``: each sample counts as the longest beside it.
@@ -55,7 +55,7 @@ def token_budgeted(
 
 
 def group_by_group(batch: DataProto) -> Iterator[slice]:
-    """One run of neighbouring samples per group, so that a group is computed alike whatever stands beside it."""
+    """Yield one run of neighbouring samples per group, so that a group is computed alike whatever stands beside it."""
     ids = batch.dense("group_ids").cpu()
     sizes = torch.unique_consecutive(ids, return_counts=True)[1].tolist()
     first = 0

@@ -57,10 +57,12 @@ class Objective(Protocol):
     def numerator(
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
     ) -> LossSum:
-        """``columns`` and ``logprobs`` are (b, L), right-padded; ``logprobs`` is 0 outside ``response_mask``."""
+        """Return the loss's sum over ``columns`` and ``logprobs`` (b, L), right-padded; ``logprobs`` is 0 outside
+        ``response_mask``.
+        """
 
     def denominator(self, batch: DataProto) -> float:
-        """What the sum over the whole mini-batch ``batch`` (all ranks) is divided by."""
+        """Return what the sum over the whole mini-batch ``batch`` (all ranks) is divided by."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Distillation:
         return teacher_columns(DISTILLATIONS[self.type].signature)
 
     def terms(self, given: Mapping[str, Any]) -> DistillationTerms:
-        """The objective's advantages or loss terms, not yet weighted."""
+        """Return the objective's advantages or loss terms, not yet weighted."""
         entry = DISTILLATIONS[self.type]
         return entry.target(**{name: given[name] for name in entry.signature.columns}, **self.parameters)
 
@@ -146,7 +148,7 @@ class PolicyObjective:
     def numerator(
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
     ) -> LossSum:
-        """The policy loss with KL, entropy and distillation terms, summed over the rows and not yet divided."""
+        """Return the policy loss with KL, entropy and distillation terms, summed over the rows and not yet divided."""
         whole, mask = columns["response_mask"], loss_mask(columns)
         old = columns.get("old_logprobs", logprobs.detach())
         computed = {"old_logprobs": old, "logprobs": logprobs, "entropies": entropies}
@@ -165,7 +167,7 @@ class PolicyObjective:
         return LossSum(loss_numerator(per_token, mask, self.aggregation), metrics)
 
     def denominator(self, batch: DataProto) -> float:
-        """What the summed loss of the whole mini-batch is divided by, as the aggregation says."""
+        """Return what the summed loss of the whole mini-batch is divided by, as the aggregation says."""
         return denominator(self.aggregation, trained_counts(batch), norm=self.norm)
 
     def _policy(self, given: Mapping[str, Any]) -> PolicyLoss:
@@ -174,7 +176,7 @@ class PolicyObjective:
         return self.entry.target(**{name: given[name] for name in names}, **self.parameters)
 
     def _taught(self, given: Mapping[str, Any]) -> PolicyLoss:
-        """The policy loss on the advantages of reward and teacher, plus the teacher's own terms."""
+        """Return the policy loss on the advantages of reward and teacher, plus the teacher's own terms."""
         assert self.distillation is not None
         teaching, coef = self.distillation.terms(given), self.distillation.coef
         advantages = torch.zeros_like(given["logprobs"]) if self.distillation.only else given["advantages"]
@@ -191,7 +193,7 @@ class PolicyObjective:
 def mismatch(
     trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, response_mask: torch.Tensor
 ) -> dict[str, Metric]:
-    """How far the engine that sampled is from the trainer, over the trained tokens; inputs (B, T).
+    """Return how far the engine that sampled is from the trainer, over the trained tokens; inputs (B, T).
 
     ``mismatch/kl`` and ``mismatch/k3`` estimate KL(rollout || trainer), ``mismatch/abs`` is the mean absolute
     difference of log-probs: 0 up to rounding where engine and trainer hold the same weights.
@@ -216,24 +218,24 @@ class SftObjective:
     def numerator(
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
     ) -> LossSum:
-        """The negative log-likelihood of the learned tokens, summed."""
+        """Return the negative log-likelihood of the learned tokens, summed."""
         del entropies
         mask = columns["response_mask"]
         return LossSum(masked_sum(-logprobs, mask), {"nll": Metric.over(-logprobs, mask)})
 
     def denominator(self, batch: DataProto) -> float:
-        """Trained tokens of the mini-batch."""
+        """Count the trained tokens of the mini-batch."""
         return denominator(Aggregation.TOKEN_MEAN, trained_counts(batch))
 
 
 def loss_mask(columns: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """``trained_mask`` of columns (b, L): which tokens enter the loss."""
+    """Return ``trained_mask`` of columns (b, L): which tokens enter the loss."""
     whole = columns["response_mask"]
     return whole & columns.get("loss_mask", whole)
 
 
 def trained_mask(batch: DataProto) -> Ragged:
-    """Which tokens enter the loss: ``response_mask``, less what a ``loss_mask`` leaves out."""
+    """Return which tokens enter the loss: ``response_mask``, less what a ``loss_mask`` leaves out."""
     mask = batch.ragged("response_mask")
     if "loss_mask" not in batch.batch:
         return mask
@@ -241,7 +243,7 @@ def trained_mask(batch: DataProto) -> Ragged:
 
 
 def trained_counts(batch: DataProto) -> LossCounts:
-    """Tokens that enter the loss, and samples that have one."""
+    """Count the tokens that enter the loss, and samples that have one."""
     mask = trained_mask(batch)
     sample = torch.repeat_interleave(mask.lengths)[mask.values.cpu()]
     return LossCounts(tokens=len(sample), sequences=len(torch.unique(sample)))

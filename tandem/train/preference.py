@@ -50,7 +50,7 @@ class PreferenceObjective:
     def numerator(
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
     ) -> LossSum:
-        """The terms of the preference loss over the pairs or answers, summed."""
+        """Return the terms of the preference loss over the pairs or answers, summed."""
         del entropies
         given = {**columns, "logprobs": logprobs}
         signature = self.entry.signature
@@ -59,5 +59,5 @@ class PreferenceObjective:
         return LossSum(loss.terms.sum(), dict(loss.metrics))
 
     def denominator(self, batch: DataProto) -> float:
-        """Pairs, or answers, of the mini-batch."""
+        """Count the pairs, or answers, of the mini-batch."""
         return float(len(batch.dense("group_ids").unique()) if self.paired else len(batch))

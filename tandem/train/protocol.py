@@ -34,7 +34,7 @@ Wanted = Literal["logprobs", "entropies", "sum_pi_squared", "values"] | TopToken
 
 
 def logprobs_and(squares: bool) -> list[Wanted]:
-    """What a forward is asked for: log-probs, with or without the sums of squared probabilities."""
+    """Return what a forward is asked for: log-probs, with or without the sums of squared probabilities."""
     return ["logprobs", "sum_pi_squared"] if squares else ["logprobs"]
 
 
@@ -62,7 +62,8 @@ class TrainEngine(Protocol):
     """
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
-        """Per-token results by name, without gradient, on the CPU, aligned with ``responses`` in the batch's order.
+        """Return per-token results by name, without gradient, on the CPU, aligned with ``responses`` in the batch's
+        order.
 
         float32 but for ids; 0 where ``response_mask`` is False.
         """
@@ -74,10 +75,10 @@ class TrainEngine(Protocol):
         """Divide the accumulated gradient once, clip it, update the parameters, and clear it."""
 
     def shards(self) -> dict[str, torch.Tensor]:
-        """Local shards of the trained parameters, to be copied out of and into in place."""
+        """Return the local shards of the trained parameters, to be copied out of and into in place."""
 
     def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, full tensor) of ``part``: merged under Hugging Face names, tied ones under both names."""
+        """Yield (name, full tensor) of ``part``: merged under Hugging Face names, tied ones under both names."""
 
     def sleep(self) -> None:
         """Give up the memory that only training needs."""
@@ -86,7 +87,7 @@ class TrainEngine(Protocol):
         """Take back the memory that ``sleep`` gave up."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Model, optimizer and progress, as sharded tensors and numbers; refers to live memory."""
+        """Return model, optimizer and progress, as sharded tensors and numbers; refers to live memory."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state_dict`` of an engine with the same model, on any number of ranks."""

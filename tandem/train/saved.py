@@ -60,7 +60,7 @@ def require_whole(path: Path, *, quick: bool = False) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What ``state.json`` says. Raises ``DataError``."""
+    """Return what ``state.json`` says. Raises ``DataError``."""
     file = path / STATE
     try:
         document = plain_json.loads(file.read_bytes())
@@ -81,7 +81,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def _instead(older: list[tuple[int, Path]], passed: int, quick: bool) -> str:
-    """What to write where the checkpoint of step ``passed`` is damaged."""
+    """Return what to write where the checkpoint of step ``passed`` is damaged."""
     for step, path in reversed(older):
         try:
             require_whole(path, quick=quick)

@@ -17,7 +17,7 @@ def lr_factor(
     min_ratio: float = 0.0,
     cycles: float = 0.5,
 ) -> float:
-    """What the peak learning rate is multiplied by at update ``step`` (from 0).
+    """Return what the peak learning rate is multiplied by at update ``step`` (from 0).
 
     A linear warm-up from 0 over ``warmup_steps`` updates, then constant, or down to ``min_ratio`` along a line or a
     cosine of ``cycles`` periods (a half falls once; each more rises to the peak and falls again). From update

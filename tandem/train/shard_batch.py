@@ -19,7 +19,8 @@ _IDS = ("group_ids", "sample_index")
 def shard_rows(
     lengths: torch.Tensor | Sequence[int], ranks: int, balance: bool, groups: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
-    """Rows of each rank, ascending, (K_r,) int64: every row once, nobody idle while there are as many rows as ranks.
+    """Return the rows of each rank, ascending, (K_r,) int64: every row once, nobody idle while there are as many rows
+    as ranks.
 
     ``lengths`` (B,) are tokens of samples in canonical order. Without ``balance`` ranks get runs of neighbours whose
     counts differ by at most one, with it sums of tokens that are as even as found. ``groups`` (B,): neighbours of one
@@ -39,7 +40,7 @@ def shard_rows(
 
 
 def shard_batch(batch: DataProto, ranks: int, *, balance: bool, whole_groups: bool) -> list[torch.Tensor]:
-    """``shard_rows`` for the rows of ``batch`` in any order; tokens are those of prompt and response."""
+    """Return ``shard_rows`` for the rows of ``batch`` in any order; tokens are those of prompt and response."""
     order = canonical_order(batch)
     lengths = (batch.ragged("prompts").lengths + batch.ragged("responses").lengths)[order]
     groups = batch.dense("group_ids").cpu()[order] if whole_groups and "group_ids" in batch.batch else None
@@ -47,12 +48,12 @@ def shard_batch(batch: DataProto, ranks: int, *, balance: bool, whole_groups: bo
 
 
 def forward_columns(batch: DataProto) -> list[str]:
-    """What a forward reads of ``batch``."""
+    """Return what a forward reads of ``batch``."""
     return ["prompts", "responses", "response_mask", *(name for name in _IDS if name in batch.batch)]
 
 
 def objective_columns(objective: Objective, batch: DataProto) -> list[str]:
-    """What ``objective`` gets, of the columns that ``batch`` has or must have."""
+    """Return what ``objective`` gets, of the columns that ``batch`` has or must have."""
     extra = (name for name in objective.optional_columns if name in batch.batch)
     return list(dict.fromkeys(["response_mask", *objective.columns, *extra]))
 

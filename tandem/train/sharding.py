@@ -26,12 +26,12 @@ def shard_layers(model: CausalLM, mesh: DeviceMesh) -> None:
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded tensor, sharing its memory; an unsharded one as it is."""
+    """Return this rank's part of a sharded tensor, sharing its memory; an unsharded one as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_like(parameter: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
-    """``shard`` as this rank's part of a tensor that is sharded as ``parameter`` is, sharing its memory."""
+    """Return ``shard`` as this rank's part of a tensor that is sharded as ``parameter`` is, sharing its memory."""
     if not isinstance(parameter, DTensor):
         return shard
     return DTensor.from_local(
@@ -45,7 +45,9 @@ def shard_like(parameter: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
 
 
 def part_like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """This rank's part of ``whole``, which every rank has, cut as ``parameter`` is; an unsharded one as it is."""
+    """Return this rank's part of ``whole``, which every rank has, cut as ``parameter`` is; an unsharded one as
+    it is.
+    """
     if not isinstance(parameter, DTensor):
         return whole.detach()
     whole = whole.detach().to(parameter.device)

@@ -50,7 +50,7 @@ class Part:
     key: str = ""
 
     def overlap(self, other: Part) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-        """What both cover, in the coordinates of this part and of the other; None where that is nothing."""
+        """Return what both cover, in the coordinates of this part and of the other; None where that is nothing."""
         mine, theirs = [], []
         for start, length, begin, count in zip(self.offset, self.size, other.offset, other.size, strict=True):
             low, high = max(start, begin), min(start + length, begin + count)
@@ -119,7 +119,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Any], rank: int, world: in
 
 
 def _own_part(tensor: torch.Tensor) -> Part:
-    """What this rank has of ``tensor``."""
+    """Return what this rank has of ``tensor``."""
     if not isinstance(tensor, DTensor):
         return Part((0,) * tensor.dim(), tuple(tensor.shape))
     (chunk,) = tensor.__create_chunk_list__()  # torch's protocol for checkpoints: the block of this rank
@@ -127,12 +127,14 @@ def _own_part(tensor: torch.Tensor) -> Part:
 
 
 def _is_written(part: Part, tensor: torch.Tensor, rank: int) -> bool:
-    """The first rank writes what it has; others write what the first can't have: true parts that aren't empty."""
+    """Return whether this rank writes it: the first writes what it has, others what the first can't have: true parts
+    that aren't empty.
+    """
     return prod(part.size) > 0 and (rank == 0 or part.size != tuple(tensor.shape))
 
 
 def _own_memory(shard: torch.Tensor, beside: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The tensors on the CPU, contiguous, sharing nothing with what is in the same file."""
+    """Return the tensors on the CPU, contiguous, sharing nothing with what is in the same file."""
     plain = shard.cpu().contiguous()
     storage = plain.untyped_storage().data_ptr()
     shared = any(kept.untyped_storage().data_ptr() == storage for kept in beside.values())
@@ -182,7 +184,7 @@ def read_tensors(folder: Path, tensors: dict[str, Any]) -> None:
 
 
 def _read_lists(folder: Path) -> tuple[dict[Place, Stored], dict[Place, Any]]:
-    """All tensors and values of all ranks."""
+    """Return all tensors and values of all ranks."""
     stored: dict[Place, Stored] = {}
     values: dict[Place, Any] = {}
     try:
@@ -214,7 +216,7 @@ class _Files(ExitStack):
         self._opened: dict[str, Any] = {}
 
     def read(self, part: Part, rows: tuple[slice, ...]) -> torch.Tensor:
-        """These rows (and columns ...) of a part."""
+        """Read these rows (and columns ...) of a part."""
         path = self.folder / part.file
         try:
             if part.file not in self._opened:

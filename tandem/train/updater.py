@@ -91,7 +91,7 @@ class Updater:
         return optim.lr * factor
 
     def _norm(self, grads: list[torch.Tensor]) -> torch.Tensor:
-        """2-norm over all shards of all ranks, float64 on the CPU; finite exactly if all gradients are."""
+        """Return the 2-norm over all shards of all ranks, float64 on the CPU; finite exactly if all gradients are."""
         norms = torch._foreach_norm(grads)
         squares = torch.stack(norms).double().square().sum() if norms else torch.zeros((), dtype=torch.float64)
         if self._group is not None:
@@ -101,7 +101,7 @@ class Updater:
 
 
 def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay on matrices only: norms and biases are vectors."""
+    """Put weight decay on matrices only: norms and biases are vectors."""
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},

@@ -29,7 +29,7 @@ class ValueEngine(FsdpEngine):
         return self._values(samples), None
 
     def _values(self, samples: PackedSamples) -> torch.Tensor:
-        """The values of the N trained tokens, (N,)."""
+        """Return the values of the N trained tokens, (N,)."""
 
         def read(hidden: torch.Tensor, head: Head) -> torch.Tensor:
             return token_values(nn.functional.embedding(samples.read, hidden), head)

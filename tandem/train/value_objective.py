@@ -31,12 +31,12 @@ class ValueObjective:
     def numerator(
         self, columns: Mapping[str, torch.Tensor], logprobs: torch.Tensor, entropies: torch.Tensor | None
     ) -> LossSum:
-        """The value loss, summed; ``logprobs`` are the values that a ``ValueEngine`` reads in their place."""
+        """Return the value loss, summed; ``logprobs`` are the values that a ``ValueEngine`` reads in their place."""
         del entropies
         mask = loss_mask(columns)
         found = value_loss(logprobs, columns["values"], columns["returns"], mask, cliprange_value=self.cliprange)
         return LossSum(loss_numerator(found.per_token, mask, self.aggregation), dict(found.metrics))
 
     def denominator(self, batch: DataProto) -> float:
-        """What the summed loss of the whole mini-batch is divided by, as the aggregation says."""
+        """Return what the summed loss of the whole mini-batch is divided by, as the aggregation says."""
         return denominator(self.aggregation, trained_counts(batch), norm=self.norm)

@@ -43,7 +43,7 @@ class Expected:
     tolerance: Tolerance
 
     def difference(self, answers: Sequence[Answer]) -> torch.Tensor:
-        """Nats (K,) by which the engine's log-probs differ at least from those of the trainer's weights.
+        """Return the nats (K,) by which the engine's log-probs differ at least from those of the trainer's weights.
 
         Who takes another token for the likeliest errs by half of its distance to that, in one of the two.
         """
@@ -56,7 +56,7 @@ class Expected:
         return torch.tensor(found, dtype=torch.float64)
 
     def objection(self, answers: Sequence[Answer]) -> str | None:
-        """Why these are not the answers of the trainer's weights, in words; None where they can be."""
+        """Return why these are not the answers of the trainer's weights, in words; None where they can be."""
         off = self.difference(answers)
         mean, most = float(off.mean()), float(off.max())
         if mean <= self.tolerance.mean and most <= self.tolerance.most:  # not where one is NaN
@@ -72,14 +72,14 @@ class Answering(Protocol):
     """A receiver that generates."""
 
     def answer(self, prompts: Sequence[torch.Tensor]) -> list[Answer]:
-        """The likeliest next token after each prompt, with the weights that it has."""
+        """Return the likeliest next token after each prompt, with the weights that it has."""
 
 
 class Probe(Protocol):
     """Who knows what engines must answer."""
 
     def expected(self, version: int, *, due: bool = False) -> Expected | None:
-        """What the weights of this moment, to be sent as ``version``, answer; None where nobody is to be asked.
+        """Return what the weights of this moment, to be sent as ``version``, answer; None where nobody is to be asked.
 
         ``due``: somebody is, who was never asked.
         """

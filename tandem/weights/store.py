@@ -94,7 +94,7 @@ class WeightStore:
             raise ContractError(f"can't {purpose}: tag {self._in_place!r} is in place; leave its `using` block first")
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The saved tags but the actor's, which the engine saves itself."""
+        """Return the saved tags but the actor's, which the engine saves itself."""
         return {tag: copies for tag, copies in self._copies.items() if tag != ACTOR}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -104,7 +104,7 @@ class WeightStore:
 
     @contextmanager
     def _switched(self, tag: str) -> Iterator[None]:
-        """A defined tag in place of the actor."""
+        """Put a defined tag in place of the actor."""
         self.require_actor(f"switch to {tag!r}")
         with self._defined[tag]():
             self._in_place = tag

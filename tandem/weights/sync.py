@@ -41,7 +41,7 @@ class HealthChecked(Protocol):
     """A receiver that can be asked whether it is well."""
 
     def ping(self, deadline_s: float) -> int:
-        """The version that it has; ``DeadlineError`` where it doesn't answer in time."""
+        """Return the version that it has; ``DeadlineError`` where it doesn't answer in time."""
 
     @property
     def applied_s(self) -> float:
@@ -56,7 +56,7 @@ class Preparing(Protocol):
         """Return once ``load`` may come; this takes what it takes, within a limit of the receiver's own."""
 
     def doing(self) -> str:
-        """What keeps it, in words that go on after ``which``; an empty string where there is nothing to say."""
+        """Return what keeps it, in words that go on after ``which``; an empty string where there is nothing to say."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class SharedSnapshots:
         self._memory = SharedWeights(bucket_bytes)
 
     def __call__(self) -> Snapshot:
-        """A copy of the weights as they are now."""
+        """Return a copy of the weights as they are now."""
         beside = () if self._base is None else (self._base(),)
         self._memory.write(self._export(), self._dtype)
         return Snapshot(self._memory, lambda: joined(fingerprint(self._memory), *beside))
@@ -204,7 +204,9 @@ class WeightSync:
         return f"waits for {awaited}; blocked by {names}" if names else ""
 
     def take_arrivals(self) -> list[tuple[str, int, float, float]]:
-        """(receiver, version, begun, acknowledged) of what has arrived since the last look; ``time.perf_counter``."""
+        """Return (receiver, version, begun, acknowledged) of what has arrived since the last look;
+        ``time.perf_counter``.
+        """
         taken, self._arrivals = self._arrivals, []
         return taken
 
@@ -214,7 +216,7 @@ class WeightSync:
         self._receivers.clear()
 
     def join(self, name: str, receiver: Receiver) -> None:
-        """A receiver more, which loads the last version that was pushed before this returns.
+        """Add a receiver, which loads the last version that was pushed before this returns.
 
         It is asked what it generates with then, or, where that version was not due, at the next push: by now the
         trainer may have other weights.
@@ -230,7 +232,7 @@ class WeightSync:
         self._receivers[name] = receiver
 
     def leave(self, name: str) -> None:
-        """The receiver is gone or given up: nobody waits for it any more, and its error is forgotten."""
+        """Note that the receiver is gone or given up: nobody waits for it any more, and its error is forgotten."""
         if name not in self._receivers:
             raise ContractError(f"receiver {name!r} is unknown; there are {sorted(self._receivers)}")
         del self._receivers[name]
@@ -257,7 +259,7 @@ class WeightSync:
     def _deliver(
         self, name: str, receiver: Receiver, snapshot: Snapshot, version: int, expected: Callable[[], str]
     ) -> Transfer[float]:
-        """A thread that loads, compares, asks and acknowledges; its result is the seconds of the load."""
+        """Start a thread that loads, compares, asks and acknowledges; its result is the seconds of the load."""
         asked = self._expected
 
         def deliver() -> float:
@@ -296,7 +298,7 @@ class WeightSync:
         return Transfer(name, deliver, self._deadline_s, prepare)
 
     def _check_health(self) -> None:
-        """Every receiver that can be asked answers in time, and has the version that it acknowledged."""
+        """Check that every receiver that can be asked answers in time, and has the version that it acknowledged."""
         calls = {
             name: Transfer(name, partial(receiver.ping, self._health_s), self._health_s)
             for name, receiver in self._receivers.items()
@@ -325,7 +327,7 @@ class WeightSync:
             raise DeadlineError(f"waited {seconds:g} s for {awaited}; blocked by {late}")
 
     def _names(self, transfers: list[tuple[str, Transfer[Any]]]) -> str:
-        """The receivers that are awaited, each with what it is doing, if it says so."""
+        """Return the receivers that are awaited, each with what it is doing, if it says so."""
         awaited = []
         for name, transfer in transfers:
             if transfer.under_way:

@@ -49,7 +49,7 @@ class Transfer(Generic[T]):
             raise self._error
 
     def result(self) -> T:
-        """The result; waits for it. Raises the error of the work."""
+        """Wait for the result. Raises the error of the work."""
         self._thread.join()
         self.check()
         return self._results[0]

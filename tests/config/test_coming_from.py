@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 from tandem.base.errors import ConfigError, Problem
-from tandem.config.coming_from import page
+from tandem.config.coming_from import WORDS, page
 from tandem.config.flags import TRAIN_FLAGS
 from tandem.config.foreign import FAMILIES, FOREIGN
 from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.config.spellings import SPELLINGS
+from tandem.config.tree import field_at
 from tandem.plan.plan import compile_plan
 
 MODEL = ["--hf-checkpoint", "m"]
@@ -33,6 +34,13 @@ def problems(*words: str) -> list[Problem]:
 
 def test_the_page_in_the_repository_is_current() -> None:
     assert PAGE.read_text("utf-8") == page(), "run `python -m tandem.config.coming_from`"
+
+
+@pytest.mark.parametrize("row", WORDS, ids=[row[0] for row in WORDS])
+def test_what_other_programs_call_otherwise_is_a_key_here(row: tuple[str, ...]) -> None:
+    *path, last = row[-1].split(".")
+    spelled = row[-1] in SPELLINGS or (path[-1:] == ["policy_loss"] and last == "clip_ratio")
+    assert spelled or field_at(Config, row[-1].split(".")) is not None
 
 
 def test_flags_of_an_optimizer_a_loss_and_a_tracker() -> None:

@@ -1,4 +1,8 @@
-"""Docstrings say something where they are read: a whole sentence, with a noun, that points nowhere else."""
+"""Docstrings say something where they are read: a whole sentence that points nowhere else.
+
+A function's says what calling it does, so it begins with a verb. That of a class or a property may name a thing, as the
+class and the property do, but with more words than the name has.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,54 @@ import tandem
 
 PACKAGE = Path(tandem.__file__).parent
 FEWEST_WORDS = 4
+VERBS = """
+Accept Add Allow Answer Append Apply Ask Assemble Attend Begin Bind Bring Build Call Cast Check Choose Close Collect
+Compare Compute Connect Continue Convert Copy Count Cut Deal Deliver Divide Do Draw Drop End Evaluate Explain Fetch
+Fill Find Fine-tune Finish Forget Fork Free Gather Generate Get Give Go Grow Guard Hand Handle Have Hold Ignore
+Import Join Judge Keep Kill Lay Learn Leave Lend Let List Listen Load Log Look Make Map Meet Merge Move Multiply
+Name Note Object Open Order Overwrite Own Pack Pass Place Plan Prefill Print Project Prove Pull Put Raise Read Refuse
+Release Remove Rename Repeat Replace Report Require Reserve Reset Resolve Restore Return Rewrite Run Save Say Score
+Seal Send Serve Set Settle Shard Share Show Silence Sleep Sort Split Start Step Stop Store Submit Supply Swap Switch
+Take Tell Time Train Turn Use Wait Wake Warn Watch Weigh Wrap Write Yield Zero
+"""
+"""What a function's docstring may begin with; a new one that is a verb belongs here."""
+
+UNREAD = {"agents", "environments", "observe", "rollout", "runtime"}
+"""Folders whose docstrings are still read for verbs."""
+
+STOP_WORDS = "a an and are as at be by for in is it its of on one or that the this to what which with"
 NO_BEGINNING = re.compile(r"(See|Of|Its?|It\.|Those|For a|For JSON|All of them|Undo)\b")
 """How a sentence begins that needs another one, or the name above it, to be understood."""
 
 
-def docstrings(source: str) -> Iterator[tuple[str, int, str]]:
-    """Name, line and first paragraph of each class's and function's docstring."""
+Documented = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def docstrings(source: str) -> Iterator[tuple[Documented, str]]:
+    """Each class and function, with the first paragraph of its docstring."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, Documented):
             text = ast.get_docstring(node)
             if text is not None:
-                yield node.name, node.lineno, " ".join(text.split("\n\n")[0].split())
+                yield node, " ".join(text.split("\n\n")[0].split())
+
+
+def names_a_thing(node: Documented) -> bool:
+    """Whether ``node`` is a class, or a property of one."""
+    return isinstance(node, ast.ClassDef) or any("property" in ast.unparse(it) for it in node.decorator_list)
+
+
+def words_in(text: str) -> set[str]:
+    """The words of a text or of a name, in lower case and without a plural's s."""
+    apart = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text).lower()
+    return {word.rstrip("s") for word in re.findall("[a-z]+", apart)}
+
+
+def lacking(node: Documented, text: str) -> str:
+    """What the docstring of ``node`` lacks beside a form; empty if nothing."""
+    if not names_a_thing(node) and text.split()[0].strip(",:;") not in VERBS.split():
+        return "does not begin with a verb"
+    return "" if words_in(text) - words_in(node.name) - set(STOP_WORDS.split()) else "says what the name says"
 
 
 def fault(text: str) -> str:
@@ -52,11 +93,29 @@ def test_what_helps_is_not(text: str) -> None:
     assert not fault(text)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def rows(batch):\n    """The rows of a batch, in order."""',
+        'class Store:\n    def put(self, row):\n        """One row for the store."""',
+        'class GroupStorage:\n    """The storage of a group."""',
+        'class Store:\n    @property\n    def free_rows(self):\n        """The rows that are free."""',
+    ],
+)
+def test_a_function_without_a_verb_and_a_name_said_again_are_found(source: str) -> None:
+    assert any(lacking(node, text) for node, text in docstrings(source))
+
+
+def test_a_verb_or_more_than_the_name_is_enough() -> None:
+    source = 'class Store:\n    """Where rows are kept."""\n    def put(self, row):\n        """Keep a row, last."""'
+    assert not any(lacking(node, text) for node, text in docstrings(source))
+
+
 def test_every_docstring_is_a_sentence() -> None:
     found = [
-        f"{path.relative_to(PACKAGE.parent)}:{line} {name}: {text!r} {problem}"
+        f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}: {text!r} {problem}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        for name, line, text in docstrings(path.read_text("utf-8"))
-        if (problem := fault(text))
+        for node, text in docstrings(path.read_text("utf-8"))
+        if (problem := fault(text) or (path.relative_to(PACKAGE).parts[0] not in UNREAD and lacking(node, text)))
     ]
     assert found == []

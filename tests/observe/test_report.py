@@ -172,7 +172,7 @@ def test_a_run_log_writes_everything_also_when_the_loop_fails(tmp_path: Path) ->
         log.log(1, {"reward/mean": 0.5}, [RolloutRecord("a", "b", None, None, 0)])
         raise ZeroDivisionError("boom")
     assert {p.name for p in tmp_path.iterdir()} == {
-        *(".tandem", "metrics.jsonl", "rollouts.jsonl", "trace.json", "report.html")
+        *(".tandem", "about.json", "metrics.jsonl", "rollouts.jsonl", "trace.json", "report.html")
     }
     text = WellFormed((tmp_path / "report.html").read_text("utf-8")).text
     assert "ZeroDivisionError: boom" in text and "rollout 100%" in text

@@ -343,6 +343,7 @@ REFUSALS = [
     ("evaluation.at_start=true", "evaluation.at_start", "no held-out prompts", "data.val_files"),
     ("evaluation.k=[4]", "evaluation.k[0]", "pass@4", "at most 1"),
     ("evaluation.n=4", "evaluation.n", "equal", "temperature"),
+    ("evaluation={n: 4, temperature: 1e-9}", "evaluation.temperature", "practically greedy", "0 for greedy answers"),
     (f"{ACTOR}.optim.num_cycles=2", f"{ACTOR}.optim.num_cycles", "constant, which has no periods", "schedule: cosine"),
     (f"{ACTOR}.optim.warmup_steps=20", f"{ACTOR}.optim.warmup_steps", "20 optimizer steps", "less than 20"),
     (

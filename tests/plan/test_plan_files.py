@@ -89,6 +89,27 @@ def test_pickled_weights_are_left_to_the_loading(place: Path, problems_of: Probl
     assert problems_of() == []
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "t5", "is_encoder_decoder": True},
+        {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+        {"model_type": "qwen2", "architectures": ["Qwen2ForTokenClassification"]},
+    ],
+    ids=lambda config: str(config["model_type"]),
+)
+def test_a_model_that_goes_on_with_no_text_is_refused(
+    place: Path, problems_of: Problems, sft_plan_of: SftPlans, config: dict[str, object]
+) -> None:
+    write_model(place / "other", **MODEL_CONFIG, **config)
+    (problem,) = problems_of(f"{MODEL}.path=other")
+    assert problem.key == f"{MODEL}.path" and "goes on with a text" in problem.reason
+    (problem,) = sft_plan_of("model.path=other").problems
+    assert problem.key == "model.path" and "goes on with a text" in problem.reason
+    critic = problems_of("algorithm.adv_estimator=gae", "critic.enable=true", "critic.model.path=other")
+    assert [problem.key for problem in critic] == ([] if config["model_type"] == "qwen2" else ["critic.model.path"])
+
+
 @pytest.fixture
 def plain(place: Path) -> Path:
     """The model without a chat template, and rows of messages."""

@@ -20,6 +20,13 @@ def test_the_likeliest_token_alone_is_greedy_whatever_the_temperature(problems_o
     assert "all equal" in problem.reason and "2 or more" in problem.remedy
 
 
+def test_a_nucleus_that_holds_one_token_is_greedy(problems_of: Problems) -> None:
+    (problem,) = problems_of("actor_rollout_ref.rollout.top_p=0.01", "actor_rollout_ref.rollout.logprobs_of=full")
+    assert (problem.key, problem.value) == ("actor_rollout_ref.rollout.top_p", 0.01)
+    assert "among 100: answers to a prompt are all equal" in problem.reason and "more than 0.01" in problem.remedy
+    assert not problems_of("actor_rollout_ref.rollout.top_p=0.011", "actor_rollout_ref.rollout.logprobs_of=full")
+
+
 def test_an_answer_is_not_better_than_itself(place: Path, problems_of: Problems) -> None:
     (place / "pairs.jsonl").write_text(json.dumps({"prompt": "1+1=", "chosen": "2", "rejected": "3"}) + "\n")
     words = ["algorithm.policy_loss.type=dpo", f"data.train_files={place / 'pairs.jsonl'}", "data.train_batch_size=1"]

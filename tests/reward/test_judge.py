@@ -131,7 +131,7 @@ def test_the_request_is_a_chat_completion(service: Service) -> None:
 def test_template_grade_and_range_are_the_users(service: Service) -> None:
     service.answer = lambda number, content: graded(f"[[{content}]]")
     judge = Judge(base_url=service.url, model="m", template="{response}", grade=r"\[\[(.*)\]\]", lowest=-1, highest=1)
-    assert ask(judge, response="0.5") == {"score": 0.75, "grade": 0.5}
+    assert ask(judge, response="0.5") == {"score": 0.75, "grade": 0.5, "reply": "[[0.5]]"}
     for reply, reason in (("2", "is not within -1 to 1"), ("x", "'x' is no number"), ("nan", "is not within")):
         with pytest.raises(RewardError, match=reason):
             ask(judge, response=reply)

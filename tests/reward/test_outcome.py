@@ -58,9 +58,9 @@ def test_b75_b12_what_is_no_finite_number_is_a_failure_never_a_zero(value, reaso
     assert reason in verdict.reason
 
 
-def test_a_dict_gives_metrics() -> None:
+def test_a_dict_gives_metrics_and_notes() -> None:
     verdict = as_verdict({"score": 1, "format": True, "length": np.int64(3), "note": "text", "bad": math.nan})
-    assert verdict == Verdict(1.0, metrics={"format": 1.0, "length": 3.0})
+    assert verdict == Verdict(1.0, metrics={"format": 1.0, "length": 3.0}, notes={"note": "text"})
 
 
 @pytest.mark.parametrize("values", [torch.tensor([1.0, 0.5]), np.array([1.0, 0.5]), [1.0, 0.5], (1, 0.5)])

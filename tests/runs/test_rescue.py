@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tandem.base.errors import WriteError
-from tandem.config.schema import TrainerConfig
+from tandem.config.trainer import TrainerConfig
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
 from tandem.session.progress import Progress, StepPart

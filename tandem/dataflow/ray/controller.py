@@ -121,11 +121,11 @@ class Controller:
         return None
 
     async def status(self) -> PlaneStatus:
-        """The counts of every partition and task at this moment."""
+        """Return the counts of every partition and task at this moment."""
         return plane_status(self._ledger, time.monotonic())
 
     async def pid(self) -> int:
-        """The process id of this actor, which also shows that it answers."""
+        """Return the process id of this actor, which also shows that it answers."""
         return os.getpid()
 
     def _written(
@@ -141,7 +141,7 @@ class Controller:
         self._next_change = asyncio.Event()
 
     async def _wait(self, seconds: float) -> None:
-        """Until something changes, a lease expires, or the time is over."""
+        """Wait until something changes, a lease expires, or the time is over."""
         expiry = self._ledger.next_expiry()
         until = seconds if expiry is None else min(seconds, max(0.0, expiry - time.monotonic()))
         with contextlib.suppress(TimeoutError):

@@ -31,7 +31,7 @@ class StorageUnit:
         self._one_writer = asyncio.Lock()
 
     async def put(self, tickets: Sequence[Ticket], packed: Packed, seconds: float) -> list[Outcome]:
-        """The unit's part of a ``DataPlane.put``; ``packed`` is a dict of columns."""
+        """Return the unit's part of a ``DataPlane.put``; ``packed`` is a dict of columns."""
         deadline = Deadline(seconds)
         columns: Columns = unpack(packed.copied())
         outcomes: list[Outcome] = []
@@ -66,7 +66,7 @@ class StorageUnit:
             self._storage.free_partition(partition)
 
     async def get(self, tickets: Sequence[Ticket], columns: Collection[str]) -> Packed:
-        """The columns of the groups in the order of ``tickets``, a packed dict.
+        """Return the columns of the groups in the order of ``tickets``, a packed dict.
 
         It waits for a write under way: the ledger may have lent what that is about to store.
         """
@@ -75,7 +75,7 @@ class StorageUnit:
         return pack({name: join(cut) for name, cut in pieces.items()})
 
     async def pid(self) -> int:
-        """The process id of this actor, which also shows that it answers."""
+        """Return the process id of this actor, which also shows that it answers."""
         return os.getpid()
 
     def _free(self, tickets: Sequence[Ticket], written: Written) -> None:

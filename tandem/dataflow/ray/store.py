@@ -19,7 +19,7 @@ from tandem.dataflow.ray.controller import Controller, Taken
 from tandem.dataflow.ray.storage_unit import StorageUnit
 from tandem.dataflow.store import DataPlane
 from tandem.dataflow.tickets import Lease, Request, Ticket
-from tandem.remote.calls import REPLY_SECONDS, Remote, import_ray
+from tandem.remote.calls import REPLY_SECONDS, START_SECONDS, Remote, import_ray
 from tandem.remote.payload import pack, unpack
 
 _LONGEST_CALL = 5.0
@@ -114,7 +114,7 @@ class RayStore(DataPlane):
             deadline.check(awaited, blocker)
 
     def status(self) -> PlaneStatus:
-        """The controller's counts of every partition and task at this moment."""
+        """Return the controller's counts of every partition and task at this moment."""
         status: PlaneStatus = self._controller.ask("status")
         return status
 
@@ -129,13 +129,13 @@ class RayStore(DataPlane):
         return outcome
 
     def pids(self) -> dict[str, int]:
-        """The process of each actor, by its name."""
+        """Return the process of each actor, by its name."""
         actors = (self._controller, *self._units)
         replies = [actor.submit("pid", awaited="its start") for actor in actors]
-        return {actor.name: reply.within(REPLY_SECONDS) for actor, reply in zip(actors, replies, strict=True)}
+        return {actor.name: reply.within(START_SECONDS) for actor, reply in zip(actors, replies, strict=True)}
 
     def silent(self, seconds: float) -> list[str]:
-        """The actors that give no sign of life within so many seconds, in words."""
+        """Return the actors that give no sign of life within so many seconds, in words."""
         actors = (self._controller, *self._units)
         replies = [(actor.name, actor.submit("pid", awaited="a sign of life")) for actor in actors]
         end, found = Deadline(seconds), []
@@ -154,11 +154,13 @@ class RayStore(DataPlane):
             actor.kill()
 
     def _home(self, ticket: Ticket) -> int:
-        """The unit of a group: fixed, so that one unit sees everything that happens to it. Neighbours share one."""
+        """Return the unit of a group: fixed, so that one unit sees everything that happens to it. Neighbours share
+        one.
+        """
         return ticket.place * len(self._units) // self._tickets
 
     def _shares(self, tickets: Sequence[Ticket]) -> dict[int, list[int]]:
-        """Which of the tickets, by index, live in which unit."""
+        """Return which of the tickets, by index, live in which unit."""
         shares: dict[int, list[int]] = defaultdict(list)
         for i, ticket in enumerate(tickets):
             shares[self._home(ticket)].append(i)
@@ -166,7 +168,7 @@ class RayStore(DataPlane):
 
 
 def _choose(columns: Columns, groups: Sequence[int], rows: int) -> Columns:
-    """The rows of some groups of ``rows`` rows each; views where the groups are neighbours."""
+    """Return the rows of some groups of ``rows`` rows each; views where the groups are neighbours."""
     first, last = groups[0], groups[-1]
     if list(groups) == list(range(first, last + 1)):
         return {name: column[first * rows : (last + 1) * rows] for name, column in columns.items()}
@@ -181,5 +183,5 @@ def _choose_rows(column: Column, rows: torch.Tensor) -> Column:
 
 
 def _rows_of(groups: torch.Tensor, rows: int) -> torch.Tensor:
-    """(G,) groups -> (G * rows,) their rows."""
+    """Turn (G,) groups into their (G * rows,) rows."""
     return (groups[:, None] * rows + torch.arange(rows)).flatten()

@@ -161,7 +161,7 @@ class EpisodePool:
         return [place.process.pid for place in list(self._places)]
 
     def number(self) -> int:
-        """A number that nobody had before, to name episodes by."""
+        """Return a number that nobody had before, to name episodes by."""
         return next(self._numbers)
 
     def await_ready(self) -> None:
@@ -179,7 +179,7 @@ class EpisodePool:
         self._order(lambda: self._reply(name, number, reply))
 
     def cancel(self, name: str) -> None:
-        """Nobody wants the episode any more; its listener hears nothing of it."""
+        """Forget the episode, which nobody wants any more; its listener hears nothing of it."""
         self._order(lambda: self._forget(name))
 
     def check(self) -> None:
@@ -190,7 +190,7 @@ class EpisodePool:
             )
 
     def activity(self) -> str:
-        """How many episodes are at work outside of the policy, since when, and how many wait for a place."""
+        """Say how many episodes are at work outside of the policy, since when, and how many wait for a place."""
         now = time.monotonic()
         busy = [now - play.since for place in list(self._places) for play in list(place.plays.values()) if play.since]
         longest = f", the longest for {max(busy):.1f} s" if busy else ""
@@ -293,7 +293,9 @@ class EpisodePool:
             self._tell(place, kind="cancel", id=name)
 
     def _keep_time(self) -> None:
-        """Cancel episodes that are late, and end processes in which one doesn't let itself be cancelled."""
+        """End episodes that are late, by cancelling them, and processes in which one doesn't let itself be
+        cancelled.
+        """
         now = time.monotonic()
         for place in list(self._places):
             if not place.process.ready and now > place.process.since + self._spec.start_s:
@@ -364,14 +366,16 @@ class EpisodePool:
             self._places.append(self._start(suspected[0]))
 
     def _place_for(self, share: int | None) -> _Place | None:
-        """The emptiest process that takes one more episode, of those that are suspected alike or of the usual ones."""
+        """Return the emptiest process that takes one more episode, of those that are suspected alike or of the usual
+        ones.
+        """
         most = self._spec.concurrency if share is None else share
         fit = [p for p in self._places if p.share == share and p.process.ready and not p.leaving]
         free = [p for p in fit if len(p.plays) < most]
         return min(free, key=lambda p: len(p.plays)) if free else None
 
     def _patience(self) -> float:
-        """Seconds until something must be looked at again, at most a tick."""
+        """Return seconds until something must be looked at again, at most a tick."""
         dues = [play.due for place in self._places for play in place.plays.values()]
         return max(0.0, min([_TICK_S, *(due - time.monotonic() for due in dues)]))
 

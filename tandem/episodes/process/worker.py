@@ -111,7 +111,7 @@ class Host:
             self._asked.pop(name, None)
 
     def _send(self, **message: Any) -> None:
-        """Raises ``TypeError`` for what JSON can't say, to the episode that gave it."""
+        """Send a message. Raises ``TypeError`` for what JSON can't say, to the episode that gave it."""
         text = json.dumps(message).encode()
         self._writer.write(_LENGTH.pack(len(text)) + text)
 

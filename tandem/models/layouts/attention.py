@@ -34,7 +34,9 @@ class AttentionLayout(ABC):
     """A layout that decides, in each attention layer, who sees whom among the T tokens of one row."""
 
     def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Last hidden states (T, d) of tokens that stand in one row; each attention layer calls ``attend``."""
+        """Return the last hidden states (T, d) of tokens that stand in one row; each attention layer calls
+        ``attend``.
+        """
         output = decoder(input_ids=input_ids[None], position_ids=positions[None], use_cache=False, layout=self)
         states: torch.Tensor = output.last_hidden_state[0]
         return states
@@ -49,7 +51,7 @@ class AttentionLayout(ABC):
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Causal attention within each document.
+        """Compute causal attention within each document.
 
         ``query`` (1, H, T, D), ``key`` (1, K, T, D) and ``value`` (1, K, T, E) with H a multiple of K (grouped
         queries). ``window`` is the number of latest positions that a token may see (itself included), None for all.
@@ -93,7 +95,7 @@ def layout_attention(
     layout: AttentionLayout | None = None,
     **extra: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function that transformers calls in each attention layer; delegates to the ``layout`` keyword."""
+    """Return the function that transformers calls in each attention layer; delegates to the ``layout`` keyword."""
     name = type(module).__name__
     if layout is None:
         raise TandemError(f"{name} does not pass on where documents begin and end")
@@ -112,7 +114,7 @@ def layout_attention(
 
 
 def _no_mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> None:
-    """Layouts know who sees whom; transformers builds no mask."""
+    """Build no mask in transformers: layouts know who sees whom."""
     seen: Seen | None = getattr(_watching, "seen", None)
     if seen is not None:
         seen.masks.add(local_size or None)  # some families write 0 for no window

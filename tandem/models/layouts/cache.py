@@ -50,7 +50,9 @@ class KVCache:
         return PromptLayout(self.prompts, rows, lengths, self.device)
 
     def resume(self, lengths: torch.Tensor, copies: torch.Tensor, begun: torch.Tensor) -> ResumptionLayout:
-        """The layout that runs prompts and the beginnings of their answers, and appends those rows to the cache."""
+        """Return the layout that runs prompts and the beginnings of their answers, and appends those rows to the
+        cache.
+        """
         return ResumptionLayout(self, lengths, copies, begun)
 
     def extend(self) -> DecodeLayout:
@@ -206,7 +208,7 @@ class DecodeLayout(StoringLayout):
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """One token per row against its cache: (1, H, R, D), (1, K, R, D) and (1, K, R, E) give (1, R, H, E)."""
+        """Attend from one token per row to its cache: (1, H, R, D), (1, K, R, D) and (1, K, R, E) give (1, R, H, E)."""
         heads, count, size = query.shape[1:]
         place = self.place(layer)
         if count != len(self.positions):
@@ -227,7 +229,9 @@ class DecodeLayout(StoringLayout):
         return output.reshape(1, count, heads, value.shape[3])
 
     def _mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
-        """(R, 1, 1, columns) additive mask, None where every row sees every column; built once for all layers."""
+        """Return the additive mask (R, 1, 1, columns), None where every row sees every column; built once for all
+        layers.
+        """
         if window not in self._masks:
             place = torch.arange(self._width)
             hidden = place > self._columns[:, None]
@@ -261,17 +265,17 @@ class _SharedPrompts:
         self._place, self._row = place.to(device), row.to(device)
 
     def scores(self, place: Place, queries: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """(R, K, H / K, D) -> (R, K, H / K, width): each query times its prompt's keys."""
+        """Turn (R, K, H / K, D) into (R, K, H / K, width): each query times its prompt's keys."""
         keys, _ = self._store.layer(place, key, value)
         return self._product(queries, keys[: self._groups, :, : self.width].transpose(2, 3))
 
     def mixed(self, place: Place, weights: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """(R, K, H / K, width) -> (R, K, H / K, E): the prompt's values by weight."""
+        """Turn (R, K, H / K, width) into (R, K, H / K, E): the prompt's values by weight."""
         _, values = self._store.layer(place, key, value)
         return self._product(weights, values[: self._groups, :, : self.width])
 
     def _product(self, rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
-        """Rows (R, K, H / K, a) times the matrices of their groups (G, K, a, b) -> (R, K, H / K, b)."""
+        """Multiply rows (R, K, H / K, a) by the matrices of their groups (G, K, a, b), giving (R, K, H / K, b)."""
         heads, each = rows.shape[1:3]
         grouped = rows[self._row].unflatten(0, (self._groups, self._members))
         product = _product(grouped.transpose(1, 2).flatten(2, 3), matrices)  # (G, K, m · H / K, b)
@@ -281,6 +285,8 @@ class _SharedPrompts:
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Matrix products (B, K, m, a) x (B, K, a, b) -> (B, K, m, b); views stay views, which ``matmul`` copies."""
+    """Multiply the matrices (B, K, m, a) and (B, K, a, b), giving (B, K, m, b); views stay views, which ``matmul``
+    copies.
+    """
     product: torch.Tensor = torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, left.shape[:2])
     return product

@@ -66,7 +66,8 @@ class KVStore:
         self.count = count
 
     def layer(self, place: Place, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stored keys and values of a place; ``key`` (1, K, T, D) and ``value`` (1, K, T, E) give their sizes.
+        """Return the stored keys and values of a place; ``key`` (1, K, T, D) and ``value`` (1, K, T, E) give their
+        sizes.
 
         Under mixed precision rotated keys are float32 beside bfloat16 values: both are stored as values come.
         """
@@ -86,13 +87,15 @@ class StoringLayout(AttentionLayout):
         self._calls: Counter[int] = Counter()
 
     def place(self, layer: int) -> Place:
-        """The place in the store of this call of ``layer``."""
+        """Return the place in the store of this call of ``layer``."""
         self._calls[layer] += 1
         return layer, self._calls[layer]
 
 
 def closing(kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The moves that close the gaps in ``kept`` (M,) bool: rows ``source`` from the end go to the rows ``target``."""
+    """Return the moves that close the gaps in ``kept`` (M,) bool: rows ``source`` from the end go to the rows
+    ``target``.
+    """
     count = int(kept.sum())
     return kept[count:].nonzero()[:, 0] + count, (~kept[:count]).nonzero()[:, 0]
 

@@ -34,7 +34,7 @@ class Documents:
 
     @classmethod
     def consecutive(cls, lengths: torch.Tensor) -> Documents:
-        """Documents of these ``lengths`` (B,) one after the other, nothing shared."""
+        """Lay out documents of these ``lengths`` (B,) one after the other, nothing shared."""
         start = _starts(lengths)
         return cls(start, torch.zeros_like(lengths), start, lengths)
 
@@ -44,7 +44,9 @@ class Documents:
         return self.prefix_length + self.length
 
     def index(self, chosen: torch.Tensor, width: int) -> torch.Tensor:
-        """Row positions of the tokens of the ``chosen`` documents, (b, width); padded with a document's own tokens."""
+        """Return the row positions of the tokens of the ``chosen`` documents, (b, width); padded with a document's own
+        tokens.
+        """
         column = torch.arange(width)[None, :].minimum(self.totals[chosen, None] - 1)
         prefix = self.prefix_length[chosen, None]
         inside = self.prefix_start[chosen, None] + column
@@ -75,7 +77,7 @@ class PackedLayout(AttentionLayout):
 
     @classmethod
     def of_lengths(cls, lengths: torch.Tensor, device: torch.device | str = "cpu") -> PackedLayout:
-        """Documents of these ``lengths`` (B,) int64, one after the other."""
+        """Lay out documents of these ``lengths`` (B,) int64, one after the other."""
         return cls(Documents.consecutive(lengths), device)
 
     def _bucket(self, documents: Documents) -> None:
@@ -101,7 +103,7 @@ class PackedLayout(AttentionLayout):
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Attention inside each document: (1, H, T, D), (1, K, T, D) and (1, K, T, E) give (1, T, H, E)."""
+        """Attend inside each document: (1, H, T, D), (1, K, T, D) and (1, K, T, E) give (1, T, H, E)."""
         del layer
         heads, tokens, size = query.shape[1], query.shape[2], value.shape[3]
         if tokens != self.tokens:
@@ -122,7 +124,7 @@ class PackedLayout(AttentionLayout):
     def _causal(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
     ) -> torch.Tensor:
-        """(b, L, H, D), (b, L, K, D) and (b, L, K, E) -> (b, L, H, E)."""
+        """Attend causally: (b, L, H, D), (b, L, K, D) and (b, L, K, E) give (b, L, H, E)."""
         width = query.shape[1]
         if window is not None and window < width and (width, window) not in self._masks:
             self._masks[width, window] = banded(width, window, self._device)
@@ -134,7 +136,9 @@ class PackedLayout(AttentionLayout):
 def causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """(b, H, L, D), (b, K, S, D) and (b, K, S, E) -> (b, H, L, E); L is S, or 1: the last. ``mask`` (L, S) narrows."""
+    """Attend causally: (b, H, L, D), (b, K, S, D) and (b, K, S, E) give (b, H, L, E); L is S, or 1: the last. ``mask``
+    (L, S) narrows.
+    """
     return nn.functional.scaled_dot_product_attention(
         query,
         key,
@@ -147,7 +151,7 @@ def causal_attention(
 
 
 def banded(width: int, window: int, device: torch.device) -> torch.Tensor:
-    """(width, width) bool: the ``window`` latest positions, the token's own included."""
+    """Return (width, width) bool: the ``window`` latest positions, the token's own included."""
     position = torch.arange(width, device=device)
     distance = position[:, None] - position[None, :]
     return (distance >= 0) & (distance < window)
@@ -171,14 +175,14 @@ class PackedSamples:
     width: int
 
     def padded(self, values: torch.Tensor) -> torch.Tensor:
-        """Values of the trained tokens (N, ...) -> (B, width, ...), 0 elsewhere; differentiable."""
+        """Put values of the trained tokens (N, ...) at their places in (B, width, ...), 0 elsewhere; differentiable."""
         total, trailing = self.samples * self.width, values.shape[1:]
         if len(values) != total:
             values = values.new_zeros(total, *trailing).index_copy(0, self.slots, values)
         return values.view(self.samples, self.width, *trailing)
 
     def chosen(self, padded: torch.Tensor) -> torch.Tensor:
-        """The trained tokens' part (N, ...) of (B, width, ...): what ``padded`` was made of."""
+        """Return the trained tokens' part (N, ...) of (B, width, ...): what ``padded`` was made of."""
         return padded.flatten(0, 1)[self.slots]
 
 
@@ -238,18 +242,18 @@ def pack_samples(
 
 
 def _starts(lengths: torch.Tensor) -> torch.Tensor:
-    """Where each of several stretches of these lengths starts, laid end to end."""
+    """Return where each of several stretches of these lengths starts, laid end to end."""
     return lengths.cumsum(0) - lengths
 
 
 def _unravel(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each of sum(lengths) tokens: the row that it is in, and its place in that row."""
+    """Return for each of sum(lengths) tokens the row that it is in, and its place in that row."""
     row = torch.repeat_interleave(lengths)
     return row, torch.arange(len(row)) - _starts(lengths)[row]
 
 
 def _leads(rows: Ragged) -> torch.Tensor:
-    """(B,) bool: False where a row equals the one before it."""
+    """Return (B,) bool: False where a row equals the one before it."""
     lengths, count = rows.lengths, len(rows)
     row, offset = _unravel(lengths)
     leads = torch.ones(count, dtype=torch.bool)
@@ -262,7 +266,9 @@ def _leads(rows: Ragged) -> torch.Tensor:
 
 
 def _runs(lengths: list[int]) -> list[tuple[int, int, int]]:
-    """(first, last + 1, width) of runs of falling ``lengths``; they are padded by at most 8 tokens or an eighth."""
+    """Return (first, last + 1, width) of runs of falling ``lengths``; they are padded by at most 8 tokens or an
+    eighth.
+    """
     runs: list[tuple[int, int, int]] = []
     first = 0
     for i, length in enumerate(lengths):

@@ -19,7 +19,7 @@ class Context:
 
     @classmethod
     def of(cls, text_config: Mapping[str, Any]) -> Context | None:
-        """The context that a ``config.json``, or its part about text, tells of; None where nothing ends it.
+        """Return the context that a ``config.json``, or its part about text, tells of; None where nothing ends it.
 
         There are kinds of rope whose factor follows the longest position that is computed with it. Beyond the length up
         to which it stands still, a document would get what depends on its neighbours, and tokens that are generated
@@ -36,7 +36,7 @@ class Context:
 
 
 def _moving(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Each kind of rope that moves, and up to where it stands still."""
+    """Yield each kind of rope that moves, and up to where it stands still."""
     for rope in _ropes(config):
         kind = str(rope.get("rope_type") or rope.get("type") or "")
         limit = config.get("max_position_embeddings")
@@ -50,7 +50,7 @@ def _moving(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _ropes(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The parameters of each rope: one for all layers, or one for each kind of layer."""
+    """Yield the parameters of each rope: one for all layers, or one for each kind of layer."""
     for key in ("rope_parameters", "rope_scaling"):
         found = config.get(key)
         if isinstance(found, Mapping):

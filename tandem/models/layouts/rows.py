@@ -37,7 +37,7 @@ class RowsLayout:
         self._index, self._back = index.to(device), back.to(device)
 
     def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Last hidden states (T, d), each document in a row of its own, counted from its first token."""
+        """Return the last hidden states (T, d), each document in a row of its own, counted from its first token."""
         del positions
         states = decoder(input_ids=input_ids[self._index], use_cache=False).last_hidden_state
         return nn.functional.embedding(self._back, states.flatten(0, 1))
@@ -60,7 +60,9 @@ class BorderedLayout(PackedLayout):
         }
 
     def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Last hidden states (T, d) of one row; transformers hands the documents' borders on under its own names."""
+        """Return the last hidden states (T, d) of one row; transformers hands the documents' borders on under its own
+        names.
+        """
         ids, places = input_ids[None], positions[None]
         output = decoder(input_ids=ids, position_ids=places, use_cache=False, layout=self, **self._borders)
         states: torch.Tensor = output.last_hidden_state[0]
@@ -79,7 +81,9 @@ class WholeRows(AttentionLayout):
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Causal attention of (B, H, T, D), (B, K, S, D) and (B, K, S, E): (B, T, H, E). T is S, or 1: the last."""
+        """Compute causal attention of (B, H, T, D), (B, K, S, D) and (B, K, S, E): (B, T, H, E). T is S, or 1: the
+        last.
+        """
         del layer
         tokens, mask = query.shape[2], None
         if window is not None and tokens == 1:
@@ -119,14 +123,14 @@ class RowsCache:
         return len(self.lengths)
 
     def append(self, lengths: torch.Tensor, copies: int) -> RowsPrefill:
-        """The layout that runs each prompt once and copies its cache for each of its rows."""
+        """Return the layout that runs each prompt once and copies its cache for each of its rows."""
         ends = lengths.cumsum(0)
         index = [torch.arange(start, end) for start, end in zip(ends - lengths, ends, strict=True)]
         positions = torch.cat([torch.arange(int(length)) for length in lengths])
         return RowsPrefill(self, index, copies, positions, ends - 1)
 
     def resume(self, lengths: torch.Tensor, copies: torch.Tensor, begun: torch.Tensor) -> RowsPrefill:
-        """The layout that runs each begun row whole, its prompt included."""
+        """Return the layout that runs each begun row whole, its prompt included."""
         starts, own = lengths.cumsum(0) - lengths, lengths.sum() + begun.cumsum(0) - begun
         prompt = torch.arange(len(lengths)).repeat_interleave(copies)
         first, given = starts[prompt], lengths[prompt]
@@ -139,13 +143,15 @@ class RowsCache:
         return RowsPrefill(self, index, 1, positions, torch.stack([row[-1] for row in index]))
 
     def extend(self) -> RowsDecode:
-        """The layout of one more token in every row."""
+        """Return the layout of one more token in every row."""
         positions = self.lengths.clone()
         self.lengths += 1
         return RowsDecode(self, positions)
 
     def move(self, source: torch.Tensor, target: torch.Tensor, count: int) -> None:
-        """Rows ``source`` take the places ``target``, ``count`` stay; a run gives up the rows that have left it."""
+        """Move the rows ``source`` to the places ``target``, so that ``count`` stay; a run gives up the rows that have
+        left it.
+        """
         for array in (self.lengths, self._run, self._place):
             array[target] = array[source]
         self.lengths, self._run, self._place = (array[:count] for array in (self.lengths, self._run, self._place))
@@ -168,14 +174,14 @@ class RowsCache:
         self._runs.append(_Run(cache, len(rows)))
 
     def take(self, lengths: torch.Tensor) -> torch.Tensor:
-        """New rows of ``lengths`` (M,) behind those in use, to be joined with their caches; their numbers (M,)."""
+        """Take new rows of ``lengths`` (M,) behind those in use, to be joined with their caches; their numbers (M,)."""
         first = self.count
         self.lengths = torch.cat([self.lengths, lengths])
         self._run, self._place = (torch.cat([a, torch.zeros_like(lengths)]) for a in (self._run, self._place))
         return torch.arange(first, self.count)
 
     def runs(self) -> Iterator[tuple[_Run, torch.Tensor]]:
-        """Each run with the numbers of its rows, in their order there."""
+        """Yield each run with the numbers of its rows, in their order there."""
         for number, run in enumerate(self._runs):
             rows = (self._run == number).nonzero()[:, 0]
             yield run, rows[self._place[rows].argsort()]
@@ -202,7 +208,7 @@ class RowsPrefill:
         self._rows = cache.take(torch.tensor([len(row) for row in index]).repeat_interleave(copies))
 
     def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Last hidden states (T, d); prompts of equal length run together, and their caches are kept."""
+        """Return the last hidden states (T, d); prompts of equal length run together, and their caches are kept."""
         cache = self._cache
         found: torch.Tensor | None = None
         lengths = torch.tensor([len(row) for row in self._index])
@@ -225,7 +231,7 @@ class RowsDecode:
         self._cache, self.positions = cache, positions
 
     def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Last hidden states (R, d) of one token per row, run by run."""
+        """Return the last hidden states (R, d) of one token per row, run by run."""
         cache = self._cache
         found: torch.Tensor | None = None
         for run, rows in cache.runs():
@@ -239,7 +245,7 @@ class RowsDecode:
 
 
 def _begun(decoder: PreTrainedModel, ids: torch.Tensor, cache: RowsCache) -> tuple[torch.Tensor, Any]:
-    """Hidden states (B, T, d) of rows ``ids`` (B, T), and what a run keeps of them."""
+    """Return the hidden states (B, T, d) of rows ``ids`` (B, T), and what a run keeps of them."""
     output: Any = decoder(input_ids=ids, use_cache=not cache.recompute, **cache.options)
     own = ids if cache.recompute else _cache_in(output)
     if own is None:  # some families fill one and keep it to themselves
@@ -251,7 +257,7 @@ def _begun(decoder: PreTrainedModel, ids: torch.Tensor, cache: RowsCache) -> tup
 def _further(
     decoder: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, run: _Run, cache: RowsCache
 ) -> torch.Tensor:
-    """Hidden states (M, d) of one token more for each row of ``run``, ``ids`` and ``positions`` (M, 1)."""
+    """Return the hidden states (M, d) of one token more for each row of ``run``, ``ids`` and ``positions`` (M, 1)."""
     counted = "position_ids" in inspect.signature(decoder.forward).parameters
     places = {"position_ids": positions} if counted else {}
     output: Any = decoder(input_ids=ids, use_cache=True, **{_taken(decoder): run.cache}, **places, **cache.options)
@@ -262,7 +268,7 @@ def _further(
 
 
 def _again(decoder: PreTrainedModel, ids: torch.Tensor, run: _Run) -> torch.Tensor:
-    """Hidden states as those of ``_further``, by all tokens of the rows."""
+    """Return the hidden states as those of ``_further``, by all tokens of the rows."""
     run.cache = torch.cat([run.cache, ids], 1)
     output: Any = decoder(input_ids=run.cache, use_cache=False)
     states: torch.Tensor = output.last_hidden_state[:, -1]
@@ -270,7 +276,7 @@ def _again(decoder: PreTrainedModel, ids: torch.Tensor, run: _Run) -> torch.Tens
 
 
 def _taken(decoder: PreTrainedModel) -> str:
-    """What the decoder calls the cache that it takes."""
+    """Return what the decoder calls the cache that it takes."""
     found = next((name for name in _CACHES if name in inspect.signature(decoder.forward).parameters), None)
     if found is None:
         raise TandemError(f"{type(decoder).__name__} takes no cache, so it can't generate")
@@ -282,7 +288,7 @@ def _cache_in(output: Any) -> Any:
 
 
 def _chosen(held: Any, rows: torch.Tensor, size: int) -> Any:
-    """The ``rows`` (M,) of whatever a family holds for ``size`` rows, repeated ones too.
+    """Return the ``rows`` (M,) of whatever a family holds for ``size`` rows, repeated ones too.
 
     Caches have methods for it, which some families' own caches lack or get wrong.
     """

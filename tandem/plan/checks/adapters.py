@@ -9,7 +9,8 @@ from typing import Any
 from tandem.base.errors import Problem
 from tandem.base.registry import near
 from tandem.config.model import ModelConfig
-from tandem.config.schema import Config, TrainerConfig
+from tandem.config.schema import Config
+from tandem.config.trainer import TrainerConfig
 from tandem.models.families import FUSED_EXPERTS, FUSED_NAMES, notes_on_adapters, without_adapter
 from tandem.plan.adapters import (
     ADAPTER,
@@ -39,7 +40,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 
 def check_adapters(key: str, model: ModelConfig, facts: ModelFacts | None) -> Iterator[Problem]:
-    """Whether LoRA, where it is on, has something to adapt, and can."""
+    """Check whether LoRA, where it is on, has something to adapt, and can."""
     dtype = model.lora_base_dtype
     if dtype != "float32" and model.trains_adapters and model.dtype == "float32":
         reason = f"the forward computes in float32 ({key}.dtype), so the weights must be there in float32"
@@ -51,7 +52,7 @@ def check_adapters(key: str, model: ModelConfig, facts: ModelFacts | None) -> It
 
 
 def notes_on_targets(model: ModelConfig, facts: ModelFacts | None) -> Iterator[str]:
-    """What adapters on all linear modules leave out, and a rank that gives nothing more."""
+    """Note what adapters on all linear modules leave out, and a rank that gives nothing more."""
     if facts is not None and model.lora_rank and model.lora_target_modules == "all-linear":
         yield from notes_on_adapters(facts.families)
     adapted = {} if facts is None or model.adapter_path is not None else adapted_modules(model, facts)
@@ -65,7 +66,7 @@ def notes_on_targets(model: ModelConfig, facts: ModelFacts | None) -> Iterator[s
 
 
 def check_pushed(config: Config, shares: bool) -> Iterator[Problem]:
-    """Whether the engine can be sent what ``weight_sync.lora`` says; ``shares``: it is sent nothing."""
+    """Check whether the engine can be sent what ``weight_sync.lora`` says; ``shares``: it is sent nothing."""
     chosen, engine = config.execution.weight_sync.lora, config.actor_rollout_ref.rollout.name
     adapted = config.actor_rollout_ref.model.trains_adapters
     if chosen == "adapter" and not adapted:
@@ -79,14 +80,16 @@ def check_pushed(config: Config, shares: bool) -> Iterator[Problem]:
 
 
 def check_exported(trainer: TrainerConfig, model: ModelConfig) -> Iterator[Problem]:
-    """Whether there is an adapter to export where one is asked for."""
+    """Check whether there is an adapter to export where one is asked for."""
     if trainer.export == "adapter" and not model.trains_adapters:
         reason = "all weights are trained, so there is no adapter to write"
         yield Problem("trainer.export", "adapter", reason, "Write merged, or lora_rank: 16 in the model's section")
 
 
 def _check_start(key: str, model: ModelConfig, facts: ModelFacts | None) -> Iterator[Problem]:
-    """Whether the folder that a run starts from holds adapters that can be trained, and nothing else contradicts it."""
+    """Check whether the folder that a run starts from holds adapters that can be trained, and nothing else contradicts
+    it.
+    """
     assert model.adapter_path is not None
     path, folder = f"{key}.adapter_path", Path(model.adapter_path).expanduser()
     if not (folder / ADAPTER).is_file():
@@ -116,7 +119,7 @@ def _check_start(key: str, model: ModelConfig, facts: ModelFacts | None) -> Iter
 
 
 def _check_targets(key: str, model: ModelConfig, facts: ModelFacts | None) -> Iterator[Problem]:
-    """Whether each target is a module of a layer, as far as the model's files say."""
+    """Check whether each target is a module of a layer, as far as the model's files say."""
     targets = model.lora_target_modules
     if not targets:
         yield Problem(key, [], "LoRA with no module to adapt trains nothing", "Write all-linear")

@@ -31,7 +31,7 @@ COLDEST = 0.01
 
 
 def check_algorithm(config: Config, entries: Entries) -> Iterator[Problem]:
-    """Every problem of the section ``algorithm`` and of what it asks other sections for."""
+    """Yield every problem of the section ``algorithm`` and of what it asks other sections for."""
     yield from _check_loss(config, entries)
     yield from _check_estimator(config, entries)
     yield from _check_kl(config)
@@ -52,7 +52,7 @@ def _check_loss(config: Config, entries: Entries) -> Iterator[Problem]:
 
 
 def _check_sides(written: Mapping[str, Any], loss: Entry[Any]) -> Iterator[Problem]:
-    """A bound for both sides is not read where each side has one of its own."""
+    """Report a bound for both sides that is not read, since each side has one of its own."""
     for name, value in written.items():
         sides = [f"{name}_low", f"{name}_high"]
         if all(side in loss.signature.parameters and written.get(side) is not None for side in sides):
@@ -61,7 +61,7 @@ def _check_sides(written: Mapping[str, Any], loss: Entry[Any]) -> Iterator[Probl
 
 
 def _check_band(written: Mapping[str, Any], loss: Entry[Any]) -> Iterator[Problem]:
-    """Clip-Cov draws from the tokens between two bounds."""
+    """Check the two bounds between which Clip-Cov draws tokens."""
     names, known = ("clip_cov_lb", "clip_cov_ub"), loss.signature.parameters
     if not all(name in known for name in names):
         return
@@ -73,7 +73,7 @@ def _check_band(written: Mapping[str, Any], loss: Entry[Any]) -> Iterator[Proble
 
 
 def _check_whole_mini_batch(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
-    """A loss with statistics over the mini-batch would change with its cut into micro-batches."""
+    """Report a loss with statistics over the mini-batch would change with its cut into micro-batches."""
     budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
     n = config.actor_rollout_ref.rollout.n
     needed = mini_batch_prompts(config) * n * longest_sequence(config)
@@ -119,7 +119,7 @@ def _check_estimator(config: Config, entries: Entries) -> Iterator[Problem]:
 
 
 def _check_weights(config: Config, entries: Entries) -> Iterator[Problem]:
-    """Every problem of the weights of an estimator that has one for each part of the reward."""
+    """Yield every problem of the weights of an estimator that has one for each part of the reward."""
     weights, reward = entries.advantage_parameters.get("weights"), config.reward_manager
     if entries.advantage is None or "reward_components" not in entries.advantage.signature.columns:
         return
@@ -143,7 +143,7 @@ def _check_kl(config: Config) -> Iterator[Problem]:
 
 
 def check_reference(config: Config) -> Iterator[Problem]:
-    """Whether there is a reference to refresh."""
+    """Check whether there is a reference to refresh."""
     interval = config.actor_rollout_ref.ref.update_interval
     if interval is not None and not uses_reference(config):
         reason = "there is no reference policy to refresh: nothing compares with one"
@@ -205,7 +205,7 @@ def _check_groups(config: Config, entries: Entries) -> Iterator[Problem]:
 
 
 def _scope(entry: Entry[Any] | None) -> Scope:
-    """The scope of an entry that is used; the narrowest where none is."""
+    """Return the scope of an entry that is used; the narrowest where none is."""
     return Scope.TOKEN if entry is None else entry.scope
 
 

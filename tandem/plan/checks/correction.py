@@ -16,14 +16,14 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def check_correction(config: Config, entries: Entries) -> Iterator[Problem]:
-    """Every problem of the rollout correction."""
+    """Yield every problem of the rollout correction."""
     yield from _check_settings(config)
     yield from _check_distribution(config, entries)
     yield from _check_effect(config, entries)
 
 
 def correction_notes(config: Config, entries: Entries) -> Iterator[str]:
-    """Samples of another distribution than the one that is trained, where nothing looks at the difference."""
+    """Note samples of another distribution than the one that is trained, where nothing looks at the difference."""
     execution = config.execution
     if readers(config, entries):
         return
@@ -40,7 +40,7 @@ def correction_notes(config: Config, entries: Entries) -> Iterator[str]:
 
 
 def correction_scope(config: Config) -> Scope:
-    """The widest set of samples that the correction looks at; where its settings are wrong a problem says so."""
+    """Return the widest set of samples that the correction looks at; where its settings are wrong a problem says so."""
     try:
         return CorrectionRules.of(config.algorithm.correction).scope
     except ContractError:
@@ -48,7 +48,7 @@ def correction_scope(config: Config) -> Scope:
 
 
 def cut_sampling(config: Config) -> str | None:
-    """What is cut off before a token is drawn, if anything."""
+    """Return what is cut off before a token is drawn, if anything."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.top_p < 1:
         return f"top_p {rollout.top_p:g}"
@@ -56,7 +56,7 @@ def cut_sampling(config: Config) -> str | None:
 
 
 def readers(config: Config, entries: Entries) -> dict[str, object]:
-    """Keys and values of whatever compares rollout log-probs with the trainer's."""
+    """Return the keys and values of whatever compares rollout log-probs with the trainer's."""
     algorithm = config.algorithm
     found: dict[str, object] = {}
     if algorithm.use_tis:
@@ -71,7 +71,7 @@ def readers(config: Config, entries: Entries) -> dict[str, object]:
 
 
 def _key(config: Config) -> str:
-    """The key that turns the correction on."""
+    """Return the key that turns the correction on."""
     correction = config.algorithm.rollout_correction
     if correction.weights != "off":
         return f"{CORRECTION}.weights"
@@ -124,7 +124,7 @@ def _check_rule(key: str, rule: RejectionConfig) -> Iterator[Problem]:
 
 
 def _check_distribution(config: Config, entries: Entries) -> Iterator[Problem]:
-    """The ratios only mean something between log-probs of the same distribution."""
+    """Check that both log-probs of the ratios are of the same distribution: else they mean nothing."""
     rollout, cut = config.actor_rollout_ref.rollout, cut_sampling(config)
     for key, value in list(readers(config, entries).items())[:1]:
         if cut is not None and rollout.logprobs_of == "sampled":

@@ -19,13 +19,13 @@ MODEL = "critic.model"
 
 
 def read_critic(config: Config, actor: ModelFacts | None) -> tuple[ModelFacts | None, list[Problem]]:
-    """``read_checked`` of the critic's model; ``actor`` are the facts where it is the actor's."""
+    """Return ``read_checked`` of the critic's model; ``actor`` are the facts where it is the actor's."""
     own = config.critic.model
-    return (actor, []) if own is None or not config.critic.enable else read_checked(MODEL, own)
+    return (actor, []) if own is None or not config.critic.enable else read_checked(MODEL, own, headed=True)
 
 
 def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None, own_loop: bool) -> Iterator[Problem]:
-    """Every problem of the critic, if there is one; ``facts`` are those of its own model, if it has one.
+    """Yield every problem of the critic, if there is one; ``facts`` are those of its own model, if it has one.
 
     ``own_loop``: see ``check_schedule``.
     """
@@ -49,7 +49,7 @@ def check_critic(config: Config, batch: BatchPlan, facts: ModelFacts | None, own
 
 
 def check_critic_schedule(config: Config, batch: BatchPlan, epochs: int, own_loop: bool = False) -> Iterator[Problem]:
-    """What depends on the number of steps; ``epochs`` are the critic's."""
+    """Check what depends on the number of steps; ``epochs`` are the critic's."""
     yield from _check_warmup(config, batch)
     updates = None if batch.steps is None else batch.steps * batch.mini_batches * epochs
     yield from check_schedule("critic.optim", config.critic.optim, updates, own_loop)
@@ -66,7 +66,7 @@ def _check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem
 
 
 def _check_tokens(config: Config, own: ModelConfig) -> Iterator[Problem]:
-    """Problems of the critic's tokens, where both vocabularies can be read without loading a tokenizer."""
+    """Yield the problems of the critic's tokens, where both vocabularies can be read without loading a tokenizer."""
     folders = [model_folder(path) for path in (config.actor_rollout_ref.model.tokenizer, own.tokenizer)]
     actor, critic = (None if folder is None else vocabulary_of(folder) for folder in folders)
     problem = None if actor is None or critic is None else other_tokens(config, actor, critic)

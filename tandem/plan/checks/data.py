@@ -32,7 +32,7 @@ _ALSO = {"data.answer_key": ", or null for none", "data.template": ", or {{{{{}}
 
 
 def check_data(config: Config) -> Iterator[Problem]:
-    """Every problem of the training and held-out prompts."""
+    """Yield every problem of the training and held-out prompts."""
     data = config.data
     yield from check_given(data)
     keys = _column_keys(data)
@@ -49,7 +49,7 @@ def check_data(config: Config) -> Iterator[Problem]:
 
 
 def _check_prompt(data: DataConfig) -> Iterator[Problem]:
-    """Whether the first prompt is one; ``check_files`` says what is wrong with file or column."""
+    """Check whether the first prompt is one; ``check_files`` says what is wrong with file or column."""
     with suppress(DataError, OSError):
         row = next((row for table in open_tables(data.train_files[:1]) for row in islice(table.scan(), 1)), None)
         value = row.find(data.prompt_key) if isinstance(row, Row) else "none"
@@ -60,14 +60,14 @@ def _check_prompt(data: DataConfig) -> Iterator[Problem]:
 
 
 def notes_on_files(data: DataConfig) -> Iterator[str]:
-    """Notes on a file that is named more than once."""
+    """Note the notes on a file that is named more than once."""
     for name, count in Counter(str(Path(name).expanduser().resolve()) for name in data.train_files).items():
         if count > 1:
             yield f"data.train_files names {name} {count} times: each pass draws its rows as often"
 
 
 def check_given(data: DataConfig) -> Iterator[Problem]:
-    """Problems of where rows come from, and of how a prompt is made of one."""
+    """Yield the problems of where rows come from, and of how a prompt is made of one."""
     ways = {
         "train_files": bool(data.train_files),
         "reasoning_gym": data.reasoning_gym is not None,
@@ -81,7 +81,7 @@ def check_given(data: DataConfig) -> Iterator[Problem]:
 
 
 def check_sft_data(config: SftConfig) -> Iterator[Problem]:
-    """Every problem of the training and held-out examples."""
+    """Yield every problem of the training and held-out examples."""
     data = config.data
     ways = {"train_files": bool(data.train_files), "source": data.source is not None, "mix": bool(data.mix)}
     yield from _check_one_way(ways)
@@ -105,7 +105,7 @@ def check_sft_data(config: SftConfig) -> Iterator[Problem]:
 
 
 def _example_keys(at: str, columns: ExampleColumns) -> list[tuple[str, str]]:
-    """(config key, column that the files must have) of an SFT data set whose keys stand at ``at``."""
+    """Return (config key, column that the files must have) of an SFT data set whose keys stand at ``at``."""
     chat = columns.messages_key is not None or columns.chat
     tools = [(f"{at}.tools_key", columns.tools_key)] if columns.tools_key is not None and chat else []
     if columns.messages_key is not None:
@@ -114,14 +114,14 @@ def _example_keys(at: str, columns: ExampleColumns) -> list[tuple[str, str]]:
 
 
 def _check_tools(at: str, columns: ExampleColumns) -> Iterator[Problem]:
-    """Tools have a place in the chat template only."""
+    """Report tools without a chat template: there is no other place for them."""
     if columns.tools_key is not None and columns.messages_key is None and not columns.chat:
         reason = "only a chat template has a place for tools, and these examples are prompt and response as plain text"
         yield Problem(f"{at}.tools_key", columns.tools_key, reason, f"Write {at}.chat: true, or leave it out")
 
 
 def _column_keys(data: DataConfig) -> list[tuple[str, str]]:
-    """(config key, column that the files must have)."""
+    """Return (config key, column that the files must have)."""
     keys = [(f"data.extra_keys[{index}]", name) for index, name in enumerate(data.extra_keys)]
     if data.template is None:
         keys.append(("data.prompt_key", data.prompt_key))
@@ -137,7 +137,7 @@ def _column_keys(data: DataConfig) -> list[tuple[str, str]]:
 
 
 def template_columns(template: str | None) -> tuple[str, ...]:
-    """The columns that a template names; none of one that ``_check_template`` reports."""
+    """Return the columns that a template names; none of one that ``_check_template`` reports."""
     try:
         return () if template is None else Template(template).columns
     except TemplateError:
@@ -161,7 +161,7 @@ def _check_one_way(ways: dict[str, bool]) -> Iterator[Problem]:
 
 
 def check_files(key: str, files: Sequence[str], columns: Columns, on_bad_row: str) -> Iterator[Problem]:
-    """Whether each file can be read and its first rows have the columns."""
+    """Check whether each file can be read and its first rows have the columns."""
     for index, name in enumerate(files):
         at = f"{key}[{index}]"
         try:
@@ -185,7 +185,7 @@ def check_files(key: str, files: Sequence[str], columns: Columns, on_bad_row: st
 
 
 def _check_columns(rows: Sequence[Row], columns: Columns) -> Iterator[Problem]:
-    """A column must be in the first row, or in one of the first where bad rows may be left out."""
+    """Check that a column is in the first row, or in one of the first where bad rows may be left out."""
     for key, column in columns:
         errors = [error for row in rows if (error := _lacks(row, column)) is not None]
         if len(errors) == len(rows):
@@ -204,7 +204,7 @@ def _lacks(row: Row, column: str) -> RowError | None:
 
 
 def check_overlap(train: Sequence[str], held_out: Sequence[str]) -> Iterator[Problem]:
-    """Whether a file is both trained on and held out."""
+    """Check whether a file is both trained on and held out."""
     resolved = {Path(name).expanduser().resolve() for name in train}
     for index, name in enumerate(held_out):
         if Path(name).expanduser().resolve() in resolved:
@@ -238,7 +238,9 @@ def _wrong_counts(task: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _check_source(source: SourceConfig) -> Iterator[Problem]:
-    """Whether the file of a user's data source defines its class, and takes its parameters; it is read, not run."""
+    """Check whether the file of a user's data source defines its class, and takes its parameters; it is read, not
+    run.
+    """
     file = Path(source.file).expanduser()
     found = describe_class(source.type, file, root=BaseDataSource.__name__)
     if isinstance(found, Signature):
@@ -260,7 +262,8 @@ def _without_name(error: Exception, name: str) -> str:
 
 
 def named_sources(data: DataConfig, files: Iterable[str]) -> list[str]:
-    """The data sources that are known before a row is read: by the names of ``files``, or of the procedural task.
+    """Return the data sources that are known before a row is read: by the names of ``files``, or of the procedural
+    task.
 
     None where rows tell; those are checked as they are read.
     """

@@ -19,7 +19,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def check_engine(config: Config, entries: Entries, runtime: str) -> Iterator[Problem]:
-    """Every problem between the rollout section and what the engine declares."""
+    """Yield every problem between the rollout section and what the engine declares."""
     yield from _check_weights(config, runtime)
     yield from _check_process(config, runtime)
     yield from _check_update(config)
@@ -29,7 +29,7 @@ def check_engine(config: Config, entries: Entries, runtime: str) -> Iterator[Pro
 
 
 def engine_notes(config: Config, runtime: str) -> Iterator[str]:
-    """What an engine leaves undone and a run can go on without."""
+    """Note what an engine leaves undone and a run can go on without."""
     rollout, capabilities = config.actor_rollout_ref.rollout, engine_capabilities(config)
     if not capabilities.seeds:
         yield f"the engine {rollout.name} takes no seeds: two runs with the same trainer.seed draw other samples"
@@ -39,12 +39,14 @@ def engine_notes(config: Config, runtime: str) -> Iterator[str]:
 
 
 def _declare(field: str, value: str) -> str:
-    """How an engine of the user's says that it can."""
+    """Return how an engine of the user's says that it can."""
     return f"declare {field}=({value!r},) where it is registered, if it can"
 
 
 def _check_weights(config: Config, runtime: str) -> Iterator[Problem]:
-    """An engine of its own weights can be anywhere, one that shares the trainer's only beside it."""
+    """Check the place of the engine: with weights of its own it can be anywhere, sharing the trainer's only beside
+    it.
+    """
     name, capabilities = config.actor_rollout_ref.rollout.name, engine_capabilities(config)
     if "own" in capabilities.weights or shares_weights(config, runtime):
         return
@@ -76,7 +78,7 @@ def _check_process(config: Config, runtime: str) -> Iterator[Problem]:
 
 
 def _check_update(config: Config) -> Iterator[Problem]:
-    """What running generations do when weights come."""
+    """Check what running generations do when weights come."""
     rollout, capabilities = config.actor_rollout_ref.rollout, engine_capabilities(config)
     chosen = rollout.on_weight_update
     if config.execution.mode == "colocate" or chosen == "wait":
@@ -97,13 +99,13 @@ def _check_temperature(config: Config) -> Iterator[Problem]:
     reason = f"the engine {rollout.name} draws at {lowest:g} or above"
     if COLDEST <= rollout.temperature < lowest:  # what is below is refused whatever the engine
         yield Problem(f"{ROLLOUT}.temperature", rollout.temperature, reason, f"Write {lowest:g} or more")
-    if 0 < config.evaluation.temperature < lowest:
+    if COLDEST <= config.evaluation.temperature < lowest:
         remedy = f"Write {lowest:g} or more, or 0 for greedy answers"
         yield Problem("evaluation.temperature", config.evaluation.temperature, reason, remedy)
 
 
 def _check_logprobs(config: Config, entries: Entries) -> Iterator[Problem]:
-    """Whether it gives the log-probs that are asked for, or equal ones."""
+    """Check whether it gives the log-probs that are asked for, or equal ones."""
     rollout, given = config.actor_rollout_ref.rollout, engine_capabilities(config).logprobs
     if not given:
         for key, value in list(readers(config, entries).items())[:1]:
@@ -122,7 +124,7 @@ def _check_logprobs(config: Config, entries: Entries) -> Iterator[Problem]:
 
 
 def _same_distribution(given: Sequence[str]) -> str:
-    """The config in which the log-probs that are ``given`` are those that are asked for."""
+    """Return the config in which the log-probs that are ``given`` are those that are asked for."""
     written = {"sampled": "sampled", "full": "full", "raw": "full with temperature: 1.0"}
     return "Write " + " or ".join(written[name] for name in given)
 

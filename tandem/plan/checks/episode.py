@@ -24,7 +24,7 @@ _NOTHING = Signature((), (), {}, accepts_any=False)
 
 
 def check_episode(config: Config) -> Iterator[Problem]:
-    """Every problem of ``rollout.episode``, without running a file of the user's."""
+    """Return every problem of ``rollout.episode``, without running a file of the user's."""
     episode = config.actor_rollout_ref.rollout.episode
     signature = _signature(episode)
     if isinstance(signature, Problem):
@@ -37,12 +37,12 @@ def check_episode(config: Config) -> Iterator[Problem]:
 
 
 def plays_episodes(config: Config) -> bool:
-    """Whether a sample is more than one answer."""
+    """Tell whether a sample is more than one answer."""
     return config.actor_rollout_ref.rollout.episode.type != SINGLE_TURN
 
 
 def _signature(episode: EpisodeConfig) -> Signature | Problem:
-    """The parameters of the episode, or what is wrong with its name or file."""
+    """Return the parameters of the episode, or what is wrong with its name or file."""
     if episode.file is not None:
         found = describe_episode(episode.type, Path(episode.file))
         if isinstance(found, Signature):

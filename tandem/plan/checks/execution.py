@@ -21,7 +21,7 @@ P = "data.train_batch_size"
 
 
 def check_execution(config: Config, placed: tuple[Placement, ...]) -> Iterator[Problem]:
-    """Every problem of the mode, its devices and its sizes."""
+    """Yield every problem of the mode, its devices and its sizes."""
     yield from _check_roles(config)
     yield from _check_devices(config, placed)
     yield from _check_batches(config)
@@ -117,7 +117,7 @@ def _check_batches(config: Config) -> Iterator[Problem]:
 
 
 def _check_capacity(config: Config) -> Iterator[Problem]:
-    """A partition must fit into the store whole: it is sealed when all of its groups are there."""
+    """Check that a partition fits into the store whole: it is sealed when all of its groups are there."""
     capacity, prompts = config.execution.data_plane.capacity_groups, config.data.train_batch_size
     if capacity is not None and capacity < prompts and not learns_preferences(config):
         reason = f"a partition of {prompts} groups ({P}) is held whole"

@@ -22,7 +22,7 @@ WITH_TEMPLATE = "Take an instruction-tuned model, put a chat_template.jinja into
 
 
 def check_files_of(key: str, model: ModelConfig) -> Iterator[Problem]:
-    """Whether weights and tokenizer of the model at ``key`` are there and whole; a hub may bring what is not."""
+    """Check whether weights and tokenizer of the model at ``key`` are there and whole; a hub may bring what is not."""
     folder = model_folder(model.path)
     if folder is not None and (folder / "config.json").is_file() and _is_all(model.path):
         for name, fault in islice(faults_of_weights(folder), 1):
@@ -37,19 +37,21 @@ def check_files_of(key: str, model: ModelConfig) -> Iterator[Problem]:
 
 
 def _is_all(path: str) -> bool:
-    """Whether what is there now is all there will be: what a hub's cache lacks is downloaded when it is needed."""
+    """Return whether what is there now is all there will be: what a hub's cache lacks is downloaded when it is
+    needed.
+    """
     return Path(path).expanduser().is_dir() or offline()
 
 
 def tokenizer_of(model: ModelConfig) -> TokenizerFacts | None:
-    """The facts of the model's tokenizer; None where its files are not here, or are broken."""
+    """Return the facts of the model's tokenizer; None where its files are not here, or are broken."""
     folder = model_folder(model.tokenizer)
     facts = None if folder is None or not _is_all(model.tokenizer) else read_tokenizer(folder)
     return None if facts is None or facts.fault is not None else facts
 
 
 def check_template(config: Config) -> Iterator[Problem]:
-    """Whether messages can be rendered, where the config or the first row has some."""
+    """Check whether messages can be rendered, where the config or the first row has some."""
     facts, data = tokenizer_of(config.actor_rollout_ref.model), config.data
     if facts is None or facts.chat_template:
         return
@@ -67,7 +69,7 @@ def check_template(config: Config) -> Iterator[Problem]:
 
 
 def check_sft_template(config: SftConfig) -> Iterator[Problem]:
-    """Problems of the chat template in fine-tuning, whose columns say what is rendered."""
+    """Yield the problems of the chat template in fine-tuning, whose columns say what is rendered."""
     model, data = config.model, config.data
     facts = None if model.new is not None else tokenizer_of(model)
     has = facts is None or facts.chat_template if model.new is None else model.new.chat_template is not None
@@ -84,7 +86,7 @@ def check_sft_template(config: SftConfig) -> Iterator[Problem]:
 
 
 def check_ends(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
-    """Whether the tokens that end an answer are tokens, and an answer that counts can end at all."""
+    """Check whether the tokens that end an answer are tokens, and an answer that counts can end at all."""
     section = config.actor_rollout_ref
     rollout, most = section.rollout, sampled_tokens(section.model, facts)
     for index, token in enumerate(rollout.stop_token_ids):
@@ -97,8 +99,19 @@ def check_ends(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
         yield Problem("algorithm.overlong", "mask", reason, remedy)
 
 
+def check_nucleus(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
+    """Check whether ``top_p`` ever keeps more than one token: the likeliest of n has a probability of 1/n or more."""
+    rollout, count = config.actor_rollout_ref.rollout, sampled_tokens(config.actor_rollout_ref.model, facts)
+    if count is not None and rollout.top_p <= 1 / count and count > 1:
+        reason = (
+            f"always the likeliest token, which has as much among {count}: answers to a prompt are all equal and have "
+            "nothing to learn from"
+        )
+        yield Problem(f"{ROLLOUT}.top_p", rollout.top_p, reason, f"Write more than {1 / count:.2g}, such as 0.95")
+
+
 def notes_on_ends(config: Config) -> Iterator[str]:
-    """A note where no token ends an answer."""
+    """Note a note where no token ends an answer."""
     rollout, facts = config.actor_rollout_ref.rollout, tokenizer_of(config.actor_rollout_ref.model)
     if facts is not None and facts.ends is False and not rollout.stop_token_ids and not rollout.ignore_eos:
         yield (
@@ -108,7 +121,7 @@ def notes_on_ends(config: Config) -> Iterator[str]:
 
 
 def _first_value(data: DataConfig, column: str) -> object:
-    """What the first row that can be read has there; None where there is none."""
+    """Return what the first row that can be read has there; None where there is none."""
     for name in data.train_files[:1]:
         try:
             (table,) = open_tables([name])

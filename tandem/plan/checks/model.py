@@ -15,8 +15,11 @@ from tandem.plan.batch import longest_sequence
 from tandem.plan.model import ModelFacts, looks_like_path, model_folder, offline, read_model
 
 
-def read_checked(key: str, model: ModelConfig) -> tuple[ModelFacts | None, list[Problem]]:
-    """What the model's folder says, and what is wrong with it. A hub id that isn't cached gives neither."""
+def read_checked(key: str, model: ModelConfig, *, headed: bool = False) -> tuple[ModelFacts | None, list[Problem]]:
+    """Return what the model's folder says, and what is wrong with it. A hub id that isn't cached gives neither.
+
+    ``headed``: a head of its own is put on it, so that it may come with one that grades.
+    """
     folder = model_folder(model.path)
     if folder is None:
         return None, list(_missing(f"{key}.path", model.path))
@@ -32,7 +35,7 @@ def read_checked(key: str, model: ModelConfig) -> tuple[ModelFacts | None, list[
         return None, [Problem(f"{key}.path", model.path, reason, remedy), *tokenizer]
     try:
         facts = read_model(folder)
-        return facts, [*_refused(key, model, facts), *tokenizer]
+        return facts, [*_refused(key, model, facts, headed), *tokenizer]
     except (OSError, ValueError) as error:
         return None, [
             Problem(f"{key}.path", model.path, f"its config.json can't be read: {error}", "Mend or save it again"),
@@ -40,7 +43,7 @@ def read_checked(key: str, model: ModelConfig) -> tuple[ModelFacts | None, list[
         ]
 
 
-def _refused(key: str, model: ModelConfig, facts: ModelFacts) -> Iterator[Problem]:
+def _refused(key: str, model: ModelConfig, facts: ModelFacts, headed: bool) -> Iterator[Problem]:
     for family in facts.families:
         if family in REFUSED:
             reason = f"the model family {family} can't be trained or sampled: {REFUSED[family]}"
@@ -49,20 +52,23 @@ def _refused(key: str, model: ModelConfig, facts: ModelFacts) -> Iterator[Proble
         named = facts.families[0] if facts.families else "unknown"
         reason = f"models of the family {named} read more than text ({', '.join(facts.senses)}), which comes later"
         yield Problem(f"{key}.path", model.path, reason, "Choose a language model; docs/models.md lists families")
+    if facts.other_kind is not None and not (headed and "Classification" in facts.other_kind):
+        reason = f"its config.json says {facts.other_kind}, and what is trained here goes on with a text"
+        yield Problem(f"{key}.path", model.path, reason, "Choose a language model; docs/models.md lists families")
     if facts.misfit is not None:
         remedy = "Write what the weights have into it, or save the model again"
         yield Problem(f"{key}.path", model.path, facts.misfit, remedy)
 
 
 def _adapter_as_model(key: str, path: str, folder: Path) -> Problem:
-    """The problem of a PEFT folder where a model belongs."""
+    """Return the problem of a PEFT folder where a model belongs."""
     base = read_adapter(folder).base or "BASE_MODEL"
     remedy = f"Write {key}.path: {base} and {key}.adapter_path: {path}"
     return Problem(f"{key}.path", path, "the folder holds a LoRA adapter, not the model that it belongs to", remedy)
 
 
 def check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
-    """Whether the longest prompt with the longest response fits the model's context."""
+    """Check whether the longest prompt with the longest response fits the model's context."""
     longest = longest_sequence(config)
     if facts is None or facts.context is None or facts.context.tokens >= longest:
         return
@@ -77,7 +83,7 @@ def check_context(config: Config, facts: ModelFacts | None) -> Iterator[Problem]
 
 
 def check_exact(config: Config) -> Iterator[Problem]:
-    """Bit equality is promised in float32 only."""
+    """Report other dtypes than float32, in which alone bit equality is promised."""
     dtype = config.actor_rollout_ref.model.dtype
     if config.trainer.exact and dtype != "float32":
         reason = f"bit-equal runs are computed in float32, and actor_rollout_ref.model.dtype is {dtype}"
@@ -85,7 +91,7 @@ def check_exact(config: Config) -> Iterator[Problem]:
 
 
 def exact_notes(config: Config) -> Iterator[str]:
-    """What ``trainer.exact`` makes of the bounds of a micro-batch."""
+    """Note what ``trainer.exact`` makes of the bounds of a micro-batch."""
     actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
     tokens, samples = n * longest_sequence(config), actor.ppo_micro_batch_size
     if not config.trainer.exact:
@@ -121,7 +127,7 @@ def _missing(key: str, path: str) -> Iterator[Problem]:
 
 
 def _missing_folder(key: str, path: str) -> Iterator[Problem]:
-    """A folder that must be there; its neighbours are named where it isn't."""
+    """Report a missing folder, and name its neighbours."""
     folder = Path(path).expanduser()
     if folder.is_file():
         yield Problem(key, path, "it is a file", "Write the folder that holds it")

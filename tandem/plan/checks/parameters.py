@@ -47,7 +47,7 @@ CONTAINERS = {"list": list, "List": list, "Sequence": list, "dict": dict, "Dict"
 def check_parameters(
     key: str, kind: str, name: str, written: Mapping[str, Any], signature: Signature, own: Sequence[str] = ("type",)
 ) -> Iterator[Problem]:
-    """Unknown, missing and wrongly typed parameters of ``{type: name, ...written}`` at ``key``.
+    """Yield unknown, missing and wrongly typed parameters of ``{type: name, ...written}`` at ``key``.
 
     ``own`` are the keys that are no parameters.
     """
@@ -68,12 +68,13 @@ def check_parameters(
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """A number as YAML means it: true and false are none."""
+    """Return a number as YAML means it: true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_type(key: str, value: Any, parameter: Parameter) -> Iterator[Problem]:
-    """Whether a value fits the annotation and its range, as far as that is made of plain types; else nothing is said.
+    """Check whether a value fits the annotation and its range, as far as that is made of plain types; else nothing is
+    said.
 
     A range with a ``description`` (``Annotated[float, Field(gt=1, description="...")]``) has it as its reason.
     """
@@ -87,7 +88,7 @@ def check_type(key: str, value: Any, parameter: Parameter) -> Iterator[Problem]:
 
 
 def _misfit(key: str, value: Any, parameter: Parameter, annotation: Any, first: ErrorDetails) -> Problem:
-    """The problem that the first error of a validation makes; inside a list it names the item."""
+    """Return the problem that the first error of a validation makes; inside a list it names the item."""
     words, default = type_text(annotation), "" if parameter.default is None else str(parameter.default)
     for index in (part for part in first["loc"] if isinstance(part, int)):
         key, value, default = f"{key}[{index}]", value[index], ""
@@ -109,19 +110,19 @@ def _misfit(key: str, value: Any, parameter: Parameter, annotation: Any, first: 
 
 
 def with_article(words: str) -> str:
-    """The words with their article: ``a number``, ``an integer``."""
+    """Return the words with their article: ``a number``, ``an integer``."""
     return f"{'an' if words.startswith('integer') else 'a'} {words}"
 
 
 def choices_of(annotation: Any) -> tuple[object, ...]:
-    """What the ``Literal`` in an annotation offers."""
+    """Return what the ``Literal`` in an annotation offers."""
     if typing.get_origin(annotation) is typing.Literal:
         return typing.get_args(annotation)
     return tuple(choice for part in typing.get_args(annotation) for choice in choices_of(part))
 
 
 def meanings(annotation: Any) -> Iterator[str]:
-    """The descriptions of the ranges in an annotation."""
+    """Yield the descriptions of the ranges in an annotation."""
     if typing.get_origin(annotation) is typing.Annotated:
         yield from (d for m in annotation.__metadata__ if isinstance(d := getattr(m, "description", None), str))
         annotation = annotation.__origin__
@@ -130,7 +131,7 @@ def meanings(annotation: Any) -> Iterator[str]:
 
 
 def spelled(annotation: object) -> str:
-    """The annotation as its source writes it, with the bounds of a range."""
+    """Return the annotation as its source writes it, with the bounds of a range."""
     if isinstance(annotation, str):
         return annotation
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
@@ -146,7 +147,7 @@ def spelled(annotation: object) -> str:
 
 
 def readable(annotation: object) -> Any:
-    """The type that an annotation means, if it is made of plain types; None if it isn't or there is none.
+    """Return the type that an annotation means, if it is made of plain types; None if it isn't or there is none.
 
     Text (source that is not run, a name of a module that isn't imported) is parsed and never evaluated.
     """
@@ -162,7 +163,7 @@ def readable(annotation: object) -> Any:
 
 
 def _plain_type(annotation: Any) -> Any:
-    """The type itself, with sequences as lists and mappings as dicts, as YAML gives them."""
+    """Return the type itself, with sequences as lists and mappings as dicts, as YAML gives them."""
     annotation = getattr(annotation, "__value__", annotation)  # of a ``type`` statement
     if annotation in NAMED.values() or annotation is type(None):
         return annotation
@@ -213,7 +214,9 @@ def _type_of_subscript(name: str, inside: ast.expr) -> Any:
 
 
 def _bounds_of_node(node: ast.expr) -> Iterator[tuple[str, Any]]:
-    """The bounds and the description in ``Field(...)``, ``Gt(...)`` and their like, as far as they are literals."""
+    """Yield the bounds and the description in ``Field(...)``, ``Gt(...)`` and their like, as far as they are
+    literals.
+    """
     if not isinstance(node, ast.Call):
         return
     name = ast.unparse(node.func).rpartition(".")[2].lower()

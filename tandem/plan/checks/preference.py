@@ -23,7 +23,7 @@ WEIGHTS = ("desirable_weight", "undesirable_weight")
 
 
 def check_preferences(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
-    """Every problem of training on preferences."""
+    """Yield every problem of training on preferences."""
     yield from _check_loss(config, loss)
     yield from _check_ignored(config)
     yield from check_reference(config)
@@ -47,7 +47,7 @@ def _check_loss(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
 
 
 def _check_ignored(config: Config) -> Iterator[Problem]:
-    """What would change the result of a run with rewards and can't here."""
+    """Check what would change the result of a run with rewards and can't here."""
     algorithm, execution, name = config.algorithm, config.execution, config.algorithm.policy_loss.type
     if execution.mode != "colocate":
         reason = f"{name} learns from given answers: nothing is generated that could go on beside the training"

@@ -42,7 +42,7 @@ class Kept:
     where: Callable[[ANY, Mapping[str, Any]], bool] = lambda config, then: True
 
     def names(self, key: str) -> bool:
-        """Whether it is about ``key``."""
+        """Return whether it is about ``key``."""
         return any(key == own or key.startswith(f"{own}.") for own in self.keys)
 
 
@@ -82,7 +82,7 @@ KEPT = (
 
 
 def check_resumed(config: ANY, saved: Saved, steps: int | None) -> Iterator[Problem]:
-    """What keeps a run of ``steps`` (None: the data tell) from going on from ``saved``."""
+    """Check what keeps a run of ``steps`` (None: the data tell) from going on from ``saved``."""
     then, kind = saved.facts.get(SETTINGS), kind_of(config)
     if then is not None and then["kind"] != kind:
         reason = f"{saved.path} is of a run that learns from {then['kind']}, and this one learns from {kind}"
@@ -102,7 +102,7 @@ def check_resumed(config: ANY, saved: Saved, steps: int | None) -> Iterator[Prob
 
 
 def beyond_the_end(step: int, steps: int, path: str) -> Problem:
-    """That the checkpoint at ``path`` is of a later step than the run's last."""
+    """Return the problem that the checkpoint at ``path`` is of a later step than the run's last."""
     reason = f"the checkpoint is of step {step}, the run ends at step {steps}"
     return Problem(RESUME, path, reason, "Raise trainer.total_steps")
 
@@ -116,7 +116,7 @@ def _check_kept(config: ANY, saved: Saved, then: Mapping[str, Any]) -> Iterator[
 
 
 def _check_models(config: ANY, saved: Saved, then: Mapping[str, Any]) -> Iterator[Problem]:
-    """Whether model and tokenizer are those that the run began with, wherever they are now."""
+    """Check whether model and tokenizer are those that the run began with, wherever they are now."""
     section, model = ("model" if isinstance(config, SftConfig) else MODEL), model_of(config)
     for name, key, now, found in (
         ("model", "path", model.path, model_identity(config)),
@@ -150,7 +150,7 @@ def _check_mix(config: SftConfig, saved: Saved) -> Iterator[Problem]:
 
 
 def _check_roles(config: Config, saved: Saved, then: Mapping[str, Any]) -> Iterator[Problem]:
-    """Whether the critic and the reference of the config are in the checkpoint."""
+    """Check whether the critic and the reference of the config are in the checkpoint."""
     keys = then["keys"]
     if config.critic.enable and not keys["critic.enable"]:
         remedy = f"Write the estimator of the saved run and critic.enable: false, or start a new run{_from(saved)}"
@@ -165,7 +165,7 @@ def _check_roles(config: Config, saved: Saved, then: Mapping[str, Any]) -> Itera
 
 
 def _moved_by(config: Config, then: Mapping[str, Any]) -> str:
-    """The key by which a run needs a copy of the reference that the saved one had not.
+    """Return the key by which a run needs a copy of the reference that the saved one had not.
 
     It is one without whose change none is needed. The mode may change, so that it is named where nothing else is.
     """
@@ -183,7 +183,7 @@ def _moved_by(config: Config, then: Mapping[str, Any]) -> str:
 
 
 def _needs_copy(config: Config, key: str, value: Any) -> bool:
-    """Whether the run would need a copy of the reference with ``value`` under ``key``, too."""
+    """Return whether the run would need a copy of the reference with ``value`` under ``key``, too."""
     tree = config.model_dump(mode="json", by_alias=True)
     *sections, name = key.split(".")
     section = tree
@@ -197,7 +197,9 @@ def _needs_copy(config: Config, key: str, value: Any) -> bool:
 
 
 def resume_notes(config: ANY, saved: Saved, updates: int | None) -> Iterator[str]:
-    """What has changed since the checkpoint and may; ``updates`` are those of the whole run, None: the data tell."""
+    """Note what has changed since the checkpoint and may; ``updates`` are those of the whole run, None: the data
+    tell.
+    """
     then = saved.facts.get(SETTINGS)
     if then is None or then["kind"] != kind_of(config):
         return
@@ -217,7 +219,7 @@ def resume_notes(config: ANY, saved: Saved, updates: int | None) -> Iterator[str
 
 
 def _moved_schedule(config: ANY, saved: Saved, updates: int | None) -> Iterator[str]:
-    """That the learning rate jumps where another end stretches or shortens the way that it falls."""
+    """Warn that the learning rate jumps where another end stretches or shortens the way that it falls."""
     optim = config.optim if isinstance(config, SftConfig) else config.actor_rollout_ref.actor.optim
     before = saved.facts[SETTINGS]["updates"]
     if optim.schedule == "constant" or updates is None or before is None or updates == before:
@@ -244,7 +246,9 @@ def _moved_schedule(config: ANY, saved: Saved, updates: int | None) -> Iterator[
 
 
 def _changed(config: ANY, then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(key, value then, value now) of what is not the same, in the order of the config; None for what isn't there."""
+    """Yield (key, value then, value now) of what is not the same, in the order of the config; None for what isn't
+    there.
+    """
     now = flat(config)
     for key in dict.fromkeys([*now, *then]):
         if then.get(key) != now.get(key):
@@ -252,7 +256,7 @@ def _changed(config: ANY, then: Mapping[str, Any]) -> Iterator[tuple[str, Any, A
 
 
 def _shown(value: Any) -> str:
-    """As YAML has it in one line."""
+    """Return the value as YAML has it in one line."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -25,7 +25,7 @@ HEADS = {"score", "classifier", "classification_head", "logits_proj"}
 
 
 def check_reward(config: Config) -> Iterator[Problem]:
-    """Every problem of ``reward_manager``: type, parameters and parts, without running a file of the user's."""
+    """Yield every problem of ``reward_manager``: type, parameters and parts, without running a file of the user's."""
     reward = config.reward_manager
     yield from problems(reward.type, reward.file, reward.parameters, config.plugins)
     for scorer in scorers_of(config):
@@ -41,13 +41,13 @@ def check_reward(config: Config) -> Iterator[Problem]:
 
 
 def scorers_of(config: Config) -> Iterator[Part]:
-    """The scorer of ``reward_manager``, and those inside it."""
+    """Yield the scorer of ``reward_manager``, and those inside it."""
     reward = config.reward_manager
     yield from _scorers(Part("reward_manager", reward.type, reward.file, reward.parameters))
 
 
 def _scorers(scorer: Part) -> Iterator[Part]:
-    """The scorer, and those inside it."""
+    """Yield the scorer, and those inside it."""
     yield scorer
     parts = read_parts(scorer.type, scorer.file, scorer.parameters, scorer.key)
     for part in [] if isinstance(parts, Problem) else parts:
@@ -64,7 +64,7 @@ def _check_types(scorer: Part, signature: Signature) -> Iterator[Problem]:
 
 
 def _check_values(scorer: Part, signature: Signature) -> Iterator[Problem]:
-    """What a built-in scorer itself objects to, once all of its parameters are there."""
+    """Check what a built-in scorer itself objects to, once all of its parameters are there."""
     given = {name: declared.default for name, declared in signature.parameters.items()} | scorer.parameters
     needed = {name for name, declared in signature.parameters.items() if declared.required}
     if scorer.file is not None or scorer.type not in REWARDS or not needed <= scorer.parameters.keys():
@@ -82,7 +82,7 @@ def _check_ground_truth(config: Config, scorer: Part, signature: Signature) -> I
 
 
 def _check_time(config: Config, scorer: Part, signature: Signature) -> Iterator[Problem]:
-    """A scorer that gives itself time (``total_s``) must be done before its process is ended."""
+    """Check that a scorer that gives itself time (``total_s``) is done before its process is ended."""
     if "total_s" not in signature.parameters:
         return
     own = scorer.parameters.get("total_s", signature.parameters["total_s"].default)
@@ -93,7 +93,9 @@ def _check_time(config: Config, scorer: Part, signature: Signature) -> Iterator[
 
 
 def _check_folder(scorer: Part) -> Iterator[Problem]:
-    """A reward model's folder is there, where its path can't be a hub id, and holds a sequence classifier."""
+    """Check that a reward model's folder is there, where its path can't be a hub id, and holds a sequence
+    classifier.
+    """
     path = scorer.parameters.get("path")
     if scorer.type != "reward_model" or scorer.file is not None or not isinstance(path, str):
         return
@@ -107,7 +109,9 @@ def _check_folder(scorer: Part) -> Iterator[Problem]:
 
 
 def _no_classifier(folder: Path) -> str | None:
-    """Why a folder can't be a trained sequence classifier, as far as its config and the names of its tensors tell."""
+    """Return why a folder can't be a trained sequence classifier, as far as its config and the names of its tensors
+    tell.
+    """
     if (folder / ADAPTER).is_file():
         return "it is an adapter, and a reward model is a whole one (merge them)"
     try:
@@ -126,7 +130,7 @@ def _no_classifier(folder: Path) -> str | None:
 
 
 def _check_recipes(config: Config, scorer: Part) -> Iterator[Problem]:
-    """reasoning_gym scores by a recipe that its own rows, or a column, bring along."""
+    """Check that rows bring the recipe by which reasoning_gym scores."""
     data = config.data
     if scorer.type != "reasoning_gym" or scorer.file is not None:
         return
@@ -136,7 +140,9 @@ def _check_recipes(config: Config, scorer: Part) -> Iterator[Problem]:
 
 
 def _check_routes(config: Config, scorer: Part) -> Iterator[Problem]:
-    """Data whose rows have a source by their name have a route; inside a route, another says which rows come."""
+    """Check that data whose rows have a source by their name have a route; inside a route, another says which rows
+    come.
+    """
     if scorer.type != "by_source" or scorer.file is not None or ".routes[" in scorer.key:
         return
     routes = read_parts(scorer.type, None, scorer.parameters, scorer.key)

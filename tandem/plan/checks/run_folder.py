@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from tandem.base.errors import DataError, Problem
 from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER, KEY, METRICS_FILE, in_the_way, is_of_a_run, user_files
-from tandem.config.schema import AUTO, LATEST, TrainerConfig
+from tandem.config.trainer import AUTO, LATEST, TrainerConfig
 from tandem.observe.metrics import read_rows
 from tandem.train import saved
 from tandem.train.saved import STATE, checkpoints_in
@@ -26,7 +26,9 @@ _PATHS = re.compile(r"(\.|_)(path|file|files|folder|dir)(\[\d+\])?$|\.by_source\
 
 
 def check_output(trainer: TrainerConfig, document: BaseModel) -> Iterator[Problem]:
-    """Whether ``trainer.output_dir`` can be written, holds nothing of the user's, and is not what the run reads."""
+    """Check whether ``trainer.output_dir`` can be written, holds nothing of the user's, and is not what the run
+    reads.
+    """
     if not trainer.output_dir:
         yield Problem(KEY, "", "a run needs a folder to write to", "Write a folder, such as runs/first")
         return
@@ -54,7 +56,7 @@ def check_output(trainer: TrainerConfig, document: BaseModel) -> Iterator[Proble
 
 
 def _check_read(trainer: TrainerConfig, document: BaseModel) -> Iterator[Problem]:
-    """Models, data and code that the config names are read: they must not be where the run writes."""
+    """Check that models, data and code, which are read, are not where the run writes."""
     folder = Path(trainer.output_dir).expanduser().resolve()
     for key, path in paths_read(document):
         place, inside = path.resolve(), path.resolve().is_relative_to(folder)
@@ -71,7 +73,7 @@ def _check_read(trainer: TrainerConfig, document: BaseModel) -> Iterator[Problem
 
 
 def paths_read(document: BaseModel) -> Iterator[tuple[str, Path]]:
-    """(key, path) of what a config names to be read, where it is on this disk: models, adapters, data, code."""
+    """Yield (key, path) of what a config names to be read, where it is on this disk: models, adapters, data, code."""
 
     def walk(value: Any, key: str) -> Iterator[tuple[str, Path]]:
         if isinstance(value, Mapping):
@@ -90,7 +92,7 @@ def paths_read(document: BaseModel) -> Iterator[tuple[str, Path]]:
 
 
 def _goes_on_in(folder: Path, trainer: TrainerConfig) -> bool:
-    """Whether the run goes on with what is in ``folder``."""
+    """Return whether the run goes on with what is in ``folder``."""
     if trainer.resume is None:
         return False
     if trainer.resume in (AUTO, LATEST):
@@ -108,7 +110,7 @@ class Saved:
 
 
 def find_resumed(trainer: TrainerConfig) -> tuple[Saved | None, list[Problem]]:
-    """What ``trainer.resume`` names; None where that is nothing, or can't be gone on from, as the problems say.
+    """Return what ``trainer.resume`` names; None where that is nothing, or can't be gone on from, as the problems say.
 
     Files are compared with their manifest; of large ones only how long they are.
     """
@@ -138,7 +140,7 @@ def find_resumed(trainer: TrainerConfig) -> tuple[Saved | None, list[Problem]]:
 
 
 def _no_checkpoint(named: str, folder: Path) -> Problem | None:
-    """Why ``folder`` is none; None where it looks like one."""
+    """Return why ``folder`` is none; None where it looks like one."""
     if not folder.is_dir():
         remedy = f"Write an existing one, or {LATEST} or {AUTO} for the newest in {KEY}"
         return Problem(RESUME, named, "there is no such checkpoint folder", remedy)
@@ -157,7 +159,7 @@ def _read(folder: Path) -> Saved:
 
 
 def nothing_to_resume(trainer: TrainerConfig) -> Problem:
-    """The problem that there is no checkpoint, with what else was found."""
+    """Return the problem that there is no checkpoint, with what else was found."""
     folder = Path(trainer.output_dir).expanduser()
     rows = read_rows(folder / METRICS_FILE)
     there = [f"{len(rows)} steps in {METRICS_FILE}"] if rows else []

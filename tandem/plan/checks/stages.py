@@ -22,7 +22,7 @@ TOKEN_LEVEL = "token_level"
 
 
 def check_stages(config: Config, entries: Entries) -> Iterator[Problem]:
-    """Every problem of the stages that plug-ins add."""
+    """Yield every problem of the stages that plug-ins add."""
     yield from _check_names(config)
     if entries.stages:
         yield from _check_columns(config, entries)
@@ -88,7 +88,7 @@ def _too_late(key: str, stage: PlannedStage, column: str, giver: PlannedStage) -
 
 
 def _check_token_rewards(config: Config, entries: Entries) -> Iterator[Problem]:
-    """Rewards at tokens are for estimators that count a reward where it is given."""
+    """Report rewards at tokens for an estimator that doesn't count a reward where it is given."""
     givers = _givers(config, entries, TOKEN_REWARDS)
     if not givers or entries.advantage is None or not entries.estimates:
         return
@@ -108,12 +108,12 @@ def _token_level() -> Sequence[str]:
 
 
 def _givers(config: Config, entries: Entries, column: str) -> list[tuple[str, str]]:
-    """(key, name) of each named stage that gives ``column``."""
+    """Return (key, name) of each named stage that gives ``column``."""
     keys = key_of_stages(config)
     planned = plan_stages(config, entries)
     return [(keys[one.name], one.name) for one in planned if one.name in keys and column in one.gives]
 
 
 def key_of_stages(config: Config) -> dict[str, str]:
-    """Where the config names each stage of a plug-in."""
+    """Return where the config names each stage of a plug-in."""
     return {named.type: f"{KEY}[{index}]" for index, named in enumerate(named_stages(config))}

@@ -29,7 +29,7 @@ OBJECTIVE = "algorithm.distillation"
 
 
 def check_teacher(config: Config, entries: Entries, facts: ModelFacts | None) -> Iterator[Problem]:
-    """Every problem of the teachers; ``facts`` are the actor's."""
+    """Yield every problem of the teachers; ``facts`` are the actor's."""
     teaching = config.algorithm.distillation
     yield from _check_named(config)
     yield from _check_objective(config, entries, facts)
@@ -46,7 +46,7 @@ def check_teacher(config: Config, entries: Entries, facts: ModelFacts | None) ->
 
 
 def _check_other(config: Config) -> Iterator[Problem]:
-    """Whether there is anything to learn from the teachers, where nothing else is learned from."""
+    """Check whether there is anything to learn from the teachers, where nothing else is learned from."""
     model, found = config.actor_rollout_ref.model, teachers(config)
     own = model_folder(model.path)
     if learns_from_reward(config) or own is None or model.adapter_path is not None or not found:
@@ -58,7 +58,7 @@ def _check_other(config: Config) -> Iterator[Problem]:
 
 
 def notes_on_teacher(config: Config) -> Iterator[str]:
-    """How the teachers live, and what their objective leaves without effect."""
+    """Note how the teachers live, and what their objective leaves without effect."""
     if not uses_teacher(config):
         return
     if not teaches_as_tag(config):
@@ -100,7 +100,7 @@ def _check_objective(config: Config, entries: Entries, facts: ModelFacts | None)
 
 
 def _check_only(config: Config) -> Iterator[Problem]:
-    """What reads a reward where none trains."""
+    """Check what reads a reward where none trains."""
     algorithm, evaluation = config.algorithm, config.evaluation
     if algorithm.filter_groups.enable:
         reason = "it drops groups by their rewards, and only a teacher is learned from"
@@ -144,25 +144,27 @@ def _check_model(config: Config, teacher: Teacher, facts: ModelFacts | None) -> 
 
 
 def comparable(config: Config, teacher: Teacher) -> bool:
-    """Whether the vocabularies of actor and teacher can be read without loading their tokenizers."""
+    """Return whether the vocabularies of actor and teacher can be read without loading their tokenizers."""
     folders = (model_folder(path) for path in (config.actor_rollout_ref.model.tokenizer, teacher.path))
     return all(folder is not None and vocabulary_of(folder) is not None for folder in folders)
 
 
 def key_of(teacher: Teacher) -> str:
-    """The key under which the config names the teacher."""
+    """Return the key under which the config names the teacher."""
     return f"{KEY}.path" if teacher.rest else f"{KEY}.by_source.{teacher.sources[0]}"
 
 
 def another_tokenizer(teacher: Teacher, difference: str) -> Problem:
-    """The problem of a teacher that reads other tokens."""
+    """Return the problem of a teacher that reads other tokens."""
     remedy = "Take a teacher with the actor's tokenizer: token ids travel, not text"
     reason = f"its tokenizer is another than the actor's: {difference}"
     return Problem(key_of(teacher), teacher.path, reason, remedy)
 
 
 def differing(own: Mapping[str, int], theirs: Mapping[str, int]) -> str | None:
-    """The first token of which two vocabularies (token -> id) say different things; None where they are equal."""
+    """Return the first token of which two vocabularies (token -> id) say different things; None where they are
+    equal.
+    """
     if own == theirs:
         return None
     for token in sorted(own.keys() | theirs.keys(), key=lambda t: (own.get(t, theirs.get(t, 0)), t)):
@@ -173,7 +175,7 @@ def differing(own: Mapping[str, int], theirs: Mapping[str, int]) -> str | None:
 
 
 def _check_sources(config: Config) -> Iterator[Problem]:
-    """Files whose rows have a data source by their name, where no teacher is for the rest."""
+    """Yield the files whose rows have a data source by their name, where no teacher is for the rest."""
     section, data = config.actor_rollout_ref.teacher, config.data
     if not uses_teacher(config) or section.path is not None or not section.by_source:
         return

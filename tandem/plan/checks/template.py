@@ -19,13 +19,13 @@ _SAID = "what was said"
 
 
 def notes_on_template(config: Config) -> Iterator[str]:
-    """Notes on a run whose prompts the chat template wraps."""
+    """Note the notes on a run whose prompts the chat template wraps."""
     if config.data.chat:
         yield from _notes(*template_of(config.actor_rollout_ref.model.tokenizer))
 
 
 def notes_on_conversations(config: SftConfig) -> Iterator[str]:
-    """Notes on a fine-tuning on conversations."""
+    """Note the notes on a fine-tuning on conversations."""
     data, new = config.data, config.model.new
     columns = [example_columns(data), *(example_columns(data, part) for part in data.mix)]
     if not any(found.chat or found.messages_key is not None for found in columns):
@@ -48,7 +48,7 @@ def _notes(template: str | None, ends: list[str]) -> Iterator[str]:
 
 
 def template_of(path: str) -> tuple[str | None, list[str]]:
-    """The chat template and the texts of the end tokens; None or none where the files don't tell."""
+    """Return the chat template and the texts of the end tokens; None or none where the files don't tell."""
     folder = model_folder(path)
     if folder is None:
         return None, []
@@ -65,7 +65,7 @@ def template_of(path: str) -> tuple[str | None, list[str]]:
 
 
 def _texts(folder: Path, config: Mapping[str, Any], ids: list[str]) -> list[object]:
-    """The texts of special tokens, by their ids; the large file is read only if the small one lacks some."""
+    """Return the texts of special tokens, by their ids; the large file is read only if the small one lacks some."""
     small = config.get("added_tokens_decoder") or {}
     names = {token: entry.get("content") for token, entry in small.items()}
     if not set(ids) <= {*names, "None"}:
@@ -83,7 +83,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def _after_turn(template: str, end: str) -> str | None:
-    """What the template writes after the text of the assistant; None where it can't be rendered here."""
+    """Return what the template writes after the text of the assistant; None where it can't be rendered here."""
     import jinja2.sandbox
 
     def refuse(message: str) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from tandem.base.errors import Problem
 from tandem.base.hidden import HIDDEN, hidden_keys
 from tandem.config.model import OptimConfig
-from tandem.config.schema import Config, SftConfig, TrainerConfig
+from tandem.config.schema import Config, SftConfig
+from tandem.config.trainer import TrainerConfig
 from tandem.observe.trackers import TRACKERS
 from tandem.plan.batch import BatchPlan
+from tandem.plan.checks.algorithm import COLDEST
 from tandem.plan.checks.run_folder import check_output
 from tandem.plan.entries import unknown
 from tandem.plan.rows import TrainedRows
@@ -20,7 +22,7 @@ MOST_SAMPLES = 10_000_000
 
 
 def check_trainer(trainer: TrainerConfig, document: Config | SftConfig) -> Iterator[Problem]:
-    """Loggers, and the folder to write to; ``document`` is the config that says so."""
+    """Check loggers, and the folder to write to; ``document`` is the config that says so."""
     for index, name in enumerate(trainer.logger):
         key = f"trainer.logger[{index}]"
         if name not in TRACKERS:
@@ -35,14 +37,14 @@ def check_trainer(trainer: TrainerConfig, document: Config | SftConfig) -> Itera
 
 
 def check_hidden(document: Config | SftConfig) -> Iterator[Problem]:
-    """Whether a secret is missing that was left out when this config was written."""
+    """Check whether a secret is missing that was left out when this config was written."""
     for key in hidden_keys(document.model_dump(mode="json", by_alias=True)):
         reason = "a run writes its config without secrets, and this one is not there"
         yield Problem(key, HIDDEN, reason, f"Write it again, such as {key}=... on the command line")
 
 
 def check_schedule(key: str, optim: OptimConfig, updates: int | None, own_loop: bool = False) -> Iterator[Problem]:
-    """Whether the warm-up ends before the run does, and a falling schedule has an end.
+    """Check whether the warm-up ends before the run does, and a falling schedule has an end.
 
     ``updates`` is None where only the data will tell; a run of the user's own (``own_loop``) never learns it.
     """
@@ -55,7 +57,7 @@ def check_schedule(key: str, optim: OptimConfig, updates: int | None, own_loop: 
 
 
 def check_evaluation(config: Config) -> Iterator[Problem]:
-    """Whether there is something to evaluate on, and the report can be made of what is sampled."""
+    """Check whether there is something to evaluate on, and the report can be made of what is sampled."""
     evaluation, data = config.evaluation, config.data
     wanted = evaluation.during_run
     if wanted and not (data.val_files or data.reasoning_gym is not None or data.source is not None):
@@ -72,10 +74,13 @@ def check_evaluation(config: Config) -> Iterator[Problem]:
     if evaluation.n > 1 and evaluation.temperature == 0:
         reason = "greedy answers to a prompt are all equal"
         yield Problem("evaluation.n", evaluation.n, reason, "Write 1, or evaluation.temperature above 0")
+    if 0 < evaluation.temperature < COLDEST:
+        reason, remedy = "practically greedy", f"Write 0 for greedy answers, or {COLDEST:g} or more"
+        yield Problem("evaluation.temperature", evaluation.temperature, reason, remedy)
 
 
 def check_length(config: Config, batch: BatchPlan, rows: TrainedRows) -> Iterator[Problem]:
-    """Whether the run has a step at all."""
+    """Check whether the run has a step at all."""
     if batch.steps == 0 and (rows.kept or rows.held_out):
         key, value = "data.train_batch_size", config.data.train_batch_size
         held = f" ({rows.held_out} more are held out)" if rows.held_out else ""
@@ -92,7 +97,9 @@ def check_length(config: Config, batch: BatchPlan, rows: TrainedRows) -> Iterato
 
 
 def notes_on_rows(rows: TrainedRows, batch: BatchPlan) -> Iterator[str]:
-    """What is left out of the training files before steps are counted, and whether a step has it all several times."""
+    """Note what is left out of the training files before steps are counted, and whether a step has it all several
+    times.
+    """
     if rows.kept and batch.steps != 0:
         yield from note_on_repeats(batch.prompts, rows.kept, "prompts")
     if rows.held_out:
@@ -102,7 +109,7 @@ def notes_on_rows(rows: TrainedRows, batch: BatchPlan) -> Iterator[str]:
 
 
 def note_on_repeats(batch: int, rows: int, of: str) -> Iterator[str]:
-    """A note where one step draws from several epochs; ``of`` is what the data have ``rows`` of."""
+    """Yield a note where one step draws from several epochs; ``of`` is what the data have ``rows`` of."""
     if batch > rows:
         yield (
             f"data.train_batch_size = {batch} is more than the {rows} {of} of the data: epochs are joined end to end, "

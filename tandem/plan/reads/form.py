@@ -12,7 +12,8 @@ from pydantic_core import PydanticUndefined
 from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
 from tandem.config.node import Node, TypedNode
-from tandem.config.schema import DataConfig, SftDataConfig, TrainerConfig
+from tandem.config.schema import DataConfig, SftDataConfig
+from tandem.config.trainer import TrainerConfig
 from tandem.plan.mix import has_united_rows
 
 S = TypeVar("S")
@@ -34,16 +35,16 @@ class Reads(Generic[S]):
     noted: bool = False
 
     def names(self, key: str) -> bool:
-        """Whether it is about ``key``."""
+        """Return whether it is about ``key``."""
         return any(key == own or key.startswith(f"{own}.") for own in self.keys)
 
     def why(self, setting: S) -> str:
-        """The reason why nothing reads its keys."""
+        """Return the reason why nothing reads its keys."""
         return self.reason if isinstance(self.reason, str) else self.reason(setting)
 
 
 def schedule_reads(prefix: str, schedule_of: Callable[[S], str]) -> tuple[Reads[S], ...]:
-    """The reads of an optimizer's section at ``prefix``."""
+    """Return the reads of an optimizer's section at ``prefix``."""
     return (
         Reads(
             (f"{prefix}.min_lr_ratio",),
@@ -61,7 +62,7 @@ def schedule_reads(prefix: str, schedule_of: Callable[[S], str]) -> tuple[Reads[
 
 
 def adapter_reads(prefix: str, model_of: Callable[[S], ModelConfig | None]) -> tuple[Reads[S], ...]:
-    """The reads of LoRA in a model's section at ``prefix``."""
+    """Return the reads of LoRA in a model's section at ``prefix``."""
 
     def made(setting: S) -> bool:
         model = model_of(setting)
@@ -84,13 +85,13 @@ def adapter_reads(prefix: str, model_of: Callable[[S], ModelConfig | None]) -> t
 
 
 def file_reads(data_of: Callable[[S], SftDataConfig | DataConfig]) -> Reads[S]:
-    """That of nulls in files of rows."""
+    """Return the reads of nulls in files of rows."""
     reason = "a null in JSON lines was written and stays"
     return Reads(("data.keep_nulls",), lambda s: has_united_rows(data_of(s)), reason, noted=True)
 
 
 def checkpoint_reads(trainer_of: Callable[[S], TrainerConfig]) -> Reads[S]:
-    """That of a run which may write checkpoints."""
+    """Return the reads of a run which may write checkpoints."""
     reason = "no checkpoint is written: trainer.save_interval is 0"
     return Reads(("trainer.keep_checkpoints",), lambda s: trainer_of(s).save_interval > 0, reason, noted=True)
 
@@ -110,7 +111,9 @@ class Written:
 
 
 def written(node: BaseModel, default: BaseModel | None = None, prefix: str = "") -> Iterator[Written]:
-    """Every key below ``node`` that was written, parameters of typed nodes included, in the order of the schema."""
+    """Yield every key below ``node`` that was written, parameters of typed nodes included, in the order of the
+    schema.
+    """
     for name, info in type(node).model_fields.items():
         if name not in node.model_fields_set:
             continue
@@ -128,7 +131,8 @@ def written(node: BaseModel, default: BaseModel | None = None, prefix: str = "")
 def unread(
     config: BaseModel, table: Iterable[Reads[S]], setting: S, wrong: Collection[str]
 ) -> tuple[list[Problem], list[str]]:
-    """A problem for each key of ``config`` that nothing reads in this setting, and a note for those that may stay.
+    """Return a problem for each key of ``config`` that nothing reads in this setting, and a note for those that may
+    stay.
 
     Of keys that are ``wrong`` anyway nothing more is said. A key of several lines is read where all of them hold; one
     that stands in no line, by every run.

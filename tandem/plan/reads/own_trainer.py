@@ -65,6 +65,7 @@ LOOP_READS: tuple[Reads[Config], ...] = (
             "trainer.export",
             "trainer.max_idle_steps",
             "trainer.rollouts_per_step",
+            "trainer.samples",
             "trainer.trace",
             "evaluation",
         ),

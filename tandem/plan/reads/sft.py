@@ -82,7 +82,7 @@ READS: tuple[Reads[SftSetting], ...] = (
         "fine-tuning has no rollouts whose bits a batch could change",
     ),
     Reads(
-        ("trainer.rollouts_per_step", "runtime.name", "runtime.threads"),
+        ("trainer.rollouts_per_step", "trainer.samples", "runtime.name", "runtime.threads"),
         lambda s: False,
         "fine-tuning runs in this process and samples nothing",
         noted=True,

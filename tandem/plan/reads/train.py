@@ -60,6 +60,7 @@ PREFERENCES: tuple[Reads[Setting], ...] = (
             "evaluation.temperature",
             "evaluation.top_p",
             "trainer.rollouts_per_step",
+            "trainer.samples",
             "runtime.threads",
         ),
         lambda s: not s.prefers,
@@ -365,6 +366,12 @@ DATA: tuple[Reads[Setting], ...] = (
         ("evaluation.n", "evaluation.k", "evaluation.temperature", "evaluation.top_p", "evaluation.max_prompts"),
         lambda s: s.evaluates,
         "nothing is evaluated during the run; `tandem eval` reads it",
+        noted=True,
+    ),
+    Reads(
+        ("trainer.samples.max_mb", "trainer.samples.tokens"),
+        lambda s: s.config.trainer.samples.every > 0,
+        "trainer.samples.every is 0: no samples are kept",
         noted=True,
     ),
     Reads(

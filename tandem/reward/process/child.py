@@ -111,7 +111,7 @@ class ScoringProcess(ForeignProcess):
         self.send(pickle.dumps([job.payload for job in jobs]))
 
     def answer(self, job: int) -> Job:
-        """The job of that number, which is done now."""
+        """Return the job of that number, which is done now."""
         done = self.jobs[job]
         self.answered.add(job)
         self.since = time.monotonic()

@@ -30,7 +30,7 @@ class InlineScoring:
         self.close()
 
     def await_ready(self) -> None:
-        """The scorer was made before this was."""
+        """Return at once: the scorer was made before this was."""
 
     def submit(self, group: Group, label: str = "group") -> Handle:
         """Score the samples of a group."""
@@ -45,18 +45,18 @@ class InlineScoring:
         return handle
 
     def collect(self, handle: Handle, deadline: Deadline) -> Scores:
-        """The scores of a group."""
+        """Return the scores of a group."""
         return handle.scores()
 
     def check(self) -> None:
-        """Nothing can be wrong with a process here; what goes wrong is in the verdicts."""
+        """Do nothing: nothing can be wrong with a process here; what goes wrong is in the verdicts."""
 
     def activity(self) -> str:
-        """Always "nothing": a scoring has ended when ``submit`` returns."""
+        """Return "nothing": a scoring has ended when ``submit`` returns."""
         return "nothing"
 
     def close(self) -> None:
-        """There is no process to end."""
+        """Do nothing: there is no process to end."""
 
     async def _score(self, group: Group) -> list[Verdict]:
         call = self._scorer.call

@@ -53,15 +53,15 @@ class Handle:
             self._done.set()
 
     def know(self, verdicts: Sequence[Verdict | None]) -> None:
-        """Whatever scoring says, these are the verdicts of the samples that have one here."""
+        """Keep these verdicts, where there are some, whatever scoring says of their samples."""
         self._known = {i: verdict for i, verdict in enumerate(verdicts) if verdict is not None}
 
     def missing(self) -> list[str]:
-        """Names of the samples without a verdict."""
+        """Return the names of the samples without a verdict."""
         return [f"{self.label}[{i}]" for i, verdict in enumerate(self._verdicts) if verdict is None]
 
     def scores(self) -> Scores:
-        """The verdicts as columns; all must be there."""
+        """Return the verdicts as columns; all must be there."""
         verdicts = [self._known.get(i, verdict) for i, verdict in enumerate(self._verdicts)]
         return Scores.of([verdict for verdict in verdicts if verdict is not None], self.label)
 
@@ -89,7 +89,7 @@ class Job:
         self.handle.put(self.start, [verdicts[0]] * self.count if len(verdicts) != self.count else verdicts)
 
     def isolated(self) -> Job:
-        """The same work, to be sent in a message of its own."""
+        """Return the same work, to be sent in a message of its own."""
         return replace(self, alone=True)
 
 
@@ -115,5 +115,7 @@ def _job(handle: Handle, start: int, count: int, content: Callable[[], object]) 
 
 
 def trimmed(sample: Sample, call: CallStyle) -> tuple[Any, ...]:
-    """The sample with only the fields that the scorer asks for: a long prompt costs nothing where nobody reads it."""
+    """Return the sample with only the fields that the scorer asks for: a long prompt costs nothing where nobody reads
+    it.
+    """
     return tuple(value if name in call.fields else None for name, value in zip(Sample._fields, sample, strict=True))

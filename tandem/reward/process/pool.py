@@ -133,7 +133,7 @@ class ScoringPool:
             self._check_alive()
 
     def activity(self) -> str:
-        """Which process scores what, since when, and how much waits."""
+        """Return which process scores what, since when, and how much waits."""
         now = time.monotonic()
         doing = [f"process {p.pid} {p.activity} for {now - p.since:.1f} s" for p in list(self._processes) if not p.idle]
         return f"{'; '.join(doing) or 'no process'}; {len(self._pending)} jobs wait"
@@ -154,7 +154,7 @@ class ScoringPool:
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Reads answers, hands out jobs and keeps deadlines until the pool is closed or broken."""
+        """Read answers, hand out jobs and keep deadlines until the pool is closed or broken."""
         try:
             while not self._closing and self._broken is None:
                 for key, _ in self._selector.select(self._patience()):
@@ -243,7 +243,7 @@ class ScoringPool:
                     process.assign(jobs)
 
     def _next_message(self) -> list[Job]:
-        """So many jobs that they take about ``_MESSAGE_S``; a job that must be alone is."""
+        """Return so many jobs that they take about ``_MESSAGE_S``; a job that must be alone is."""
         most = min(_MOST_PER_MESSAGE, max(1, int(_MESSAGE_S / max(self._mean_s, 1e-6))))
         if self._call.is_batch:
             most = 1
@@ -255,7 +255,7 @@ class ScoringPool:
         return jobs
 
     def _limit(self, process: ScoringProcess) -> float:
-        """When the process is overdue, on the monotonic clock; never if it is idle."""
+        """Return when the process is overdue, on the monotonic clock; never if it is idle."""
         if not process.ready:
             return process.since + self._start_s
         if not process.jobs:
@@ -266,7 +266,7 @@ class ScoringPool:
         return time.monotonic() > self._limit(process)
 
     def _patience(self) -> float:
-        """Seconds until something must be looked at again, at most a tick."""
+        """Return the seconds until something must be looked at again, at most a tick."""
         limits = [self._limit(process) for process in self._processes]
         return max(0.0, min([time.monotonic() + _TICK_S, *limits]) - time.monotonic())
 

@@ -34,7 +34,7 @@ def send(channel: socket.socket, message: bytes) -> None:
 
 
 def receive(channel: socket.socket) -> bytes | None:
-    """The next message, or None if the sender is gone. Blocks."""
+    """Return the next message, or None if the sender is gone. Blocks."""
     head = _exactly(channel, _LENGTH.size)
     return None if head is None else _exactly(channel, _LENGTH.unpack(head)[0])
 
@@ -58,7 +58,7 @@ class Inbox:
         self.closed = False
 
     def messages(self) -> list[bytes]:
-        """All messages that are here; sets ``closed`` once the sender is gone."""
+        """Return all messages that are here; sets ``closed`` once the sender is gone."""
         while not self.closed:
             try:
                 piece = self._channel.recv(_READ, socket.MSG_DONTWAIT)
@@ -83,15 +83,15 @@ class Inbox:
 
 
 def pack_verdicts(job: int, verdicts: list[Verdict], seconds: float) -> bytes:
-    """The answer to job number ``job`` of the current message, and how long it took."""
-    rows = [[v.reward, v.outcome, v.reason, v.metrics, v.components] for v in verdicts]
+    """Return the answer to job number ``job`` of the current message, and how long it took."""
+    rows = [[v.reward, v.outcome, v.reason, v.metrics, v.components, v.notes] for v in verdicts]
     return json.dumps({"job": job, "verdicts": rows, "seconds": seconds}).encode()
 
 
 def unpack_verdicts(answer: Any) -> tuple[int, list[Verdict], float]:
-    """What ``pack_verdicts`` packed, already read from JSON."""
+    """Return what ``pack_verdicts`` packed, already read from JSON."""
     rows = [
-        Verdict(reward, Outcome(outcome), reason, metrics, tuple(components))
-        for reward, outcome, reason, metrics, components in answer["verdicts"]
+        Verdict(reward, Outcome(outcome), reason, metrics, tuple(components), notes)
+        for reward, outcome, reason, metrics, components, notes in answer["verdicts"]
     ]
     return answer["job"], rows, answer["seconds"]

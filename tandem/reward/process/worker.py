@@ -67,7 +67,7 @@ def _score_in_turn(channel: socket.socket, scorer: Scorer, jobs: list[bytes]) ->
 
 
 def _score_together(channel: socket.socket, scorer: Scorer, jobs: list[bytes], deadline_s: float) -> None:
-    """All jobs at once, each with its own deadline; the pool's deadline is for those that never give way."""
+    """Score all jobs at once, each with its own deadline; the pool's deadline is for those that never give way."""
     import asyncio  # a third of the start of a process that doesn't need it
 
     async def one(i: int, job: bytes) -> None:

@@ -214,7 +214,7 @@ class Instruction(NamedTuple):
 
 
 def call_filter(machine: str) -> list[Instruction] | None:
-    """The filter for a ``machine`` as ``platform.machine()`` names it; None where there is no table for it.
+    """Return the filter for a ``machine`` as ``platform.machine()`` names it; None where there is no table for it.
 
     Arguments are compared by their lower 32 bits, which are all that the kernel reads of those compared.
     """
@@ -258,11 +258,11 @@ def _load_argument(index: int, *, upper: bool = False) -> Instruction:
 
 
 def _allowed_if(values: Iterable[int]) -> list[Instruction]:
-    """Allowed where what was loaded is one of ``values``."""
+    """Allow the call where what was loaded is one of ``values``."""
     return [rule for value in values for rule in (Instruction(_EQUAL, 0, 1, value), _answer(_ALLOW))]
 
 
 def _unless_null(index: int, otherwise: Instruction) -> list[Instruction]:
-    """``otherwise`` unless the pointer at ``index`` is null."""
+    """Return ``otherwise`` unless the pointer at ``index`` is null."""
     halves = (_load_argument(index), _load_argument(index, upper=True))
     return [rule for half in halves for rule in (half, Instruction(_EQUAL, 1, 0, 0), otherwise)]

@@ -163,7 +163,7 @@ def _separate(libc: Any, doors: Doors) -> None:
 
 
 def _forked(libc: Any, held: int, holder: int) -> int:
-    """A child, or 0 in it, that ends with its parent, which keeps ``holder`` open as long as it lives."""
+    """Fork a child (0 in it) that ends with its parent, which keeps ``holder`` open as long as it lives."""
     child = os.fork()
     if child == 0:
         _end_with_parent(libc)
@@ -185,7 +185,7 @@ def _limit(limits: Limits) -> None:
 
 
 def _close_files(libc: Any, doors: Doors) -> None:
-    """From now on only what is readable can be opened, and only what is temporary, and /dev/null, be written."""
+    """Let only what is readable be opened from now on, and only what is temporary, and /dev/null, be written."""
     abi = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
     _checked(abi, "Landlock, which closes the file system")
     handled = (1 << 13) - 1
@@ -220,7 +220,7 @@ def _drop_capabilities(libc: Any) -> None:
 
 
 def _close_calls(libc: Any, calls: list[list[int]]) -> None:
-    """From now on only the system calls that the filter lets through are made (seccomp)."""
+    """Let only the system calls that pass the filter be made from now on (seccomp)."""
     own = os.getpid()
     rules = [struct.pack("=HBBI", code, yes, no, own if value < 0 else value) for code, yes, no, value in calls]
     code = ctypes.create_string_buffer(b"".join(rules))

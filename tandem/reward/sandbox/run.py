@@ -139,11 +139,12 @@ class Sandbox:
         )
 
     def run(self, program: str, stdin: str, seconds: float | None = None) -> Ended:
-        """The program as a script that reads ``stdin``."""
+        """Return the program as a script that reads ``stdin``."""
         return self._run({"kind": "stdin", "program": program}, stdin, seconds)
 
     def call(self, program: str, function: str, arguments: list[Any], seconds: float | None = None) -> Ended:
-        """What the program defines, then a call of its ``function``, or of that method of its class ``Solution``.
+        """Return what the program defines, then a call of its ``function``, or of that method of its class
+        ``Solution``.
 
         ``result`` is the value as JSON, empty if there is none.
         """
@@ -151,13 +152,13 @@ class Sandbox:
         return self._run(task, "", seconds)
 
     def passes(self, program: str, tests: str, seconds: float | None = None) -> bool:
-        """Whether ``tests``, Python code that runs after the program and sees its names, run to their end."""
+        """Return whether ``tests``, Python code that runs after the program and sees its names, run to their end."""
         token = secrets.token_hex(16)
         task = {"kind": "assert", "program": program, "tests": tests, "token": token}
         return self._run(task, "", seconds).result == token
 
     def _held(self, walls: Walls, program: str = "") -> Ended:
-        """A program of the sandbox's own within ``walls``; the result is ``_HELD`` if it comes to its end."""
+        """Return a program of the sandbox's own within ``walls``; the result is ``_HELD`` if it comes to its end."""
         task = {"kind": "assert", "program": program, "tests": "", "token": _HELD}
         return self._within(walls, task, "", max(_START_S, self.seconds))
 
@@ -182,7 +183,7 @@ class Sandbox:
             place.remove()
 
     def _doors(self, paths: Paths, walls: Walls, seconds: float) -> dict[str, Any]:
-        """What the inside closes, as its ``Doors``."""
+        """Return what the inside closes, as its ``Doors``."""
         filtered = None if self.isolation == "limits" else call_filter(platform.machine())
         if filtered is None and self.isolation != "limits":
             raise RewardError(
@@ -230,7 +231,7 @@ class Sandbox:
 
 @functools.cache
 def _walls(isolation: Isolation) -> Walls:
-    """The best walls that stand on this machine; found by a try, once."""
+    """Return the best walls that stand on this machine; found by a try, once."""
     if isolation == "limits":
         return NO_WALLS
     tried = Sandbox(isolation)
@@ -238,7 +239,7 @@ def _walls(isolation: Isolation) -> Walls:
 
 
 def _unnamed(folder: Path, text: str) -> IO[bytes]:
-    """A file that holds ``text``, open for reading only, and has no name any more."""
+    """Return a file that holds ``text``, open for reading only, and has no name any more."""
     path = folder / "unnamed"
     path.write_bytes(text.encode("utf-8", "replace"))
     file = open(path, "rb")  # noqa: SIM115  (the caller closes it)
@@ -252,7 +253,9 @@ class _Said(NamedTuple):
 
 
 def _read(sources: list[int], deadline: float, most: int) -> _Said:
-    """All that the sources say until they close; ``DONE`` unless that takes too long or is above ``most`` bytes."""
+    """Read all that the sources say until they close; ``DONE`` unless that takes too long or is above ``most``
+    bytes.
+    """
     texts = {source: bytearray() for source in sources}
     with selectors.DefaultSelector() as selector:
         for source in sources:

@@ -40,7 +40,9 @@ class Paths:
 
 
 def make_paths(folder: Path, files: Sequence[str], packages: Sequence[str]) -> Paths:
-    """The paths of a program, its own two made in ``folder``: Python's library, the system's, files and packages."""
+    """Return the paths of a program, its own two made in ``folder``: Python's library, the system's, files and
+    packages.
+    """
     work, temporary = folder / "work", folder / "temporary"
     work.mkdir()
     temporary.mkdir()
@@ -54,8 +56,9 @@ def make_paths(folder: Path, files: Sequence[str], packages: Sequence[str]) -> P
 
 
 def find_package(name: str) -> list[str]:
-    """The files and folders of the installed package ``name``, and of the libraries that came with it; none if it isn't
-    installed."""
+    """Return the files and folders of the installed package ``name``, and of the libraries that came with it; none if
+    it isn't installed.
+    """
     spec = importlib.util.find_spec(name) if name.isidentifier() else None
     if spec is None:
         return []
@@ -78,7 +81,7 @@ class Walls:
         return self.bubblewrap is not None or self.namespaces != 0
 
     def command(self, inner: list[str], paths: Paths, *, files: bool) -> list[str]:
-        """``inner`` within these walls; ``files``: of the file system only ``paths`` are there."""
+        """Return ``inner`` within these walls; ``files``: of the file system only ``paths`` are there."""
         if self.bubblewrap is None:
             return inner
         options = ["--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--chdir", str(paths.work)]
@@ -95,7 +98,9 @@ NO_WALLS = Walls()
 
 
 def candidates() -> Iterator[Walls]:
-    """Walls that a machine may have, the best first and none at all last. Whether they stand, only a try tells."""
+    """Yield the walls that a machine may have, the best first and none at all last. Whether they stand, only a try
+    tells.
+    """
     bubblewrap = shutil.which("bwrap")
     if bubblewrap is not None:
         yield Walls(bubblewrap=bubblewrap)

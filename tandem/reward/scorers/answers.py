@@ -28,7 +28,7 @@ _NOT_ALONE = re.compile(r"[,/][0-9]")  # a list or a fraction goes on behind the
 
 
 def extract_numbers(text: str) -> list[Decimal]:
-    """All numbers of the text in order, each exact.
+    """Return all numbers of the text in order, each exact.
 
     ``8,000``, ``8{,}000`` and ``$8,000.`` are 8000; a comma that separates no thousands separates numbers. Inside
     square brackets every comma does, and inside round or curly ones with nothing but numbers in them:
@@ -49,7 +49,7 @@ def _value(match: re.Match[str]) -> Decimal:
 
 
 def _marked_number(text: str) -> Decimal | None:
-    """The number behind the last ``####`` that is followed by a single one."""
+    """Return the number behind the last ``####`` that is followed by a single one."""
     text = _plain(text)
     for marker in reversed(list(_MARKER.finditer(text))):
         match = _NUMBER.match(text, marker.end())
@@ -65,7 +65,7 @@ def score_gsm8k(
     method: Literal["strict", "flexible"] = "strict",
     format_score: float = 0.0,
 ) -> float:
-    """1.0 if the answer is the number of ``ground_truth`` (by value: ``18.00`` is 18), else 0.0.
+    """Return 1.0 if the answer is the number of ``ground_truth`` (by value: ``18.00`` is 18), else 0.0.
 
     An answer that is read and wrong gets ``format_score``.
 
@@ -91,7 +91,7 @@ def _last_number(text: str) -> Decimal | None:
 
 
 def score_math(response: str, ground_truth: object) -> float:
-    r"""1.0 if the answer equals ``ground_truth`` as mathematics, judged by the math-verify package, else 0.0.
+    r"""Return 1.0 if the answer equals ``ground_truth`` as mathematics, judged by the math-verify package, else 0.0.
 
     Where the response has several boxes the last ``\boxed`` is the answer; all of them together also are one, for a
     reference that is a set. Signs, emphasis and LaTeX's short forms are spelt out before, which the package doesn't.
@@ -111,7 +111,9 @@ def score_math(response: str, ground_truth: object) -> float:
 
 
 def spelt_for_math(text: str) -> str:
-    r"""A response as math-verify reads it best: in a box any dash is a minus and emphasis is off; ``\fbox`` is one."""
+    r"""Return a response as math-verify reads it best: in a box any dash is a minus and emphasis is off; ``\fbox`` is
+    one.
+    """
     text = text.replace("\\fbox", "\\boxed")
     pieces, at = [], 0
     for start, end in outer_boxes(text):
@@ -122,7 +124,9 @@ def spelt_for_math(text: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def parse_reference(ground_truth: str) -> list[Any]:
-    """What math-verify reads in a ground truth, once for all samples of a group. Raises ``DataError`` if nothing."""
+    """Return what math-verify reads in a ground truth, once for all samples of a group. Raises ``DataError`` if
+    nothing.
+    """
     package = math_package()
     bare = "\\boxed" not in ground_truth and "$" not in ground_truth
     answer = spelled_out(plain_signs(ground_truth).strip(f" {EMPHASIS}")) if bare else spelt_for_math(ground_truth)
@@ -135,7 +139,7 @@ def parse_reference(ground_truth: str) -> list[Any]:
 
 @functools.cache
 def math_package() -> Any:
-    """The package math-verify. Raises ``ImportError`` with what to install."""
+    """Return the package math-verify. Raises ``ImportError`` with what to install."""
     try:
         import math_verify  # type: ignore[import-untyped]
     except ImportError as error:

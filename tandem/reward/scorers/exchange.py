@@ -52,7 +52,7 @@ class Request(urllib.request.Request):
 
 
 def opener(*handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
-    """Opens ``Request``s; the proxies of the environment are used as ever."""
+    """Return what opens each ``Request``; the proxies of the environment are used as ever."""
     return urllib.request.build_opener(_Plain(), _Encrypted(), *handlers)
 
 

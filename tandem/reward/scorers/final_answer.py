@@ -31,7 +31,8 @@ _AROUND = f" \t\r\n\"'“”‘’{EMPHASIS}"
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last complete ``\boxed{...}`` or ``\fbox{...}`` holds, braces in it balanced; ``\boxed 7`` is one too.
+    r"""Return what the last complete ``\boxed{...}`` or ``\fbox{...}`` holds, braces in it balanced; ``\boxed 7`` is
+    one too.
 
     A box inside a box belongs to the outer one. None where there is no complete box.
     """
@@ -44,7 +45,7 @@ def last_box(text: str) -> str | None:
 
 
 def outer_boxes(text: str) -> list[tuple[int, int]]:
-    """Where the content of each closed box that lies in no other begins and ends, in order."""
+    """Return where the content of each closed box that lies in no other begins and ends, in order."""
     found: list[tuple[int, int]] = []
     for start, end in sorted(_boxes(text)):
         if not found or start > found[-1][1]:
@@ -53,7 +54,7 @@ def outer_boxes(text: str) -> list[tuple[int, int]]:
 
 
 def _boxes(text: str) -> Iterator[tuple[int, int]]:
-    """Where the content of each closed box begins and ends, inner ones first. One pass."""
+    """Yield where the content of each closed box begins and ends, inner ones first. One pass."""
     opened: list[int | None] = []
     for found in _BRACES.finditer(text):
         token = found[0]
@@ -64,13 +65,15 @@ def _boxes(text: str) -> Iterator[tuple[int, int]]:
 
 
 def last_answer_line(text: str) -> str | None:
-    """What follows the last ``Answer:`` that anything follows on its line, or on the next; None if there is none."""
+    """Return what follows the last ``Answer:`` that anything follows on its line, or on the next; None if there is
+    none.
+    """
     found = [line for match in _ANSWER_LINE.finditer(text) if (line := match[1].strip())]
     return found[-1] if found else None
 
 
 def plain(answer: str) -> str:
-    r"""The answer without what doesn't change its value: ``$x = \dfrac12$.`` is ``\frac{1}{2}``.
+    r"""Return the answer without what doesn't change its value: ``$x = \dfrac12$.`` is ``\frac{1}{2}``.
 
     Taken off are a box, dollar signs, ``x =`` and the like in front, LaTeX's fonts, spaces and size commands, a unit
     behind a number, a full stop at the end, blanks, and the commas of thousands.
@@ -92,7 +95,7 @@ def plain(answer: str) -> str:
 
 
 def same_answer(answer: str, expected: str) -> bool:
-    """Whether two answers are equal as plain text, or as numbers: ``12.0`` is ``12``, ``-\\frac12`` is ``-1/2``.
+    """Return whether two answers are equal as plain text, or as numbers: ``12.0`` is ``12``, ``-\\frac12`` is ``-1/2``.
 
     A plus in front, braces around one character (``x^{2}``) and the place of a fraction's sign make no difference; a
     fraction that can be reduced does.
@@ -112,7 +115,9 @@ def _uniform(answer: str) -> str:
 
 
 def as_fraction(answer: str) -> tuple[Fraction, bool] | None:
-    r"""The value of ``\frac{a}{b}`` or ``a/b`` of whole numbers, and whether it is in lowest terms; else None."""
+    r"""Return the value of ``\frac{a}{b}`` or ``a/b`` of whole numbers, and whether it is in lowest terms; else
+    None.
+    """
     found = _FRACTION.fullmatch(plain(answer))
     if found is None:
         return None

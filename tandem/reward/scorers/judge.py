@@ -46,7 +46,9 @@ _WORTH_ANOTHER_TRY = (408, 409, 425, 429)
 
 
 def check_judge(parameters: Mapping[str, Any]) -> Iterator[Objection]:
-    """An address, a range, a template with the answer in it, an expression with a group, a key that is there."""
+    """Check for an address, a range, a template with the answer in it, an expression with a group, a key that is
+    there.
+    """
     if not parameters["base_url"].startswith(("http://", "https://")):
         yield Objection("base_url", "it is no address", "Write for example http://localhost:8000/v1")
     elif hide(parameters["base_url"]) != parameters["base_url"]:
@@ -128,13 +130,14 @@ class Judge:
         # A redirect would carry the key to another address.
         self._opener = opener(_NoRedirect())
 
-    async def __call__(self, response: str, prompt: str, ground_truth: object = None) -> dict[str, float]:
-        """The score of one answer, 0 to 1, and the ``grade`` itself."""
+    async def __call__(self, response: str, prompt: str, ground_truth: object = None) -> dict[str, float | str]:
+        """Return the score of one answer, 0 to 1, the ``grade`` itself and the ``reply`` that it stands in."""
         fields = {"prompt": prompt, "response": response, "ground_truth": "" if ground_truth is None else ground_truth}
         content = _FIELD.sub(lambda found: str(fields[found[1]]), self._template)
-        grade = self._graded(await self._ask(content))
+        reply = await self._ask(content)
+        grade = self._graded(reply)
         lowest, highest = self._range
-        return {"score": (grade - lowest) / (highest - lowest), "grade": grade}
+        return {"score": (grade - lowest) / (highest - lowest), "grade": grade, "reply": self._hidden(reply)}
 
     def _graded(self, reply: str) -> float:
         found = [match[1] for match in self._grade.finditer(reply) if match[1] is not None]
@@ -168,7 +171,9 @@ class Judge:
             attempt, pause = attempt + 1, 2 * pause
 
     def _post(self, content: str, seconds: float) -> str:
-        """The reply to one message. Raises ``_AgainError`` where another attempt may help, else ``RewardError``."""
+        """Return the reply to one message. Raises ``_AgainError`` where another attempt may help, else
+        ``RewardError``.
+        """
         body = json.dumps({**self._asked, "messages": [{"role": "user", "content": content}]}).encode()
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         with Exchange(seconds) as exchange:
@@ -220,7 +225,7 @@ def _content(reply: Mapping[str, Any]) -> str:
 
 
 def _seconds(header: str | None) -> float:
-    """The seconds of a Retry-After that is a number; 0 for a date or none."""
+    """Return the seconds of a Retry-After that is a number; 0 for a date or none."""
     try:
         seconds = float(header or 0.0)
     except ValueError:

@@ -17,7 +17,7 @@ _CLAUSE = re.compile(r"[.;](?:\s|$)")
 
 @register_reward("math", packages=("math_verify",))
 def math(response: str, ground_truth: object) -> float:
-    """1 if the answer equals the ground truth as mathematics (package math-verify), else 0."""
+    """Return 1 if the answer equals the ground truth as mathematics (package math-verify), else 0."""
     return score_math(response, ground_truth)
 
 
@@ -25,7 +25,7 @@ def math(response: str, ground_truth: object) -> float:
 def math_dapo(
     response: str, ground_truth: object, *, strict_box: bool = False, wrong: float = -1.0
 ) -> dict[str, float]:
-    r"""1 if what follows the last ``Answer:`` is the ground truth, else ``wrong``; the metric ``acc`` is 1 or 0.
+    r"""Return 1 if what follows the last ``Answer:`` is the ground truth, else ``wrong``; the metric ``acc`` is 1 or 0.
 
     The rule of DAPO (arXiv:2503.14476). A box on the answer line is the answer, and without such a line the last
     ``\boxed{}`` of the response; with ``strict_box`` always that. Answers are equal as plain text (units, LaTeX's
@@ -37,7 +37,7 @@ def math_dapo(
 
 
 def dapo_answer(response: str, *, strict_box: bool = False) -> str | None:
-    """The answer that ``math_dapo`` compares, in its plain spelling; None if the response gives none."""
+    """Return the answer that ``math_dapo`` compares, in its plain spelling; None if the response gives none."""
     found = None if strict_box else last_answer_line(response)
     found = last_box(response) if found is None else found
     return None if found is None else plain(found)
@@ -47,7 +47,8 @@ def dapo_answer(response: str, *, strict_box: bool = False) -> str | None:
 def prime_math(
     response: str, ground_truth: object, *, tolerance: NotNegative = 1e-4, lowest_terms: bool = True
 ) -> float:
-    r"""1 if the answer has the value of the ground truth within a relative ``tolerance``, else 0; looser than ``math``.
+    r"""Return 1 if the answer has the value of the ground truth within a relative ``tolerance``, else 0; looser than
+    ``math``.
 
     The answer is the last ``\boxed{}``, else what follows the last "answer is" or ``Answer:``, else the last number.
     Pi may be 3.14. ``lowest_terms``: where both are fractions, one that can be reduced is wrong.
@@ -88,7 +89,7 @@ def _found_answer(response: str) -> str | None:
 
 
 def _close(given: Any, gold: Any, tolerance: float) -> bool:
-    """Whether two SymPy expressions have nearly the same value, with pi exact or 3.14."""
+    """Return whether two SymPy expressions have nearly the same value, with pi exact or 3.14."""
     import sympy  # type: ignore[import-untyped]
 
     for pi in (sympy.pi, sympy.Float("3.14")):

@@ -54,7 +54,8 @@ def code(
     isolation: Isolation = "full",
     packages: Sequence[str] | None = None,
 ) -> dict[str, float]:
-    """1 if the answer's program passes all tests of the ground truth, else 0; the metric ``passed`` is their fraction.
+    """Return 1 if the answer's program passes all tests of the ground truth, else 0; the metric ``passed`` is their
+    fraction.
 
     ``partial``: the score is that fraction. The program is the last fenced block of Python; without ``fenced`` the
     whole answer is, where it has no block. Tests are ``{"inputs": [...], "outputs": [...]}`` for standard input and
@@ -90,7 +91,7 @@ def _checked_sandbox(
 
 
 def find_program(text: str) -> str | None:
-    """The last fenced block that is marked as Python, else the last that isn't marked; None if there is none.
+    """Return the last fenced block that is marked as Python, else the last that isn't marked; None if there is none.
 
     A block ends at a fence that begins a line. One inside a line (in a string, say) belongs to the program, unless no
     other ends it.
@@ -104,7 +105,7 @@ def find_program(text: str) -> str | None:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """The mark of each fenced block, in lower case, and what is in it."""
+    """Yield the mark of each fenced block, in lower case, and what is in it."""
     opened: tuple[str, int] | None = None
     block: list[str] = []
     for line in text.split("\n"):
@@ -126,7 +127,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _cut(mark: str, block: list[str]) -> Iterator[tuple[str, str]]:
-    """A block that no line ends, up to its last fence; none where it has none."""
+    """Yield a block that no line ends, up to its last fence; none where it has none."""
     inside, fence, _ = "\n".join(block).rpartition("```")
     if fence:
         yield mark, inside
@@ -137,7 +138,7 @@ def _joined(block: list[str]) -> str:
 
 
 def read_tests(ground_truth: object) -> list[Test]:
-    """The tests of a data row, at least one. Raises ``DataError`` naming the forms that there are."""
+    """Return the tests of a data row, at least one. Raises ``DataError`` naming the forms that there are."""
     written = _unpacked(ground_truth)
     tests: list[Test] = []
     if isinstance(written, Mapping) and {"inputs", "outputs"} <= set(written):
@@ -155,7 +156,7 @@ def read_tests(ground_truth: object) -> list[Test]:
 
 
 def _unpacked(value: object) -> object:
-    """What a column may hold in place of a list or dict: an array, or JSON."""
+    """Return what a column may hold in place of a list or dict: an array, or JSON."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
@@ -169,7 +170,7 @@ def _unpacked(value: object) -> object:
 
 
 def _test(given: Any, expected: Any, function: str | None) -> Test:
-    """One test. A call whose input is text has one argument a line, as JSON, and so is its value where it is text.
+    """Read one test. A call whose input is text has one argument a line, as JSON, and so is its value where it is text.
 
     Where the input is a list, the arguments and the value are what stands there: a text is a text.
     """
@@ -188,7 +189,7 @@ def _test(given: Any, expected: Any, function: str | None) -> Test:
 
 
 def _listed(value: Any) -> Any:
-    """The value with lists for the arrays and tuples that a column may hold, at any depth."""
+    """Return the value with lists for the arrays and tuples that a column may hold, at any depth."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -217,7 +218,7 @@ def _passes(sandbox: Sandbox, program: str, test: Test, seconds: float) -> bool:
 
 
 def _same(value: Any, expected: Any) -> bool:
-    """Whether two values are equal as JSON: 1 is 1.0, and true is not 1."""
+    """Return whether two values are equal as JSON: 1 is 1.0, and true is not 1."""
     if isinstance(value, list) and isinstance(expected, list):
         return len(value) == len(expected) and all(map(_same, value, expected))
     if isinstance(value, dict) and isinstance(expected, dict):
@@ -226,12 +227,12 @@ def _same(value: Any, expected: Any) -> bool:
 
 
 def _alone(expected: Any) -> list[Any]:
-    """Some data sets put a call's value into a list of its own."""
+    """Take a call's value out of the list of its own into which some data sets put it."""
     return expected if isinstance(expected, list) and len(expected) == 1 else []
 
 
 def same_output(output: str, expected: str) -> bool:
-    """Whether two outputs have the same lines, blanks at their ends and empty lines at the end aside."""
+    """Return whether two outputs have the same lines, blanks at their ends and empty lines at the end aside."""
     return _stripped(output) == _stripped(expected)
 
 

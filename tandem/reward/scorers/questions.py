@@ -25,7 +25,8 @@ def qa_em(
     match: Literal["exact", "contains"] = "exact",
     guesses: float = 0.25,
 ) -> float:
-    """1 if the last ``<answer>...</answer>`` is one of the targets (case, articles and punctuation aside), else 0.
+    """Return 1 if the last ``<answer>...</answer>`` is one of the targets (case, articles and punctuation aside), else
+    0.
 
     ``ground_truth`` is a text, a list of texts, or ``{"target": ...}``. ``match: contains``: the answer only has to
     contain a target. Under ``exact`` a right answer behind more than 10 answers gives ``guesses``.
@@ -45,14 +46,16 @@ def qa_em(
 
 
 def tagged_answer(text: str) -> str | None:
-    """What stands in the last closed ``<answer>`` tag."""
+    """Return what stands in the last closed ``<answer>`` tag."""
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, end) if end >= 0 else -1
     return text[start + len("<answer>") : end].strip() if start >= 0 else None
 
 
 def normalised(text: str) -> str:
-    """Lower case, without articles and ASCII punctuation, words one blank apart (as SQuAD compares answers)."""
+    """Return the text in lower case, without articles and ASCII punctuation, words one blank apart (as SQuAD compares
+    answers).
+    """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -84,7 +87,7 @@ _STANDING = re.compile(r"(?<![A-Za-z0-9'’])[A-Z](?![A-Za-z0-9'’])(?!\s+[a-z]
 
 
 def check_letters(parameters: Mapping[str, Any]) -> Iterator[Objection]:
-    """Letters of the Latin alphabet, two at least, each once."""
+    """Check for letters of the Latin alphabet, two at least, each once."""
     letters = parameters["letters"].upper()
     if len(letters) < 2 or len(set(letters)) < len(letters) or not (letters.isascii() and letters.isalpha()):
         reason = "there are two letters to choose from at least, of A to Z, each once"
@@ -99,7 +102,7 @@ def multiple_choice(
     letters: str = _LETTERS,
     method: Literal["strict", "flexible"] = "strict",
 ) -> float:
-    r"""1 if the answer chooses the letter of the ground truth, or all of its letters and no other; else 0.
+    r"""Return 1 if the answer chooses the letter of the ground truth, or all of its letters and no other; else 0.
 
     The choice is read, in this order, from the last ``\boxed{}``, the last ``<answer>``, the last "answer is",
     "Answer:" or "答案是", or a last line that is or begins with a letter: ``B``, ``(b)``, ``**B.** text``.
@@ -111,7 +114,7 @@ def multiple_choice(
 
 
 def chosen(response: str, letters: str = _LETTERS, *, flexible: bool = False) -> frozenset[str]:
-    """The letters that a response chooses; none where it doesn't say, or says one *or* another."""
+    """Return the letters that a response chooses; none where it doesn't say, or says one *or* another."""
     for marked in (last_box(response), tagged_answer(response)):
         if marked is not None and (found := _letters_at(_MARKUP.sub("", marked), 0, letters, alone=True)):
             return found
@@ -127,7 +130,7 @@ def chosen(response: str, letters: str = _LETTERS, *, flexible: bool = False) ->
 
 
 def _letters_at(text: str, start: int, letters: str, *, alone: bool) -> frozenset[str]:
-    """The choice that is written from ``start`` on, if there is one.
+    """Return the choice that is written from ``start`` on, if there is one.
 
     ``alone``: no words have announced it, so a sentence that begins with a single letter is none.
     """
@@ -158,7 +161,7 @@ def _expected_letters(ground_truth: object, letters: str) -> frozenset[str]:
 
 
 def _whole(value: object) -> int | None:
-    """An integer, also one written as text (``"1"``) or of NumPy."""
+    """Return an integer, also one written as text (``"1"``) or of NumPy."""
     if isinstance(value, str):
         return int(value) if value.isascii() and value.strip().isdecimal() else None
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):

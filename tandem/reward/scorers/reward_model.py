@@ -64,7 +64,7 @@ class RewardModel:
         self._chat, self._question = chat_template, question
 
     def __call__(self, data: DataProto) -> list[dict[str, float]]:
-        """One score per sample, whatever it shares a batch with."""
+        """Return one score per sample, whatever it shares a batch with."""
         rows = [self._encoded(sample, data.tokenizer) for sample in samples_of(data)]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # so that little is padding
         scores: list[dict[str, float]] = [{}] * len(rows)
@@ -75,14 +75,14 @@ class RewardModel:
         return scores
 
     def _cut(self, row: list[int]) -> list[int]:
-        """The last ``max_length`` tokens, the begin token before them kept."""
+        """Return the last ``max_length`` tokens, the begin token before them kept."""
         if len(row) <= self._max_length:
             return row
         kept = begins(self._tokenizer, row) if self._max_length > 1 else 0
         return [*row[:kept], *row[len(row) - self._max_length + kept :]]
 
     def _read(self, rows: Sequence[list[int]]) -> list[float]:
-        """The scores of ``rows``, each read at its last token.
+        """Return the scores of ``rows``, each read at its last token.
 
         A classifier looks for the last token that is not its padding token, by the ids: one that ends its texts with
         what it pads with would be read before that end. So rows are padded with a token that none of them has.
@@ -125,7 +125,9 @@ class RewardModel:
         return encode_once(self._tokenizer, text + sample.response)
 
     def _conversation(self, asked: Any, response: str, policy: Any) -> list[int]:
-        """Prompt and answer in the model's own template. Raises ``DataError`` where the prompt is in one already."""
+        """Return prompt and answer in the model's own template. Raises ``DataError`` where the prompt is in one
+        already.
+        """
         if isinstance(asked, str):
             openings = (rendered_opening(tokenizer, asked) for tokenizer in (self._tokenizer, policy))
             if opening := next((found for found in openings if found is not None), None):
@@ -142,7 +144,7 @@ class RewardModel:
 
 
 def _trained(path: str, dtype: torch.dtype) -> Any:
-    """The classifier with all of its weights. Raises ``DataError`` where some would be drawn at random."""
+    """Return the classifier with all of its weights. Raises ``DataError`` where some would be drawn at random."""
     model, found = transformers.AutoModelForSequenceClassification.from_pretrained(
         path, dtype=dtype, output_loading_info=True, trust_remote_code=False
     )

@@ -16,13 +16,13 @@ from tandem.reward.scorers.answers import score_gsm8k
 
 @register_reward("none")
 def none() -> float:
-    """0 for every answer: nothing is scored. For runs in which only a teacher is learned from."""
+    """Return 0 for every answer: nothing is scored. For runs in which only a teacher is learned from."""
     return 0.0
 
 
 @register_reward("exact")
 def exact(response: str, ground_truth: object, *, stop: str | None = None) -> float:
-    """1 if the answer is the ground truth, white space around both aside, else 0.
+    """Return 1 if the answer is the ground truth, white space around both aside, else 0.
 
     With ``stop`` (not empty) the answer ends where this text first occurs.
     """
@@ -32,14 +32,14 @@ def exact(response: str, ground_truth: object, *, stop: str | None = None) -> fl
 
 
 def check_keyword(parameters: Mapping[str, Any]) -> Iterator[Objection]:
-    """No empty text, which every answer has."""
+    """Object to an empty text, which every answer has."""
     if not parameters["keyword"]:
         yield Objection("keyword", "every answer has an empty text in it", "Write the text to look for")
 
 
 @register_reward("keyword", check=check_keyword)
 def keyword(response: str, *, keyword: str) -> float:
-    """1 if ``keyword`` occurs in the answer, else 0."""
+    """Return 1 if ``keyword`` occurs in the answer, else 0."""
     return float(keyword in response)
 
 
@@ -51,7 +51,7 @@ def gsm8k(
     method: Literal["strict", "flexible"] = "strict",
     format_score: float = 0.0,
 ) -> float:
-    """1 if the answer's number is that of the ground truth, else 0; ``strict`` wants it behind ``#### ``.
+    """Return 1 if the answer's number is that of the ground truth, else 0; ``strict`` wants it behind ``#### ``.
 
     ``format_score``: what an answer gets whose number is read and wrong.
     """
@@ -60,7 +60,9 @@ def gsm8k(
 
 @register_reward("match_fraction")
 def match_fraction(response: str, ground_truth: object) -> float:
-    """The fraction of positions, of the longer of answer and ground truth, at which both have the same character."""
+    """Return the fraction of positions, of the longer of answer and ground truth, at which both have the same
+    character.
+    """
     expected = _text(ground_truth)
     longer = max(len(response), len(expected))
     return sum(a == b for a, b in zip(response, expected, strict=False)) / longer if longer else 1.0
@@ -68,7 +70,7 @@ def match_fraction(response: str, ground_truth: object) -> float:
 
 @register_reward("length_penalty")
 def length_penalty(response_length: int, *, target: Whole, over: Count, penalty: NotNegative = 1.0) -> float:
-    """0 up to ``target`` tokens, then linearly down to ``-penalty`` at ``target + over`` tokens, and no lower.
+    """Return 0 up to ``target`` tokens, then linearly down to ``-penalty`` at ``target + over`` tokens, and no lower.
 
     The soft overlong punishment of DAPO (arXiv:2503.14476, eq. 13) with ``target`` = L_max - L_cache and
     ``over`` = L_cache. Raises ``ValueError`` unless ``over`` is positive.
@@ -86,7 +88,7 @@ def _text(ground_truth: object) -> str:
 
 @register_reward("reasoning_gym", packages=("reasoning_gym",))
 def reasoning_gym(response: str, extra_info: Mapping[str, Any], *, answer_tag: str | None = None) -> float:
-    """The task's own score of ``response``, 0 to 1.
+    """Return the task's own score of ``response``, 0 to 1.
 
     ``extra_info["reasoning_gym"]`` is the recipe from the row. ``answer_tag``: score what stands in the last
     ``<tag>…</tag>`` (0 if there is none) instead of the whole response; blanks around it are taken off.

@@ -21,13 +21,16 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def plain_signs(text: str, *, prose: bool = False) -> str:
-    """Every dash as ``-`` and every plus as ``+``; in ``prose`` not a dash between two letters or digits (``2–3``)."""
+    """Return every dash as ``-`` and every plus as ``+``; in ``prose`` not a dash between two letters or digits
+    (``2–3``).
+    """
     return _PLUS.sub("+", (_IN_PROSE if prose else _DASH).sub("-", text))
 
 
 def spelled_out(text: str) -> str:
-    r"""Short forms with their braces: ``\frac ab``, ``\dfrac\pi4``, ``\frac{a}b`` -> ``\frac{a}{b}``; alike for
-    ``\sqrt`` and ``\binom``. As in TeX an argument is a group in braces, a command, or one character. One pass."""
+    r"""Return short forms with their braces: ``\frac ab``, ``\dfrac\pi4``, ``\frac{a}b`` -> ``\frac{a}{b}``; alike for
+    ``\sqrt`` and ``\binom``. As in TeX an argument is a group in braces, a command, or one character. One pass.
+    """
     text = _STYLED.sub(r"\\\1", text)
     closed, ends = _groups(text), dict[int, int]()
     braces: dict[int, str] = {}
@@ -51,7 +54,7 @@ def spelled_out(text: str) -> str:
 
 
 def _rewritten(text: str, braces: dict[int, str], blanks: dict[int, int]) -> str:
-    """``text`` with braces put in at their places, without the blanks from a place to another."""
+    """Return ``text`` with braces put in at their places, without the blanks from a place to another."""
     pieces, at = [], 0
     for place in sorted({*braces, *blanks}):
         pieces += [text[at:place], braces.get(place, "")]
@@ -60,7 +63,7 @@ def _rewritten(text: str, braces: dict[int, str], blanks: dict[int, int]) -> str
 
 
 def _groups(text: str) -> dict[int, int]:
-    """Where each group in braces opens, and the place behind its end."""
+    """Return where each group in braces opens, and the place behind its end."""
     opened, closed = [], {}
     for found in _BRACE.finditer(text):
         if found[0] == "{":
@@ -76,7 +79,9 @@ def _blanks(text: str, at: int) -> int:
 
 
 def _end_of_argument(text: str, start: int, closed: dict[int, int], ends: dict[int, int]) -> int | None:
-    """Behind a group, a command (with its own arguments, or a group), a letter or digit; None where there is none."""
+    """Return the place behind a group, a command (with its own arguments, or a group), a letter or digit; None where
+    there is none.
+    """
     if start >= len(text):
         return None
     if text[start] == "{":

@@ -48,7 +48,7 @@ class _Share:
         self._waiting.put(request)
 
     def requests(self) -> Iterator[GroupRequest | None]:
-        """What the engine pulls; it waits only while the engine has nothing."""
+        """Return what the engine pulls; it waits only while the engine has nothing."""
         while True:
             try:
                 request = self._waiting.get(block=self.unanswered == 0)
@@ -85,7 +85,9 @@ class _Dealt:
         self._shares[names[next(self._turns) % len(names)]].ask(request)
 
     def next_output(self, seconds: float | None) -> GroupOutput | None:
-        """The next group that an engine has finished; None where none has for so long. Raises what ended an engine."""
+        """Return the next group that an engine has finished; None where none has for so long. Raises what ended an
+        engine.
+        """
         try:
             found = self._news.get(timeout=seconds)
         except queue.Empty:
@@ -102,7 +104,7 @@ class _Dealt:
         return None
 
     def end(self) -> None:
-        """Nothing more is asked: the threads end with what they have."""
+        """Ask nothing more: the threads end with what they have."""
         for share in self._shares.values():
             share.ask(None)
 

@@ -108,7 +108,7 @@ class EpisodeGroups:
             self._pool.begin(name, task, self._events)
 
     def next(self) -> GroupRequest | None:
-        """The next turn that an episode asks for. Raises ``TandemError`` where none can be played any more."""
+        """Return the next turn that an episode asks for. Raises ``TandemError`` where none can be played any more."""
         self._take_events()
         if self._ready:
             return self._ready.popleft()
@@ -126,7 +126,7 @@ class EpisodeGroups:
         self._pool.answer(asks.id, asks.number, self._reply(play, sample))
 
     def finished(self) -> list[Made]:
-        """The groups all of whose episodes have ended since the last call."""
+        """Return the groups all of whose episodes have ended since the last call."""
         self._take_events()
         made, self._made = self._made, []
         return made
@@ -146,7 +146,7 @@ class EpisodeGroups:
                 self._pool.cancel(name)
 
     def activity(self) -> str:
-        """What the processes of the episodes do, where one is under way."""
+        """Say what the processes of the episodes do, where one is under way."""
         return self._pool.activity() if self._plays else ""
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class EpisodeGroups:
             self._pool.answer(asks.id, asks.number, {"error": str(error)})
 
     def _request(self, play: _Play, asks: Asks) -> GroupRequest:
-        """The next turn. Raises ``_Over`` beyond a limit, ``DataError`` for what can't be asked."""
+        """Return the next turn. Raises ``_Over`` beyond a limit, ``DataError`` for what can't be asked."""
         question, origin = asks.question, (*play.group.begun.origin, play.group.begun.prompt.uid, play.index)
         trajectory = play.trajectory
         turn = 0 if trajectory is None else len(trajectory.turns)
@@ -209,7 +209,7 @@ class EpisodeGroups:
         return GroupRequest(key, whole, (seed,), max_tokens=left)
 
     def _chat(self, play: _Play, question: Mapping[str, Any]) -> Sequence[int]:
-        """The ids that new messages add; of the first ones, the prompt."""
+        """Return the ids that new messages add; of the first ones, the prompt."""
         ids: Sequence[int]
         if play.trajectory is not None:
             assert play.messages is not None
@@ -228,7 +228,7 @@ class EpisodeGroups:
         return ids
 
     def _generate(self, play: _Play, question: Mapping[str, Any]) -> Sequence[int]:
-        """The ids after those that are known."""
+        """Return the ids after those that are known."""
         ids: list[int] = question["token_ids"]
         known = [] if play.trajectory is None else play.trajectory.whole
         if ids[: len(known)] != known:
@@ -241,7 +241,7 @@ class EpisodeGroups:
         return ids[len(known) :]
 
     def _reply(self, play: _Play, sample: SampleOutput) -> dict[str, Any]:
-        """A sampled turn as the episode sees it; a chat goes on with its message."""
+        """Return a sampled turn as the episode sees it; a chat goes on with its message."""
         ids = sample.token_ids.tolist()
         text, cut = turn_text(self._tokenizer, ids, self._ends), sample.finish_reason == "length"
         parsed = Parsed(text)
@@ -274,7 +274,7 @@ class EpisodeGroups:
     # --- groups ------------------------------------------------------------------------------------------------------
 
     def _as_made(self, group: _Group) -> Made:
-        """A whole group as columns, with the verdicts that its episodes brought."""
+        """Return a whole group as columns, with the verdicts that its episodes brought."""
         begun, count = group.begun, self._n
         prompt = begun.prompt
         paths = [
@@ -307,13 +307,13 @@ class EpisodeGroups:
         )
 
     def _last_text(self, path: Trajectory) -> str:
-        """The text of the last turn, without special tokens."""
+        """Return the text of the last turn, without special tokens."""
         last = path.ids[len(path.ids) - path.turns[-1] :] if path.turns else []
         return str(self._tokenizer.decode(last, skip_special_tokens=True))
 
 
 def _verdict(play: _Play, path: Trajectory) -> Verdict | None:
-    """The verdict that the episode brought; a failure where it said nothing, since there is nothing to score."""
+    """Return the verdict that the episode brought; a failure where it said nothing, since there is nothing to score."""
     assert play.ended is not None
     if play.ended.verdict is None and not path.turns:
         return failed("the episode ended before the policy said anything")
@@ -321,7 +321,7 @@ def _verdict(play: _Play, path: Trajectory) -> Verdict | None:
 
 
 def _facts(play: _Play, path: Trajectory) -> dict[str, Any]:
-    """What is worth knowing of one episode."""
+    """Return what is worth knowing of one episode."""
     assert play.ended is not None
     facts = dict.fromkeys(("tool_calls", "tool_errors", "unparsed", "tool_ms"), 0.0) | dict(play.ended.facts)
     return {

@@ -87,7 +87,7 @@ class Rollout:
         self._making = SingleAnswers(filling.sampling, tokenizer) if making is None else making
 
     def acknowledge(self, version: int) -> None:
-        """The engine generates with weights ``version`` from now on."""
+        """Note that the engine generates with weights ``version`` from now on."""
         self._gate.acknowledge(self.name, version)
 
     def fill(self, partition: int) -> None:
@@ -110,7 +110,7 @@ class Rollout:
         self.report = Scores.joined(scores).report()
 
     def take_counts(self, partition: int) -> Counter[str]:
-        """Groups of ``partition`` that were dropped, by reason."""
+        """Count the groups of ``partition`` that were dropped, by reason."""
         return self._drops.pop(partition, Counter())
 
     def _round(self, scores: list[Scores]) -> int:
@@ -139,7 +139,9 @@ class Rollout:
         self._making.begin(Beginning(key, prompt, ticket.place, (self._filling.seed, "sample", *ticket)))
 
     def _draw(self, ticket: Ticket) -> Prompt:
-        """A function of the ticket, whichever engine asks, and whether or not another has asked before."""
+        """Draw the prompt of a ticket: a function of the ticket, whichever engine asks, and whether or not another has
+        before.
+        """
         if ticket.attempt > 0:
             return self._source.refill(*ticket)
         return self._source.draw(ticket.partition * self._gate.tickets + ticket.place)
@@ -181,7 +183,7 @@ class Rollout:
             self._plane.drop(ticket, reason)
             self._gate.redraw(ticket)
             return True
-        self._plane.put([ticket], DataProto(columns), timeout=self._filling.deadline_s)
+        self._plane.put([ticket], DataProto(columns, {"scoring": found.remarks()}), timeout=self._filling.deadline_s)
         self._gate.done(ticket)
         return False
 
@@ -197,7 +199,7 @@ def require_rewards(scores: Iterable[Scores], partition: int) -> None:
 
 
 def first_failure(scores: Iterable[Scores]) -> str:
-    """The first scoring that failed, for a message."""
+    """Return the first scoring that failed, for a message."""
     joined = Scores.joined(scores)
     failures = ((name, reason) for name, reason in zip(joined.names, joined.reasons, strict=True) if reason)
     name, reason = next(failures, ("", ""))
@@ -205,7 +207,7 @@ def first_failure(scores: Iterable[Scores]) -> str:
 
 
 def _equal(rewards: torch.Tensor, *, centred: bool) -> bool:
-    """Whether the rewards (B,) or their components (B, K) say nothing about which sample was better.
+    """Return whether the rewards (B,) or their components (B, K) say nothing about which sample was better.
 
     ``centred``: they are told from a baseline of their own, which must differ from one of them.
     """

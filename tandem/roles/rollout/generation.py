@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The tokens that end an answer: the tokenizer's end token and those of the model's generation config."""
+    """Return the tokens that end an answer: the tokenizer's end token and those of the model's generation config."""
     configured: Any = getattr(model.generation_config, "eos_token_id", None)  # a model need not have such a config
     listed = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({token for token in (*listed, tokenizer.eos_token_id) if token is not None}))
@@ -33,7 +33,9 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tu
 def training_sampling(
     rollout: RolloutConfig, max_tokens: int, ends: Iterable[int], *, baseline: bool = False
 ) -> Sampling:
-    """How training samples are drawn; ``ends`` are the model's own end tokens; see ``Sampling`` for ``baseline``."""
+    """Return how training samples are drawn; ``ends`` are the model's own end tokens; see ``Sampling`` for
+    ``baseline``.
+    """
     stops = {*rollout.stop_token_ids} if rollout.ignore_eos else {*ends, *rollout.stop_token_ids}
     return Sampling(
         n=rollout.n,
@@ -48,7 +50,7 @@ def training_sampling(
 
 
 def evaluation_sampling(evaluation: EvaluationConfig, training: Sampling) -> Sampling:
-    """How answers to held-out prompts are drawn: greedy at temperature 0."""
+    """Return how answers to held-out prompts are drawn: greedy at temperature 0."""
     greedy = evaluation.temperature == 0
     return Sampling(
         n=evaluation.n,
@@ -61,13 +63,15 @@ def evaluation_sampling(evaluation: EvaluationConfig, training: Sampling) -> Sam
 
 
 def request(key: int | str, prompt: Prompt, count: int, *origin: int | str) -> GroupRequest:
-    """A request for ``count`` samples, whose random streams depend on ``origin``, the prompt and their index only."""
+    """Return a request for ``count`` samples, whose random streams depend on ``origin``, the prompt and their index
+    only.
+    """
     seeds = tuple(derive_seed(*origin, prompt.uid, index) for index in range(count))
     return GroupRequest(key, torch.tensor(prompt.prompt_ids, dtype=torch.int64), seeds)
 
 
 def as_batch(prompt: Prompt, output: GroupOutput, group_id: int, tokenizer: Any) -> DataProto:
-    """The n samples of one finished group as columns."""
+    """Return the n samples of one finished group as columns."""
     samples, count = output.samples, len(output.samples)
     responses = Ragged.from_rows([sample.token_ids for sample in samples])
     prompt_ids = output.request.prompt_ids
@@ -95,7 +99,7 @@ def as_batch(prompt: Prompt, output: GroupOutput, group_id: int, tokenizer: Any)
 
 
 def as_prompts(prompts: Iterable[object], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    """Whatever a loop of the user's holds as prompts: ``Prompt``, text, chat messages, or token ids.
+    """Return whatever a loop of the user's holds as prompts: ``Prompt``, text, chat messages, or token ids.
 
     Raises ``ContractError`` naming the position of one that is none of these, or where there is none at all.
     """

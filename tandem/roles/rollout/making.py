@@ -51,25 +51,25 @@ class Making(Protocol):
         """Whether a request may still come of what has begun, though none is there and none unanswered."""
 
     def begin(self, beginning: Beginning) -> None:
-        """Begin a group."""
+        """Begin the group that is described."""
 
     def next(self) -> GroupRequest | None:
-        """What the engine is to be asked now; None where nothing is ready."""
+        """Return what the engine is to be asked now; None where nothing is ready."""
 
     def hear(self, output: GroupOutput) -> None:
-        """The engine's answer to one of the requests."""
+        """Take the engine's answer to one of the requests."""
 
     def finished(self) -> list[Made]:
-        """The groups that are whole since the last call."""
+        """Return the groups that are whole since the last call."""
 
     def wait(self, seconds: float) -> None:
         """Wait for something outside to happen, at most so long."""
 
     def abandon(self) -> None:
-        """Nobody wants the groups that are not whole."""
+        """Forget the groups that are not whole."""
 
     def activity(self) -> str:
-        """What is waited for outside, in words; empty for nothing."""
+        """Say what is waited for outside; empty for nothing."""
 
 
 MakeGroups = Callable[[Sampling, Any], Making]
@@ -95,7 +95,7 @@ class SingleAnswers:
         self._ready.append(request(key, beginning.prompt, self.sampling.samples, *beginning.origin))
 
     def next(self) -> GroupRequest | None:
-        """The request that waits the longest."""
+        """Return the request that waits the longest."""
         return self._ready.popleft() if self._ready else None
 
     def hear(self, output: GroupOutput) -> None:
@@ -104,12 +104,12 @@ class SingleAnswers:
         self._made.append(Made(begun.key, as_batch(begun.prompt, output, begun.group_id, self._tokenizer)))
 
     def finished(self) -> list[Made]:
-        """The groups answered since the last call."""
+        """Return the groups answered since the last call."""
         made, self._made = self._made, []
         return made
 
     def wait(self, seconds: float) -> None:
-        """Nothing goes on outside, so there is nothing to wait for."""
+        """Return at once, for nothing goes on outside."""
 
     def abandon(self) -> None:
         """Forget what was begun."""
@@ -117,12 +117,12 @@ class SingleAnswers:
         self._begun.clear()
 
     def activity(self) -> str:
-        """Always empty: only the engine is waited for."""
+        """Say nothing: only the engine is waited for."""
         return ""
 
 
 def make_groups(engine: RolloutEngine, making: Making, begin: Callable[[], bool]) -> Iterator[Made]:
-    """Groups as they are made, in any order, until ``begin``, which begins one more, says that there is none."""
+    """Yield groups as they are made, in any order, until ``begin``, which begins one more, says that there is none."""
     unanswered = 0
 
     def requests() -> Iterator[GroupRequest | None]:

@@ -13,7 +13,7 @@ from tandem.dataflow.tickets import Ticket
 
 
 def wall() -> float:
-    """A reading of the clock, in seconds of ``time.perf_counter``."""
+    """Return a reading of the clock, in seconds of ``time.perf_counter``."""
     return time.perf_counter()
 
 
@@ -26,7 +26,7 @@ class StepClock:
         self._state: tuple[float, float | None] = 0.0, None  # replaced as one: seconds so far, when it began to run
 
     def __call__(self) -> float:
-        """Seconds in which the clock has run."""
+        """Return the seconds in which the clock has run."""
         seconds, since = self._state
         return seconds if since is None else seconds + wall() - since
 
@@ -70,20 +70,20 @@ class ScoringWait:
         self._seconds, self._counted = 0.0, clock()
 
     def generates(self, engine: str, change: int) -> None:
-        """``engine`` has so many groups more, or fewer, in flight."""
+        """Note that ``engine`` has so many groups more, or fewer, in flight."""
         with self._lock:
             self._count()
             self._generating[engine] += change
 
     def scores(self, change: int) -> None:
-        """So many groups more, or fewer, wait for their scores."""
+        """Note that so many groups more, or fewer, wait for their scores."""
         with self._lock:
             self._count()
             self._scoring += change
 
     @contextmanager
     def blocking(self, engine: str) -> Iterator[None]:
-        """Around what ``engine`` waits for though it has groups in flight: a scoring in its own thread."""
+        """Time what ``engine`` waits for though it has groups in flight: a scoring in its own thread."""
         with self._lock:
             self._blocked[engine] = self._count()
         try:
@@ -93,13 +93,13 @@ class ScoringWait:
                 self._blocked_s[engine] += self._count() - self._blocked.pop(engine)
 
     def blocked_s(self, engine: str) -> float:
-        """Seconds for which ``engine`` was ``blocking`` so far: it has done no work in them."""
+        """Return the seconds for which ``engine`` was ``blocking`` so far: it has done no work in them."""
         with self._lock:
             now = self._count()
             return self._blocked_s[engine] + now - self._blocked.get(engine, now)
 
     def look(self) -> float:
-        """Seconds since the last look."""
+        """Return the seconds since the last look."""
         with self._lock:
             self._count()
             seen, self._seconds = self._seconds, 0.0
@@ -132,7 +132,7 @@ class Utilization:
         self._work: defaultdict[int, Work] = defaultdict(lambda: Work(self._since, self._since))
 
     def begin(self, group: Ticket) -> None:
-        """The group is being generated from now on."""
+        """Note that the group is being generated from now on."""
         with self._lock:
             now = self._share_out()
             self._begun[group] = self._counted
@@ -141,7 +141,7 @@ class Utilization:
             self._work[group.partition].ended = now
 
     def end(self, group: Ticket) -> None:
-        """The group is generated, or given up."""
+        """Note that the group is generated, or given up."""
         with self._lock:
             now = self._share_out()
             begun = self._begun.pop(group, None)
@@ -155,7 +155,7 @@ class Utilization:
             self._longest = max(self._longest, lasted)
 
     def abandon(self) -> None:
-        """The engine is dead: nothing is generated from now on."""
+        """Note that the engine is dead: nothing is generated from now on."""
         with self._lock:
             self._share_out()
             self._note(-len(self._begun))
@@ -163,7 +163,8 @@ class Utilization:
             self._in_flight.clear()
 
     def look(self) -> tuple[float, float]:
-        """Since the last look: seconds at work, for whichever partitions, and those of the longest group that ended.
+        """Return the seconds at work since the last look, for whichever partitions, and those of the longest group that
+        ended.
 
         Unlike those for a partition, seconds at work are never more than those that passed.
         """
@@ -173,7 +174,7 @@ class Utilization:
             return seen
 
     def take(self, partition: int) -> Work | None:
-        """What was done for ``partition``, which is over; None where nothing was."""
+        """Return what was done for ``partition``, which is over; None where nothing was."""
         with self._lock:
             self._share_out()
             for group in [group for group in self._begun if group.partition <= partition]:

@@ -129,11 +129,11 @@ class RolloutWorker(Rollout):
             self._left.set()
 
     def take_scores(self, partition: int) -> list[Scores]:
-        """The scorings of a partition that is over, those of dropped groups too."""
+        """Return the scorings of a partition that is over, those of dropped groups too."""
         return self._scores.pop(partition, [])
 
     def scores(self, partition: int | None = None) -> list[Scores]:
-        """The scorings so far that weren't taken: of a partition, or of all that are under way."""
+        """Return the scorings so far that weren't taken: of a partition, or of all that are under way."""
         numbers = sorted(self._scores.copy()) if partition is None else [partition]
         return [found for number in numbers for found in self._scores.get(number, ())]
 
@@ -162,7 +162,7 @@ class RolloutWorker(Rollout):
             self._gate.wake()
 
     def _serve(self) -> None:
-        """One call of the engine after the other, a rest in between."""
+        """Make one call of the engine after the other, with a rest in between."""
         while not self._stopping.is_set():
             if self._resting:
                 self._watch_engine()
@@ -181,7 +181,9 @@ class RolloutWorker(Rollout):
             self._gate.wake()
 
     def _release_tickets(self) -> None:
-        """The engine is dead: its tickets go to others but for those whose groups are there and being scored."""
+        """Give the tickets of a dead engine back: they go to others but for those whose groups are there and being
+        scored.
+        """
         self.utilization.abandon()
         self._making.abandon()
         self._pending = {ticket: group for ticket, group in self._pending.items() if group.handle is not None}
@@ -202,7 +204,7 @@ class RolloutWorker(Rollout):
             self._store(ticket, self._pending, made)
 
     def _stream(self) -> Iterator[GroupRequest | None]:
-        """Requests as tickets are admitted; None while there is nothing to ask and the engine is at work."""
+        """Yield the requests as tickets are admitted; None while there is nothing to ask and the engine is at work."""
         while not self._stopping.is_set():
             self._keep_made()
             self._settle_done()
@@ -230,7 +232,7 @@ class RolloutWorker(Rollout):
             self.engine.check()
 
     def _idle(self) -> None:
-        """Nothing is generated and no ticket is free: wait for an episode, a scoring, or the gate."""
+        """Wait for an episode, a scoring, or the gate: nothing is generated and no ticket is free."""
         handles = [group.handle for group in self._pending.values() if group.handle is not None]
         if self._making.awaits:
             self._making.wait(_TICK_S)
@@ -294,7 +296,7 @@ class UpdatedStream:
         self._draining = False
 
     def doing(self) -> str:
-        """What keeps it from having the weights, in words; nothing where it is just loading them."""
+        """Return what keeps it from having the weights, in words; nothing where it is just loading them."""
         causes = ["finishes its groups first" if self._draining else "", silence(self._stream)]
         return " and ".join(cause for cause in causes if cause)
 
@@ -317,7 +319,7 @@ class UpdatedStream:
         return fingerprint
 
     def answer(self, prompts: Sequence[torch.Tensor]) -> list[Answer]:
-        """The engine's own answers to ``prompts``, to be compared with the actor's."""
+        """Return the engine's own answers to ``prompts``, to be compared with the actor's."""
         engine = self._stream.engine
         if self._asleep:
             engine.wake()
@@ -327,7 +329,7 @@ class UpdatedStream:
         return answers
 
     def ping(self, deadline_s: float) -> int:
-        """The version that the engine has; raises what ended its loop, if anything did."""
+        """Return the version that the engine has; raises what ended its loop, if anything did."""
         self._stream.check()
         engine = self._stream.engine
         return engine.ping(deadline_s) if isinstance(engine, EngineStats) else engine.version
@@ -340,7 +342,7 @@ class UpdatedStream:
 
 
 def silence(rollout: RolloutWorker) -> str:
-    """Words that tell for how long the engine gave no sign of life; none of one that does."""
+    """Return the words that tell for how long the engine gave no sign of life; none of one that does."""
     silent_s = rollout.engine.silent_s() if isinstance(rollout.engine, Heartbeat) else 0.0
     return f"gave no sign of life for {silent_s:.0f} s" if silent_s > QUIET_S else ""
 
@@ -352,8 +354,8 @@ def cause_of_stall(
     partition: int,
     starting: Collection[str] = (),
 ) -> str:
-    """Why a partition isn't ready, in words: parts of the data plane that don't answer; else what is unfilled, who
-    scores, is paused or silent, what the gate awaits.
+    """Return why a partition isn't ready, in words: parts of the data plane that don't answer; else what is unfilled,
+    who scores, is paused or silent, what the gate awaits.
 
     The engines of ``starting`` have died.
     """

@@ -73,7 +73,7 @@ class RolloutWorkers:
             stream.join(seconds)
 
     def rest(self) -> None:
-        """Nothing is generated until ``work``."""
+        """Let nothing be generated until ``work``."""
         self._resting = True
         for stream in self.streams:
             stream.rest(_REST_S)
@@ -112,7 +112,9 @@ class RolloutWorkers:
         self.settle()
 
     def publish(self, version: int) -> dict[str, float]:
-        """``WeightSync.push``, whichever engines die on the way; if one does, only its phases after the snapshot."""
+        """Call ``WeightSync.push``, whichever engines die on the way; if one does, only its phases after the
+        snapshot.
+        """
         while True:
             try:
                 if self.publisher.version != version:
@@ -124,7 +126,7 @@ class RolloutWorkers:
                 self._handle_death(error)
 
     def _await_starts(self) -> None:
-        """Every engine takes orders: a start has a limit of its own, and is no part of a push."""
+        """Wait until every engine takes orders: a start has a limit of its own, and is no part of a push."""
         for stream in list(self.streams):
             if isinstance(stream.engine, HostedEngine):
                 stream.engine.wait_until_ready()
@@ -149,7 +151,7 @@ class RolloutWorkers:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """A ``StarvationError`` inside, wherever it was met, names the first scoring that failed."""
+        """Let a ``StarvationError`` inside, wherever it was met, name the first scoring that failed."""
         try:
             yield
         except StarvationError as error:
@@ -157,12 +159,14 @@ class RolloutWorkers:
             raise StarvationError(f"{error}{first_failure(scores)}") from error
 
     def take_work(self, partition: int) -> list[tuple[str, Work]]:
-        """What each engine did for ``partition``, by name."""
+        """Return what each engine did for ``partition``, by name."""
         works = [(stream.name, stream.utilization.take(partition)) for stream in self._everyone]
         return [(name, work) for name, work in works if work is not None]
 
     def look(self) -> tuple[float, float]:
-        """Since the last look: seconds that an engine was at work, on average, and those of the longest group."""
+        """Return the seconds that an engine was at work since the last look, on average, and those of the longest
+        group.
+        """
         seen = [stream.utilization.look() for stream in self._everyone]
         return sum(busy for busy, _ in seen) / len(self.members), max(longest for _, longest in seen)
 
@@ -177,7 +181,7 @@ class RolloutWorkers:
         return list(self._starting)
 
     def blockers(self) -> str:
-        """Who keeps the actor's loop waiting where it waits for the engines themselves, in words."""
+        """Return who keeps the actor's loop waiting where it waits for the engines themselves, in words."""
         causes = [self.publisher.blocked_by, *(f"{name} has died and is starting again" for name in self.starting)]
         causes += [f"{stream.name} {quiet}" for stream in list(self.streams) if (quiet := silence(stream))]
         hosted = [(stream.name, stream.engine) for stream in list(self.streams)]
@@ -187,7 +191,7 @@ class RolloutWorkers:
     # --- deaths ------------------------------------------------------------------------------------------------------
 
     def _handle_death(self, error: EngineDiedError) -> None:
-        """A push met a dead engine: find it, and replace it."""
+        """Find the dead engine that a push met, and replace it."""
         dead = [stream for stream in self.streams if _is_dead(stream)]
         if not dead:
             raise error
@@ -214,7 +218,7 @@ class RolloutWorkers:
         self._everyone.append(stream)
 
     def _readmit(self, name: str, stream: RolloutWorker) -> None:
-        """An engine that has started gets the weights, and then tickets."""
+        """Give an engine that has started the weights, and then tickets."""
         engine = stream.engine
         try:
             if isinstance(engine, Supervised) and not engine.is_ready():

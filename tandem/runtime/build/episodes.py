@@ -30,7 +30,7 @@ class Episodes:
         self._pool.await_ready()
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes of the pool."""
         self._pool.close()
 
 

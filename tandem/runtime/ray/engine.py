@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tandem.base.errors import ContractError, EngineDiedError, TandemError
-from tandem.remote.calls import Remote, end_with_node, import_ray, work_beside
+from tandem.remote.calls import Remote, Reply, end_with_node, import_ray, work_beside
 from tandem.remote.payload import Packed, pack, unpack
 from tandem.rollout.connection import Patience
 from tandem.rollout.host import Host, host, or_die
@@ -25,6 +25,8 @@ from tandem.runtime.ray.elsewhere import relay
 from tandem.runtime.ray.weights import RemoteWeights
 
 _COLLECT_S = 1.0
+_LOOK_S = 5.0
+"""So often it is asked whether anybody still listens."""
 _COLLECTING = "collecting"
 _Sent: TypeAlias = tuple[str, Mapping[str, Any], Packed]
 
@@ -73,10 +75,10 @@ class ActorHost:
 
     @property
     def pid(self) -> int:
-        """The id of the actor's process, once it has started; 0 for one that died before."""
+        """The id of the actor's process; 0 for one that has not started, or died before."""
         try:
-            return int(self._started.result())
-        except TandemError:
+            return int(self._started.result(_COLLECT_S))
+        except (TandemError, TimeoutError):
             return 0
 
     def ending(self) -> str:
@@ -90,10 +92,15 @@ class ActorHost:
 
 
 class OwnerLine:
-    """A ``Line`` to an actor: orders are calls of it, and one call at a time waits for what it has to say."""
+    """A ``Line`` to an actor: orders are calls of it, and one call at a time waits for what it has to say.
+
+    However long that takes: how long a start or a silence may last is the ``Connection``'s to say, and what the actor
+    has to say later would be lost with the call.
+    """
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
+        self._asked: Reply | None = None
         self._arrived: deque[Message] = deque()
         self._closed = threading.Event()
         self.death = ""
@@ -110,11 +117,16 @@ class OwnerLine:
         while not self._arrived:
             if self._closed.is_set():
                 return None
+            asked = self._asked or self._remote.submit("collect", _COLLECT_S, awaited="its word", group=_COLLECTING)
+            self._asked = asked
             try:
-                sent = self._remote.ask("collect", _COLLECT_S, group=_COLLECTING, waits=_COLLECT_S, awaited="its word")
+                sent = asked.result(_LOOK_S)
+            except TimeoutError:
+                continue
             except TandemError as error:
                 self.death = str(error)
                 return None
+            self._asked = None
             self._arrived += [Message(kind, fields, unpack(packed)) for kind, fields, packed in sent]
         return self._arrived.popleft()
 

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tandem.models.numerics import prepare_process
 from tandem.models.weights import copy_weights
-from tandem.remote.calls import Pulse, Remote, Reply, end_with_node, import_ray, work_beside
+from tandem.remote.calls import START_SECONDS, Pulse, Remote, Reply, end_with_node, import_ray, work_beside
 from tandem.remote.payload import Packed, pack, unpack
 from tandem.roles.rank_calls import Call, T
 from tandem.roles.train_group import RankError, TrainGroup
@@ -35,7 +35,6 @@ BuildEngine = Callable[[DeviceMesh | None], FsdpEngine]
 ALIVE = "alive"
 _LOOPBACK = "127.0.0.1"
 _MEETING_S = 1800.0
-_START_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -196,10 +195,10 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, r
     actors = [hosted.options(**slot.options(part)) for slot in slots]
     remotes = [Remote(a.remote(rank, len(slots), role), f"rank {rank} of the {role}") for rank, a in enumerate(actors)]
     try:
-        meeting = remotes[0].ask("open_meeting", setup.meeting_s, awaited="its start", waits=_START_S)
+        meeting = remotes[0].ask("open_meeting", setup.meeting_s, awaited="its start", waits=START_SECONDS)
         packed = pack(setup)
         replies = [remote.submit("build", packed, meeting, awaited="its engine") for remote in remotes]
-        pids = [reply.within(_START_S) for reply in replies]
+        pids = [reply.within(START_SECONDS) for reply in replies]
     except BaseException:
         for remote in remotes:
             remote.kill()

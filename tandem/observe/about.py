@@ -1,0 +1,134 @@
+"""What a run says of itself beside its numbers: when, where and by which command it began, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from tandem.base.folders import flush
+from tandem.base.hidden import hide, hide_words
+from tandem.base.interrupts import requested
+from tandem.base.run_folder import ABOUT_FILE, METRICS_FILE
+
+PACKAGES = ("tandem-rl", "torch", "transformers", "vllm", "ray")
+QUIET_S = 600.0
+"""A run on another machine that has written nothing for so long is taken for dead."""
+
+_GIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class State:
+    """How a run stands, and what is known of its end."""
+
+    kind: Literal["running", "finished", "failed", "interrupted", "died", "unknown"]
+    words: str
+
+
+def note_begin(folder: Path, resumed_step: int | None) -> None:
+    """Note a start in ``folder``; starts before it stay in the list."""
+    starts = read_about(folder).get("starts", []) if resumed_step is not None else []
+    start = {
+        "began": _now(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "command": hide_words([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "folder": os.getcwd(),
+        "commit": _commit(),
+        "python": sys.version.split()[0],
+        "versions": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "resumed_step": resumed_step,
+    }
+    _write(folder, {"starts": [*starts, start]})
+
+
+def note_end(folder: Path, error: BaseException | None) -> None:
+    """Note how the run in ``folder`` ended."""
+    about = read_about(folder)
+    if error is None:
+        outcome, words = "finished", ""
+    elif requested() is not None or isinstance(error, KeyboardInterrupt):
+        outcome, words = "interrupted", "by a signal"
+    else:
+        outcome, words = "failed", hide(f"{type(error).__name__}: {error}")
+    _write(folder, {**about, "ended": {"at": _now(), "outcome": outcome, "words": words}})
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What the run in ``folder`` noted; nothing where it is older than such notes, or they can't be read."""
+    try:
+        found = json.loads((folder / ABOUT_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def state_of(folder: Path, about: Mapping[str, Any]) -> State:
+    """How the run in ``folder`` stands, which noted ``about``."""
+    if ended := about.get("ended"):
+        return State(ended["outcome"], f"{ended['at']} {ended['words']}".strip())
+    if not about.get("starts"):
+        return State("unknown", "it left no note of its start")
+    start = about["starts"][-1]
+    here = start["host"] == socket.gethostname()
+    process = f"process {start['pid']} on {start['host']}"
+    if _lives(start["pid"]) if here else _written_s(folder) < QUIET_S:
+        return State("running", process)
+    return State("died", f"{process} is gone and left no word: killed, or out of memory")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _written_s(folder: Path) -> float:
+    """Seconds since the run wrote a step, or began."""
+    times = [path.stat().st_mtime for name in (METRICS_FILE, ABOUT_FILE) if (path := folder / name).exists()]
+    return time.time() - max(times, default=0.0)
+
+
+def _commit() -> str | None:
+    """The commit of the folder in which the command was given, with ``+`` where files differ from it."""
+    try:
+        answers = [
+            subprocess.run(["git", *words], capture_output=True, text=True, timeout=_GIT_S, check=True).stdout.strip()
+            for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answers[0] + ("+" if answers[1] else "")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(" ", "seconds")
+
+
+def _write(folder: Path, about: Mapping[str, Any]) -> None:
+    path = folder / ABOUT_FILE
+    beside = path.with_name(ABOUT_FILE + ".partial")
+    beside.write_text(json.dumps(about, indent=1), "utf-8")
+    flush(beside)
+    os.replace(beside, path)
