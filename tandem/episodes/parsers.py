@@ -112,14 +112,13 @@ def parse_mistral(text: str) -> Parsed:
             continue
         try:
             found.add_value({"name": name.strip().partition("[CALL_ID]")[0], "arguments": json.loads(arguments)})
-        except (ValueError, RecursionError) as
-        error:
+        except (ValueError, RecursionError) as error:
             found.errors.append(f"not JSON: {error}")
     return found.parsed(before)
 
 
 def parse_pythonic(text: str) -> Parsed:
-    """Read calls as Python writes them: the whole turn is a list of calls with literal keyword arguments, ``[f(x=1)]``."""
+    """Read calls as Python writes them: the turn is a list of calls with literal keyword arguments, ``[f(x=1)]``."""
     body = text.strip()
     if not body.startswith("["):
         return Parsed(body)
