@@ -30,7 +30,7 @@ from tandem.config.schema import Config
 from tandem.control.colocate import train_colocate
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.plan.plan import compile_plan
-from tandem.session.build import build_session
+from tandem.session.build.run import build_session
 
 
 def measured_run(words: Sequence[str], skip: int = 0) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from tandem.data.mixture import Stream, rows_in_words
 from tandem.observe.metrics import CONFIG_FILE
 from tandem.observe.summary import summarize
 from tandem.plan.plan import PREFERENCE, Plan
-from tandem.session.build import build_session
+from tandem.session.build.run import build_session
 from tandem.session.idle import require_updates
 from tandem.session.preferences import build_preference_session
 from tandem.session.sft import build_sft_session

@@ -21,7 +21,7 @@ from tandem.roles.rollout.making import SingleAnswers
 from tandem.runtime.build.composite import build_composite, model_tokenizer
 from tandem.runtime.build.episodes import build_episodes
 from tandem.runtime.build.sources import held_out_prompts, prompt_tables
-from tandem.session.parts import build_evaluator
+from tandem.session.build.parts import build_evaluator
 from tandem.session.preferences import held_out_evaluator
 from tandem.session.resume import check_inputs
 

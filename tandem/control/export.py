@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tandem.control.entry import quiet
-from tandem.session.exports import copy_model
+from tandem.session.keep.exports import copy_model
 
 
 def run_export(saved: Path, out: Path, adapter: bool | None = None) -> int:

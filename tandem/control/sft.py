@@ -26,8 +26,8 @@ from tandem.observe.trackers import RunInfo
 from tandem.plan.mix import example_columns
 from tandem.plan.sft import check_own_trainer
 from tandem.roles.examples import padded_batch
-from tandem.session.exports import PlainExport
 from tandem.session.idle import require_updates
+from tandem.session.keep.exports import PlainExport
 from tandem.session.progress import Progress
 from tandem.session.run import Run
 from tandem.stages.table import train

@@ -22,7 +22,7 @@ from tandem.dataflow.tickets import Lease, Request, Ticket
 
 
 @runtime_checkable
-class Answering(Protocol):
+class Monitored(Protocol):
     """A data plane whose parts are other processes."""
 
     def silent(self, seconds: float) -> list[str]:

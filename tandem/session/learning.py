@@ -16,8 +16,8 @@ from tandem.roles.advantages import AdvantageReport
 from tandem.roles.correction import mismatch_report
 from tandem.roles.critic import CRITIC, Critic
 from tandem.session.idle import why_idle
+from tandem.session.keep.rescue import Rescue
 from tandem.session.progress import Progress, StepPart
-from tandem.session.rescue import Rescue
 from tandem.speed.measured import RESUMED, step_limit, step_summary
 from tandem.speed.step_bound import Setting
 

@@ -19,7 +19,7 @@ from tandem.roles.actor import Actor
 from tandem.roles.preferences import Against, PreferenceEvaluator, Scorer, with_reference_point
 from tandem.runtime.build.composite import build_actor, load_trainable, model_tokenizer
 from tandem.runtime.build.sources import held_out_preferences, preference_source, prompt_tables
-from tandem.session.exports import Exporter
+from tandem.session.keep.exports import Exporter
 from tandem.session.learning import Learning, why_idle_batch
 from tandem.session.progress import Progress, StepPart
 from tandem.session.resume import check_inputs, continue_from, find_checkpoint, run_info

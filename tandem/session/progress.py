@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem.observe.metrics import RolloutRecord
 from tandem.session.idle import IdleSteps
-from tandem.session.rescue import Rescue
+from tandem.session.keep.rescue import Rescue
 
 
 @dataclass

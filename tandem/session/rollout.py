@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tandem.columns.proto import DataProto
 from tandem.dataflow.gate import Gate
-from tandem.dataflow.store import Answering, DataPlane
+from tandem.dataflow.store import DataPlane, Monitored
 from tandem.observe.run_log import RunLog
 from tandem.reward.outcome import share_scored
 from tandem.roles.actor import Actor
@@ -145,9 +145,9 @@ class Workers(Reported):
         self._done: dict[str, float] = {}
 
     @property
-    def streams(self) -> list[RolloutWorker]:
+    def alive(self) -> list[RolloutWorker]:
         """The workers whose loops are running."""
-        return self.workers.streams
+        return self.workers.alive
 
     @contextmanager
     def working(self, *stages: Stage) -> Iterator[None]:
@@ -177,7 +177,7 @@ class Workers(Reported):
         """Return a context around a wait of the actor's loop for the engines themselves."""
 
         def cause() -> str:
-            silent = self._plane.silent(_TICK_S) if isinstance(self._plane, Answering) else []
+            silent = self._plane.silent(_TICK_S) if isinstance(self._plane, Monitored) else []
             return self._waits.silent() or "; ".join(silent) or self.workers.blockers()
 
         return self._waits.stall_warning(f"(rollout_id={self._progress.step}) {what}", cause)
@@ -224,9 +224,9 @@ class RestingWorkers(StepPart):
         self._plane, self._waits = plane, waits
 
     @property
-    def streams(self) -> list[RolloutWorker]:
+    def alive(self) -> list[RolloutWorker]:
         """The workers whose loops are running."""
-        return self._workers.streams
+        return self._workers.alive
 
     @contextmanager
     def running(self) -> Iterator[None]:

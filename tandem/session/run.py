@@ -15,8 +15,8 @@ from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER
 from tandem.config.trainer import TrainerConfig
 from tandem.observe.run_log import RunLog
 from tandem.plan.resumed import SETTINGS
+from tandem.session.keep.rescue import Rescue, unfinished_removed
 from tandem.session.progress import Progress, StepPart
-from tandem.session.rescue import Rescue, unfinished_removed
 from tandem.stages.stage import Stage
 from tandem.stages.table import train, train_critic
 

@@ -18,7 +18,7 @@ from tandem.observe.run_log import RunLog
 from tandem.roles.advantages import AdvantageReport, AdvantageStage
 from tandem.roles.loss import without_samples
 from tandem.roles.serving import ForwardModel, ServingRole
-from tandem.session.moved_reference import is_part, write_reference
+from tandem.session.keep.moved_reference import is_part, write_reference
 from tandem.session.progress import Progress, StepPart
 from tandem.session.stage_table import require_listed
 from tandem.stages.facts import REFERENCE

@@ -33,7 +33,7 @@ from tandem.rollout.hf import HfEngine
 from tandem.runtime.build.composite import load_trainable, model_tokenizer
 from tandem.runtime.build.engine_specs import run_device
 from tandem.runtime.build.sources import example_source, held_out_examples, rows_of, user_source
-from tandem.session.exports import Exporter
+from tandem.session.keep.exports import Exporter
 from tandem.session.progress import Progress, StepPart
 from tandem.session.resume import check_inputs, find_checkpoint, run_info
 from tandem.session.run import Run

@@ -68,7 +68,7 @@ class Expected:
 
 
 @runtime_checkable
-class Answering(Protocol):
+class Probed(Protocol):
     """A receiver that generates."""
 
     def answer(self, prompts: Sequence[torch.Tensor]) -> list[Answer]:

@@ -14,7 +14,7 @@ import torch
 from tandem.base.errors import ContractError, DeadlineError, TandemError
 from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.shared_weights import SharedWeights
-from tandem.weights.probe import Answering, Expected, Probe
+from tandem.weights.probe import Expected, Probe, Probed
 from tandem.weights.transfer import Transfer
 
 Weights: TypeAlias = Iterable[tuple[str, torch.Tensor]]
@@ -227,7 +227,7 @@ class WeightSync:
         if self._current is not None and self._version is not None:
             transfer = self._deliver(name, receiver, self._current, self._version, self._current.fingerprint)
             self._join({name: transfer}, self._deadline_s, f"weights version {self._version}")
-            if self._expected is None and isinstance(receiver, Answering):
+            if self._expected is None and isinstance(receiver, Probed):
                 self._unasked.add(name)
         self._receivers[name] = receiver
 
@@ -278,7 +278,7 @@ class WeightSync:
                     f"{name} answered fingerprint {answer} to weights version {version}, which have {sent}: "
                     "it does not generate with what was sent"
                 )
-            if answer != LEFT_OUT and asked is not None and isinstance(receiver, Answering):
+            if answer != LEFT_OUT and asked is not None and isinstance(receiver, Probed):
                 with _timed(self._probed, name):
                     objection = asked.objection(receiver.answer(asked.prompts))
                 if objection is not None:

@@ -21,8 +21,8 @@ from tandem.roles.actor import Actor
 from tandem.roles.advantages import AdvantageStage
 from tandem.roles.batching import Batching
 from tandem.roles.train_group import TrainGroup
-from tandem.session.assemble import OfMode, assemble
-from tandem.session.parts import Parts
+from tandem.session.build.assemble import OfMode, assemble
+from tandem.session.build.parts import Parts
 from tandem.session.progress import Progress
 from tandem.session.rollout import SharedRollout, TimeSharing
 from tandem.session.session import Session, TimeShared

@@ -21,7 +21,7 @@ from tandem.observe.metrics import METRICS_FILE, ROLLOUTS_FILE, read_rows
 from tandem.plan.plan import compile_plan
 from tandem.roles.rank_calls import LocalRank
 from tandem.roles.train_rank import TrainRank
-from tandem.session.build import build_session
+from tandem.session.build.run import build_session
 from tandem.session.session import Session
 from tandem.train.engine import FsdpEngine
 

@@ -18,7 +18,7 @@ from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.roles.actor import Actor
 from tandem.roles.evaluation import Evaluator
 from tandem.roles.train_rank import TrainRank
-from tandem.session.exports import Exporter
+from tandem.session.keep.exports import Exporter
 from tandem.session.rollout import SharedRollout
 from tandem.session.samples import Samples
 from tandem.session.weights import SharedWeights

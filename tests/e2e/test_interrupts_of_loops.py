@@ -19,7 +19,7 @@ from tandem.models.tokenizer import load_tokenizer
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.roles.actor import Actor
 from tandem.roles.train_rank import TrainRank
-from tandem.session.exports import Exporter, PlainExport
+from tandem.session.keep.exports import Exporter, PlainExport
 from tandem.session.samples import Samples
 from tandem.session.stage_table import StageTable
 from tandem.session.weights import PushedWeights

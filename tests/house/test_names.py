@@ -11,6 +11,7 @@ import pytest
 
 TANDEM = Path(__file__).parents[2] / "tandem"
 HOME_MADE = {
+    "answering": "monitored, probed: what it is asked for",
     "bequeath": "release tickets",
     "bury": "handle death",
     "crew": "rollout workers",

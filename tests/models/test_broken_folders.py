@@ -16,7 +16,7 @@ from tandem.config.model import ModelConfig
 from tandem.models.loading import load_causal_lm, load_model
 from tandem.models.value_model import load_value_model
 from tandem.plan.model import read_model
-from tandem.session.exports import copy_model
+from tandem.session.keep.exports import copy_model
 from tests.e2e.seven import make_task
 from tools.families import build
 

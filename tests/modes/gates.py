@@ -150,7 +150,7 @@ def streaming(*words: object) -> Streaming:
 
 def with_engine(session: Streaming, engine: SlowEngine) -> None:
     """Let the only stream generate with another engine."""
-    (stream,) = session.rollout.streams
+    (stream,) = session.rollout.alive
     engine.answering = HfEngine(load_causal_lm(training_engine(session).model.model.config._name_or_path))
     stream.engine = engine
 

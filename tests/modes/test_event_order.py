@@ -129,7 +129,7 @@ def test_b48_with_no_staleness_and_slow_publications_the_run_ends(
 
 def stop_generation_within_partition_1(session: Streaming, log: EventLog, until: Callable[[], bool]) -> None:
     """Once its samples have some of their tokens and not all, the engine waits for ``until``."""
-    stream: Any = session.rollout.streams[0]
+    stream: Any = session.rollout.alive[0]
     boundary: Any = real_engine(session)._boundary
     begin, token = stream._begin, boundary.token
     begun: list[int] = []  # tokens made when each group of the partition was begun
@@ -153,7 +153,7 @@ def new_weights_at(engine: HfEngine) -> Callable[[], bool]:
 
 
 def real_engine(session: Streaming) -> HfEngine:
-    engine = session.rollout.streams[0].engine
+    engine = session.rollout.alive[0].engine
     assert isinstance(engine, HfEngine)
     return engine
 

@@ -54,7 +54,7 @@ def test_b83_an_engine_that_dies_or_hangs_is_started_again_or_ends_the_run_with_
     execution = f"{{mode: {mode}, max_staleness: 1, deadline_s: 60, max_engine_restarts: {restarts}}}"
     words = ("data.train_batch_size=4", "trainer.total_steps=6", "runtime.threads=false")
     session = streaming(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", *words)
-    engine = session.rollout.streams[0].engine
+    engine = session.rollout.alive[0].engine
     assert isinstance(engine, ProcessEngine)
     engine._link._patience = Patience(start_s=60, deadline_s=60, silence_s=3)
 

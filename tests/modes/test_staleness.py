@@ -175,7 +175,7 @@ class TestStalls:
             yield from ()
 
         session.weights.push(0)
-        monkeypatch.setattr(session.rollout.streams[0].engine, "generate", never)
+        monkeypatch.setattr(session.rollout.alive[0].engine, "generate", never)
         warning, error = self.stalled(session, caplog)
         assert warning.startswith("train_hybrid(rollout_id=0) batch_index=3 stalled for ")
         assert "4 of 4 groups unfilled" in warning and "rollout-0" in warning

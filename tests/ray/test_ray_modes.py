@@ -83,7 +83,7 @@ def watch(*words: str | Path) -> Watched:
 def pids_of(session: Session[Any]) -> list[int]:
     """Of the ranks and engines."""
     ranks = [handle.pid for handle in session.composite.actor.ranks._ranks if isinstance(handle, RayRank)]
-    streams = session.rollout.streams if isinstance(session.rollout, Workers | RestingWorkers) else []
+    streams = session.rollout.alive if isinstance(session.rollout, Workers | RestingWorkers) else []
     return [*ranks, *(stream.engine.pid for stream in streams)]  # type: ignore[attr-defined]
 
 

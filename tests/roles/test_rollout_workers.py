@@ -24,7 +24,7 @@ from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.engine_pool import EnginePool
 from tandem.roles.rollout.filling import FAILED, Filling
 from tandem.roles.rollout.utilization import Utilization
-from tandem.roles.rollout.worker import RolloutWorker, UpdatedStream, cause_of_stall
+from tandem.roles.rollout.worker import RolloutWorker, UpdatedWorker, cause_of_stall
 from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.rollout.process import HostedEngine
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
@@ -142,8 +142,8 @@ class Company:
         filling = Filling(SAMPLING, 0, False, "train", 20.0, "rewards")
         return RolloutWorker(name, engine, self.source, self.rewards, self.plane, self.gate, filling, FakeTokenizer())
 
-    def receiver(self, stream: RolloutWorker) -> UpdatedStream:
-        return UpdatedStream(stream, self.gate, "keep", 20.0)
+    def receiver(self, stream: RolloutWorker) -> UpdatedWorker:
+        return UpdatedWorker(stream, self.gate, "keep", 20.0)
 
     def batch(self, partition: int) -> DataProto:
         """The sealed partition, once it is there."""
@@ -257,7 +257,7 @@ def test_b83_a_lone_engine_comes_back_with_the_version_of_the_day_before_it_work
 def test_from_its_death_on_an_engine_is_not_at_work() -> None:
     now = [0.0]
     company = Company(lambda name, life: DyingEngine(name, 1), ["only"], max_restarts=0)
-    (stream,) = company.rollout_workers.streams
+    (stream,) = company.rollout_workers.alive
     stream.utilization = Utilization(lambda: now[0])
     company.rollout_workers.start()
     company.rollout_workers.publish(0)
@@ -306,7 +306,7 @@ def test_b83_a_death_is_noticed_while_nobody_asks_the_engine_for_anything() -> N
         assert time.monotonic() < until
         time.sleep(0.01)
     company.rollout_workers.gather(10.0)
-    assert sorted(stream.name for stream in company.rollout_workers.streams) == ["a", "b"]
+    assert sorted(stream.name for stream in company.rollout_workers.alive) == ["a", "b"]
     company.rollout_workers.stop(10.0)
 
 
@@ -328,7 +328,7 @@ def test_an_engine_that_starts_again_gets_nothing_before_it_is_ready() -> None:
         time.sleep(0.01)
     company.rollout_workers.check()
     second = company.made["a"][1]
-    assert second.calls == [] and company.rollout_workers.streams == []
+    assert second.calls == [] and company.rollout_workers.alive == []
     assert "has loaded no weights" in str(company.gate.closed("a"))
     cause = cause_of_stall(
         company.plane, company.gate, company.rollout_workers.members, 0, company.rollout_workers.starting

@@ -14,8 +14,8 @@ from tandem.base.errors import WriteError
 from tandem.config.trainer import TrainerConfig
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
+from tandem.session.keep.rescue import Rescue
 from tandem.session.progress import Progress, StepPart
-from tandem.session.rescue import Rescue
 from tandem.session.run import Run
 
 

@@ -15,7 +15,7 @@ from tandem.config.model import OnWeightUpdate
 from tandem.data.prompts import Prompt
 from tandem.data.sampler import Sampler
 from tandem.dataflow.gate import Closed, Gate
-from tandem.dataflow.store import Answering, DataPlane
+from tandem.dataflow.store import DataPlane, Monitored
 from tandem.dataflow.tickets import Ticket
 from tandem.reward.outcome import Scores
 from tandem.roles.probing import ask
@@ -253,18 +253,18 @@ class RolloutWorker(Rollout):
             self._settle(ticket, self._pending.pop(ticket), self._scores[ticket.partition])
 
 
-class UpdatedStream:
-    """A stream as the receiver of new weights: what is being generated obeys ``on_update``.
+class UpdatedWorker:
+    """A rollout worker as the receiver of new weights: what is being generated obeys ``on_update``.
 
     ``wait``: it is finished first, under the old weights, and nothing is begun. ``abort``: it ends where it is and goes
-    on as the stream says. ``keep``: it goes on, and its tokens carry their versions.
+    on as the request stream says. ``keep``: it goes on, and its tokens carry their versions.
 
     ``logprobs``: the engine gives some. ``asleep``: it is when weights come, and wakes for a question.
     """
 
     def __init__(
         self,
-        stream: RolloutWorker,
+        worker: RolloutWorker,
         gate: Gate,
         on_update: OnWeightUpdate,
         drain_s: float,
@@ -272,8 +272,8 @@ class UpdatedStream:
         logprobs: bool = True,
         asleep: bool = False,
     ) -> None:
-        self.name = stream.name
-        self._stream, self._gate, self._on_update, self._drain_s = stream, gate, on_update, drain_s
+        self.name = worker.name
+        self._worker, self._gate, self._on_update, self._drain_s = worker, gate, on_update, drain_s
         self._logprobs, self._asleep = logprobs, asleep
         self._draining = False
 
@@ -287,8 +287,8 @@ class UpdatedStream:
         name = self.name
         self._gate.pause(name, f"it finishes what it has before weights version {version}")
         self._draining = True
-        if not self._stream.drain(self._drain_s):
-            quiet = silence(self._stream)
+        if not self._worker.drain(self._drain_s):
+            quiet = silence(self._worker)
             raise DeadlineError(
                 f"waited {self._drain_s:g} s for {name} to finish its groups before weights version {version}"
                 + (f"; {quiet}" if quiet else "")
@@ -297,7 +297,7 @@ class UpdatedStream:
 
     def doing(self) -> str:
         """Return what keeps it from having the weights, in words; nothing where it is just loading them."""
-        causes = ["finishes its groups first" if self._draining else "", silence(self._stream)]
+        causes = ["finishes its groups first" if self._draining else "", silence(self._worker)]
         return " and ".join(cause for cause in causes if cause)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
@@ -305,22 +305,22 @@ class UpdatedStream:
         try:
             return self._load(weights, version)
         except TandemError:
-            self._stream.check()  # what ended the loop is the reason
+            self._worker.check()  # what ended the loop is the reason
             raise
 
     def _load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
-        stream, engine = self._stream, self._stream.engine
+        worker, engine = self._worker, self._worker.engine
         if self._on_update == "abort":
             engine.pause(abort=True)
         fingerprint = engine.load(weights, version)
         if self._on_update == "abort":
             engine.resume()
-        self._gate.resume(stream.name)
+        self._gate.resume(worker.name)
         return fingerprint
 
     def answer(self, prompts: Sequence[torch.Tensor]) -> list[Answer]:
         """Return the engine's own answers to ``prompts``, to be compared with the actor's."""
-        engine = self._stream.engine
+        engine = self._worker.engine
         if self._asleep:
             engine.wake()
         answers = ask(engine, prompts, self._logprobs)
@@ -330,14 +330,14 @@ class UpdatedStream:
 
     def ping(self, deadline_s: float) -> int:
         """Return the version that the engine has; raises what ended its loop, if anything did."""
-        self._stream.check()
-        engine = self._stream.engine
+        self._worker.check()
+        engine = self._worker.engine
         return engine.ping(deadline_s) if isinstance(engine, EngineStats) else engine.version
 
     @property
     def applied_s(self) -> float:
         """Seconds for which the last ``load`` kept the engine from working."""
-        engine = self._stream.engine
+        engine = self._worker.engine
         return engine.applied_s if isinstance(engine, EngineStats) else 0.0
 
 
@@ -359,7 +359,7 @@ def cause_of_stall(
 
     The engines of ``starting`` have died.
     """
-    silent = plane.silent(_ANSWER_S) if isinstance(plane, Answering) else []
+    silent = plane.silent(_ANSWER_S) if isinstance(plane, Monitored) else []
     if silent:
         return "; ".join(silent)  # what else is late is late because of them, and nobody can be asked
     causes = []

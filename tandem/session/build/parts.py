@@ -20,7 +20,7 @@ from tandem.roles.rollout.filling import Filling
 from tandem.roles.rollout.generation import evaluation_sampling
 from tandem.roles.rollout.making import MakeGroups, Making, SingleAnswers
 from tandem.runtime.protocol import Runtime
-from tandem.session.exports import Exporter
+from tandem.session.keep.exports import Exporter
 from tandem.session.progress import Progress
 from tandem.session.resume import run_info
 from tandem.session.waits import Ranks, Waits

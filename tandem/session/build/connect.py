@@ -14,10 +14,10 @@ from tandem.roles.rollout.filling import Rollout
 from tandem.roles.serving import ForwardModel, ServingRole, columns_read
 from tandem.roles.update import SLICES
 from tandem.runtime.local import ENGINE
-from tandem.session.assemble import OfMode, assemble
-from tandem.session.connect_workers import connect_workers
-from tandem.session.moved_reference import restore_reference
-from tandem.session.parts import Parts
+from tandem.session.build.assemble import OfMode, assemble
+from tandem.session.build.parts import Parts
+from tandem.session.build.workers import connect_workers
+from tandem.session.keep.moved_reference import restore_reference
 from tandem.session.rollout import RestingWorkers, SharedRollout, TimeSharing, Workers
 from tandem.session.serving import ServingRoles
 from tandem.session.session import PipelinedSession, ServedSession, Session, TimeShared

@@ -20,9 +20,9 @@ from tandem.runtime.build.sources import held_out_prompts, prompt_source, prompt
 from tandem.runtime.local import LocalRuntime
 from tandem.runtime.protocol import Runtime
 from tandem.runtime.ray.roles import RayRoles
-from tandem.session.connect import connect_async, connect_resting, connect_shared, connect_streaming
-from tandem.session.moved_reference import require_reference
-from tandem.session.parts import Parts
+from tandem.session.build.connect import connect_async, connect_resting, connect_shared, connect_streaming
+from tandem.session.build.parts import Parts
+from tandem.session.keep.moved_reference import require_reference
 from tandem.session.progress import Progress
 from tandem.session.resume import check_inputs, continue_from, find_checkpoint
 from tandem.session.session import Session

@@ -11,12 +11,12 @@ from tandem.dataflow.store import DataPlane
 from tandem.plan.engine import engine_capabilities, probe_interval
 from tandem.roles.probing import TOLERANCES, LogprobProbe, probe_prompts
 from tandem.roles.rollout.utilization import ScoringWait, StepClock
-from tandem.roles.rollout.worker import RolloutWorker, UpdatedStream
+from tandem.roles.rollout.worker import RolloutWorker, UpdatedWorker
 from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.roles.serving import ForwardModel
 from tandem.rollout.protocol import RolloutEngine
-from tandem.session.assemble import OfMode
-from tandem.session.parts import Parts
+from tandem.session.build.assemble import OfMode
+from tandem.session.build.parts import Parts
 from tandem.session.rollout import Workers
 from tandem.session.weights import PushedWeights
 from tandem.weights.sync import WeightSync
@@ -37,15 +37,15 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = (), *, asle
 
     gives = bool(engine_capabilities(parts.config).logprobs)
 
-    def receive(stream: RolloutWorker) -> UpdatedStream:
-        return UpdatedStream(stream, gate, flow.on_weight_update, execution.deadline_s, logprobs=gives, asleep=asleep)
+    def receive(worker: RolloutWorker) -> UpdatedWorker:
+        return UpdatedWorker(worker, gate, flow.on_weight_update, execution.deadline_s, logprobs=gives, asleep=asleep)
 
-    streams = [make(name, engine) for name, engine in pool.engines.items()]
+    began = [make(name, engine) for name, engine in pool.engines.items()]
     role = RolloutWorkers(
-        streams,
+        began,
         pool,
         gate,
-        _weight_sync(parts, gate, [receive(stream) for stream in streams], replicas),
+        _weight_sync(parts, gate, [receive(worker) for worker in began], replicas),
         restart=lambda name: make(name, parts.runtime.restart(name)),
         receiver=receive,
         max_restarts=execution.max_engine_restarts,
@@ -107,7 +107,7 @@ def _worker(
 
 
 def _weight_sync(
-    parts: Parts, gate: Gate, receivers: Sequence[UpdatedStream], replicas: Sequence[ForwardModel]
+    parts: Parts, gate: Gate, receivers: Sequence[UpdatedWorker], replicas: Sequence[ForwardModel]
 ) -> WeightSync:
     """Return the sync from the actor to the rollout engines, whose versions the gate must know, and to ``replicas``."""
     settings, following = parts.config.execution.weight_sync, {replica.name: replica for replica in replicas}

@@ -14,9 +14,9 @@ from tandem.observe.run_log import RunLog
 from tandem.plan.critic import critic_model
 from tandem.plan.resumed import settings_of
 from tandem.roles.advantages import AdvantageReport
-from tandem.session.exports import export_precision
+from tandem.session.build.parts import Parts
+from tandem.session.keep.exports import export_precision
 from tandem.session.learning import Criticism, Estimates, Learning, Speed, why_idle_batch
-from tandem.session.parts import Parts
 from tandem.session.progress import StepPart
 from tandem.session.run import Run
 from tandem.session.samples import NOTHING, Samples, Scored, accounts_before

@@ -1,0 +1,1 @@
+"""From a plan to the parts that a loop is handed."""
