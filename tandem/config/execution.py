@@ -106,7 +106,8 @@ class RuntimeConfig(Node):
     """``local`` needs no Ray; ``auto`` takes it where one train rank and one rollout engine suffice."""
     threads: bool = False
     """Keep all roles in one process (for a debugger)."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where models compute; ``auto`` takes a CUDA device where there is one. CUDA has never been tried."""
+    device: str = "auto"
+    """Where models compute: ``cpu``, ``cuda``, or a device that a plugin brings; ``auto`` takes CUDA where it is there,
+    else the CPU. CUDA has never been tried."""
     torch_threads: Count | None = None
     """Threads per process; default: PyTorch's own choice."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tandem.config.schema import Config
-from tandem.rollout.capabilities import EngineCapabilities
+from tandem.rollout.capabilities import ANY_DEVICE, EngineCapabilities
 from tandem.rollout.registry import capabilities_of, engines, wanted_settings
 
 UNKNOWN = EngineCapabilities(
     weights=("shared", "own"),
-    devices=("cpu", "cuda"),
+    devices=(ANY_DEVICE,),
     in_flight=("abort", "keep"),
     keep_kv=("old", "recompute"),
     logprobs=("sampled", "full"),

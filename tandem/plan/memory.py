@@ -125,7 +125,8 @@ def plan_memory(
 
 def notes_on_memory(config: Config, runtime: str, plans: tuple[MemoryPlan, ...]) -> Iterator[str]:
     """Note a warning where one machine is to hold more than it has. An accelerator's memory is not known here."""
-    if runtime != "local" or config.runtime.device == "cuda" or (config.runtime.device == "auto" and has_accelerator()):
+    device = config.runtime.device
+    if runtime != "local" or device not in ("cpu", "auto") or (device == "auto" and has_accelerator()):
         return
     needed, there = sum(plan.total for plan in plans), physical_memory()
     if there is not None and needed > there:

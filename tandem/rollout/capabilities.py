@@ -14,6 +14,7 @@ from tandem.rollout.protocol import KeepKV
 Ownership = Literal["shared", "own"]
 Distribution = Literal["sampled", "full", "raw"]
 InFlight = Literal["abort", "keep"]
+ANY_DEVICE = "any"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +29,9 @@ class EngineCapabilities:
         ``probe`` compares its log-probs with the trainer's at every push. ``adapters``: where adapters are trained,
         ``load`` takes those alone.
     Where and how
-        ``devices`` on which it computes; ``tensor_parallel``: one engine on several of them; ``chunked_prefill``: a
-        prompt may be longer than the token budget of a prefill. ``frees``: what ``sleep`` gives up.
+        ``devices`` on which it computes, ``cpu`` or ``cuda``; ``any``: those of torch. ``tensor_parallel``: one engine
+        on several of them; ``chunked_prefill``: a prompt may be longer than the token budget of a prefill. ``frees``:
+        what ``sleep`` gives up.
     While new weights come
         ``in_flight``: what running generations can do instead of being finished first. ``abort``: ``pause(abort=True)``
         ends them where they are, and a request that has them among ``begun`` goes on; ``keep``: they go on over a
@@ -48,7 +50,7 @@ class EngineCapabilities:
     wants: Literal["model", "path"] = "model"
     proof: Literal["fingerprint", "probe"] = "fingerprint"
     adapters: bool = False
-    devices: tuple[Literal["cpu", "cuda"], ...] = ("cpu",)
+    devices: tuple[str, ...] = ("cpu",)
     tensor_parallel: bool = False
     chunked_prefill: bool = False
     frees: tuple[Literal["kv_cache", "weights"], ...] = ()

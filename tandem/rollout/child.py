@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
+from tandem.base.device_kinds import shown_alone
 from tandem.rollout.interpreter import folders_of_the_user
 from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Channel
@@ -36,11 +38,13 @@ class HostProcess:
     """A child in a process group of its own, which runs ``tandem.rollout.host``; the user's script is not run again.
 
     With ``spec.python`` it is of another environment: it has the packages of that, this ``tandem``, and the folders of
-    the user's own modules. What it writes to standard output or error appears on this process's standard error.
+    the user's own modules. Of GPUs it sees that of ``spec.device`` alone. What it writes to standard output or error
+    appears on this process's standard error.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
         ours, theirs = socket.socketpair()
+        device, shown = shown_alone(spec.device, os.environ)
         threads = {} if spec.threads is None else {"OMP_NUM_THREADS": str(spec.threads)}
         folders = [folder or os.getcwd() for folder in sys.path]
         program = [sys.executable, "-P", "-m", _HOST]
@@ -56,14 +60,14 @@ class HostProcess:
                 text=True,
                 errors="replace",
                 start_new_session=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)} | threads,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)} | threads | shown,
             )
         self.channel = Channel(ours, _SEND_S)
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._copying = threading.Thread(target=self._copy, name=f"stderr-of-{self.pid}", daemon=True)
         self._copying.start()
         with contextlib.suppress(OSError):  # one that is gone already is found to be so by whoever listens
-            self.channel.send("setup", **spec.to_json())
+            self.channel.send("setup", **replace(spec, device=device).to_json())
 
     @property
     def pid(self) -> int:

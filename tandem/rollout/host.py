@@ -18,11 +18,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tandem.base.errors import TandemError
+from tandem.models.device import found_device, require_on
 from tandem.models.numerics import prepare_process
 from tandem.models.shared_weights import Place, map_weights
 from tandem.rollout.protocol import EngineStats, RolloutEngine
@@ -80,8 +82,14 @@ def build_engine(spec: EngineSpec) -> RolloutEngine:
     assert capabilities is not None
     if (lacking := capabilities.lacks_package()) is not None:
         raise TandemError(f"rollout engine {spec.engine!r} {lacking} ({sys.executable})")
-    model = spec.model if capabilities.wants == "path" else _load(spec)
-    return make_engine(spec, model, shares_weights=False)
+    device = found_device(spec.device)
+    spec = replace(spec, device=str(device))
+    if capabilities.wants == "path":
+        return make_engine(spec, spec.model, shares_weights=False)
+    model = _load(spec).to(device)
+    engine = make_engine(spec, model, shares_weights=False)
+    require_on(model, device, f"the rollout engine {spec.engine!r}")
+    return engine
 
 
 def _load(spec: EngineSpec) -> CausalLM:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from tandem.base.errors import TandemError
 from tandem.base.registry import Entry, Registry, Scope
 from tandem.models.token_ids import TokenIds
-from tandem.rollout.capabilities import EngineCapabilities
+from tandem.rollout.capabilities import ANY_DEVICE, EngineCapabilities
 from tandem.rollout.spec import SETTINGS, EngineSpec
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def make_engine(spec: EngineSpec, model: CausalLM | str, *, shares_weights: bool
     capabilities=EngineCapabilities(
         weights=("shared", "own"),
         adapters=True,
-        devices=("cpu", "cuda"),
+        devices=(ANY_DEVICE,),
         frees=("kv_cache",),
         in_flight=("abort", "keep"),
         keep_kv=("old", "recompute"),

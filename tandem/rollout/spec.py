@@ -13,7 +13,7 @@ from tandem.rollout.protocol import KeepKV, LogprobsOf
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """A registered ``engine`` on the model in ``model`` (folder or hub id).
+    """A registered ``engine`` on the model in ``model`` (folder or hub id), computing on ``device``.
 
     ``plugins`` are imported first, so that engines of the user's are found. ``version`` is that of the weights in the
     folder. ``python`` is the interpreter of its process; None: the one that runs this. ``threads`` of the process;
@@ -25,6 +25,7 @@ class EngineSpec:
 
     model: str
     engine: str = "hf"
+    device: str = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"
     trust_remote_code: bool = False
     plugins: tuple[str, ...] = ()

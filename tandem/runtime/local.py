@@ -19,7 +19,7 @@ from tandem.rollout.process import HostedEngine, ProcessEngine
 from tandem.rollout.protocol import RolloutEngine
 from tandem.runtime.build.composite import build_composite
 from tandem.runtime.build.critic import local_critic
-from tandem.runtime.build.engine_specs import build_forward_engine, engine_spec, replica
+from tandem.runtime.build.engine_specs import build_forward_engine, engine_spec, replica, role_devices
 from tandem.weights.sync import SharedSnapshots, Snapshot
 
 if TYPE_CHECKING:
@@ -35,15 +35,18 @@ class LocalRuntime:
 
     def __init__(self, config: Config, plan: Plan) -> None:
         self._config, self._plan = config, plan
+        self._devices = role_devices(config, plan.placements)
         self.pool = EnginePool({} if plan.pushed == "nothing" else {ENGINE: self._start(ENGINE)})
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
         """Actor, critic and rollout in this process, the engine beside it where there is one."""
         config, plan = self._config, self._plan
-        critic = local_critic(config, plan, tokenizer, steps) if plan.critic is not None else None
+        critic, devices = None, self._devices
+        if plan.critic is not None:
+            critic = local_critic(config, plan, tokenizer, steps, devices["critic"])
         updates = plan.batch.optimizer_steps_of(steps)
         engine = self.pool if self.pool.engines else None
-        return build_composite(config, plan, tokenizer, updates, critic, self.scorer, engine)
+        return build_composite(config, plan, tokenizer, updates, critic, self.scorer, engine, devices["actor"])
 
     def restart(self, name: str) -> RolloutEngine:
         """Start the engine ``name`` again."""
@@ -66,7 +69,7 @@ class LocalRuntime:
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> LocalScorer:
         """A model of its own in this process for ``role``, with weights that move or from ``path``."""
         model = replica(self._config, self._plan.pushed, moves=moves, path=path)
-        return LocalScorer(model, build_forward_engine(self._config, model))
+        return LocalScorer(model, build_forward_engine(self._config, model, self._devices[role]))
 
     def close(self) -> None:
         """End the processes of all engines."""
@@ -76,7 +79,8 @@ class LocalRuntime:
 
     def _start(self, name: str) -> RolloutEngine:
         """A rollout engine. ``runtime.threads`` keeps it in this process, for a debugger."""
-        spec, execution = engine_spec(self._config, self._plan.pushed), self._config.execution
+        device, execution = str(self._devices["rollout"]), self._config.execution
+        spec = engine_spec(self._config, self._plan.pushed, device=device)
         if self._config.runtime.threads:
             return build_engine(spec)
         bucket_bytes = execution.weight_sync.bucket_mb << 20

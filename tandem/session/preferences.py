@@ -18,6 +18,7 @@ from tandem.plan.resumed import settings_of
 from tandem.roles.actor import Actor
 from tandem.roles.preferences import Against, PreferenceEvaluator, Scorer, with_reference_point
 from tandem.runtime.build.composite import build_actor, load_trainable, model_tokenizer
+from tandem.runtime.build.engine_specs import run_device
 from tandem.runtime.build.sources import held_out_preferences, preference_source, prompt_tables
 from tandem.session.keep.exports import Exporter
 from tandem.session.learning import Learning, why_idle_batch
@@ -84,7 +85,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
     if resumed is not None:
         continue_from(progress, source, size, resumed)
     model = load_trainable(config.actor_rollout_ref.model, tokenizer, config.trainer.seed)
-    actor = build_actor(config, plan, model, progress.last * plan.batch.optimizer_steps)
+    actor = build_actor(config, plan, model, progress.last * plan.batch.optimizer_steps, run_device(config.runtime))
     if resumed is not None:
         actor.load(resumed)
     stages, loss = preference_stages(plan, actor), config.algorithm.policy_loss
@@ -132,7 +133,8 @@ def held_out_evaluator(config: Config, plan: Plan, trained: ModelConfig) -> Pref
         raise DataError("nothing to evaluate on: name data.val_files, or a data.source with a get_val_dataset()")
     alone = replace(plan, tags=("actor",), base_tags=())
     models = (load_trainable(model, tokenizer, config.trainer.seed) for model in (trained, start))
-    scorer = Against(*(build_actor(config, alone, model, 1) for model in models))
+    device = run_device(config.runtime)
+    scorer = Against(*(build_actor(config, alone, model, 1, device) for model in models))
     loss = config.algorithm.policy_loss
     objective = PreferenceObjective(loss.type, loss.parameters)
     stages = preference_stages(plan, scorer)

@@ -20,6 +20,7 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM
+from tandem.models.device import require_on
 from tandem.models.fingerprint import fingerprint
 from tandem.models.head import Head
 from tandem.models.layouts.packing import PackedSamples, pack_samples
@@ -71,6 +72,7 @@ class FsdpEngine:
             model.checkpoint_gradients()
         if mesh is not None:
             shard_layers(model, mesh)
+        require_on(model, self.device, "the engine of a train rank")
         self._trained = {name: p for name, p in model.model.named_parameters() if p.requires_grad}
         self._base: str | None = None
         self._updater = Updater(self._trained.values(), optim, total_updates, group=self._group)

@@ -66,6 +66,18 @@ def test_a_run_joins_the_cluster_that_the_address_names(cluster: None) -> None:
     assert done.stdout.split() == [there.kind, str(there.total)]
 
 
+@pytest.mark.ray
+def test_ranks_of_roles_that_take_turns_have_a_gpu_each() -> None:
+    """In a bundle of several devices Ray deals two halves of one to two ranks of a role."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ray.pretend_gpus"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    actor, rollout = (line.split() for line in done.stdout.splitlines()[-2:])
+    assert sorted(actor) == ["0", "1", "2", "3"]
+    assert actor == rollout
+
+
 def test_without_ray_tandem_is_there_and_ray_is_asked_for_by_name() -> None:
     code = (
         "import sys\n"

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.base.errors import ConfigError
+from tandem.runtime.ray.cluster import Slot
 from tandem.runtime.ray.devices import CPU, GPU, SLOT, Inventory, Share, require_devices
 
 
@@ -57,3 +58,17 @@ def test_gpus_count_where_there_are_any_else_slots_else_cpus() -> None:
     assert Inventory.of(nodes, {"GPU": 1.0}) == Inventory(GPU, {"a": 0, "b": 2}, 1)
     assert Inventory.of({"a": nodes["a"]}, {"tandem_slot": 31.5}) == Inventory(SLOT, {"a": 32}, 31)
     assert Inventory.of({"a": {"CPU": 8.0}}, {}) == Inventory(CPU, {"a": 8}, 0)
+
+
+def test_gpus_are_left_to_others_where_models_compute_on_the_cpu() -> None:
+    nodes = {"a": {"CPU": 8.0, "GPU": 2.0}}
+    assert Inventory.of(nodes, {"CPU": 8.0}, "cpu") == Inventory(CPU, {"a": 8}, 8)
+    assert Inventory.of(nodes, {"GPU": 2.0}, "cuda") == Inventory(GPU, {"a": 2}, 2)
+
+
+def test_an_actor_is_told_the_device_that_is_reserved_for_it() -> None:
+    assert Slot(None, 1, GPU, 3).device("auto") == "cuda"
+    assert Slot(None, 1, SLOT, 3).device("auto") == "cpu"
+    assert Slot(None, 1, SLOT, 3).device("sim") == "sim:3"
+    with pytest.raises(ConfigError, match="counts no GPU that could be reserved"):
+        Slot(None, 1, SLOT, 3).device("cuda")

@@ -38,7 +38,7 @@ OBJECTIVE = PolicyObjective(aggregation="seq-mean-token-mean")
 PLACED = (Placement("actor", "actor", 1, 2), Placement("rollout", "rollout", 1, 2))
 
 
-def build(model: Path, mesh: DeviceMesh | None) -> FsdpEngine:
+def build(model: Path, device: torch.device, mesh: DeviceMesh | None) -> FsdpEngine:
     return FsdpEngine(
         load_causal_lm(model),
         optim=OptimConfig(lr=0.1),
@@ -46,6 +46,7 @@ def build(model: Path, mesh: DeviceMesh | None) -> FsdpEngine:
         max_tokens_per_micro_batch=100,
         temperature=1.0,
         mesh=mesh,
+        device=device,
     )
 
 

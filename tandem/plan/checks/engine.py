@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tandem.base.device_kinds import device_kind
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.plan.checks.algorithm import COLDEST
 from tandem.plan.checks.correction import cut_sampling, readers
 from tandem.plan.engine import engine_capabilities, shares_weights
 from tandem.plan.entries import Entries
-from tandem.rollout.capabilities import Distribution
+from tandem.rollout.capabilities import ANY_DEVICE, Distribution
 from tandem.rollout.interpreter import fault_of_interpreter
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -59,7 +60,7 @@ def _check_weights(config: Config, runtime: str) -> Iterator[Problem]:
 def _check_process(config: Config, runtime: str) -> Iterator[Problem]:
     device, rollout = config.runtime.device, config.actor_rollout_ref.rollout
     capabilities = engine_capabilities(config)
-    if device != "auto" and device not in capabilities.devices:
+    if device != "auto" and not {device, ANY_DEVICE} & {*capabilities.devices} and device_kind(device) is not None:
         reason = f"the engine {rollout.name} computes on {_listed(capabilities.devices)} only"
         yield Problem("runtime.device", device, reason, f"Write {capabilities.devices[0]}, or another engine")
     if rollout.python is None:

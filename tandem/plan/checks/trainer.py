@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 
+from tandem.base.device_kinds import device_kind, known_devices
 from tandem.base.errors import Problem
 from tandem.base.hidden import HIDDEN, hidden_keys
 from tandem.config.model import OptimConfig
@@ -22,7 +23,7 @@ MOST_SAMPLES = 10_000_000
 
 
 def check_trainer(trainer: TrainerConfig, document: Config | SftConfig) -> Iterator[Problem]:
-    """Check loggers, and the folder to write to; ``document`` is the config that says so."""
+    """Check loggers, the device, and the folder to write to; ``document`` is the config that says so."""
     for index, name in enumerate(trainer.logger):
         key = f"trainer.logger[{index}]"
         if name not in TRACKERS:
@@ -33,6 +34,9 @@ def check_trainer(trainer: TrainerConfig, document: Config | SftConfig) -> Itera
             extra = TRACKERS[name].traits.get("extra")
             remedy = f"Install it with pip install 'tandem-rl[{extra}]', or take {name} out of the list"
             yield Problem(key, name, f"the package {package} is not installed", remedy)
+    device = document.runtime.device
+    if device != "auto" and device_kind(device) is None:
+        yield Problem("runtime.device", device, "no such device is known", known_devices(device))
     yield from check_output(trainer, document)
 
 

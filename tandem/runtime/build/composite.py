@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
+
 from tandem.base.errors import ConfigError, ContractError, Problem
 from tandem.config.model import ActorRolloutRef as Section
 from tandem.config.model import CriticConfig, ModelConfig
@@ -101,12 +103,13 @@ def build_composite(
     critic: Critic | None = None,
     scorer: Callable[..., Scorer] | None = None,
     engine: RolloutEngine | None = None,
+    device: torch.device | None = None,
 ) -> ActorRolloutRef:
     """The composite node of ``plan``; ``total_updates`` is where a falling learning rate ends.
 
     ``critic`` is built before, where one is deployed; without it its stages are left out. ``scorer`` (of ``Runtime``)
     makes teachers on devices of their own; without it they are beside the actor. ``engine`` has weights of its own;
-    without it one generates with the actor's parameters.
+    without it one generates with the actor's parameters. ``device`` of the actor; None: the first there is.
     """
     section, trainer = config.actor_rollout_ref, config.trainer
     prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
@@ -114,9 +117,10 @@ def build_composite(
         require_shared_weights(section.rollout.name)
     check_tokenizers(config, plan, tokenizer)
     model = load_trainable(section.model, tokenizer, trainer.seed)
-    actor = build_actor(config, plan, model, total_updates)
+    device = run_device(config.runtime) if device is None else device
+    actor = build_actor(config, plan, model, total_updates, device)
     if engine is None:
-        spec = engine_spec(config, "nothing", model.tokens)
+        spec = engine_spec(config, "nothing", model.tokens, str(device))
         engine = make_engine(replace(spec, version=0), model, shares_weights=True)
     return assemble_composite(config, plan, tokenizer, model, actor, engine, critic, scorer)
 
@@ -168,9 +172,9 @@ def assemble_composite(
     )
 
 
-def build_actor(config: Config, plan: Plan, model: CausalLM, total_updates: int) -> Actor:
-    """The actor of one rank in this process, with the tags of ``plan``."""
-    engine = build_train_engine(config, model, total_updates)
+def build_actor(config: Config, plan: Plan, model: CausalLM, total_updates: int, device: torch.device) -> Actor:
+    """The actor of one rank in this process, on ``device``, with the tags of ``plan``."""
+    engine = build_train_engine(config, model, total_updates, device)
     return actor_of(config, plan, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s))
 
 
@@ -188,9 +192,9 @@ def actor_of(config: Config, plan: Plan, ranks: TrainGroup[TrainRank]) -> Actor:
 
 
 def build_train_engine(
-    config: Config, model: CausalLM, total_updates: int, mesh: DeviceMesh | None = None
+    config: Config, model: CausalLM, total_updates: int, device: torch.device, mesh: DeviceMesh | None = None
 ) -> FsdpEngine:
-    """The engine that trains ``model`` as the config says; with a ``mesh``, as one of its ranks."""
+    """The engine that trains ``model`` on ``device`` as the config says; with a ``mesh``, as one of its ranks."""
     section = config.actor_rollout_ref
     return FsdpEngine(
         model,
@@ -202,5 +206,5 @@ def build_train_engine(
         exact=config.trainer.exact,
         gradient_checkpointing=section.model.gradient_checkpointing,
         mesh=mesh,
-        device=run_device(config.runtime),
+        device=device,
     )

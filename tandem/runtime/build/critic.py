@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.model import ActorRolloutRef, CriticConfig
 from tandem.config.schema import AlgorithmConfig, Config
@@ -49,7 +51,8 @@ def build_critic(section: CriticConfig | Config) -> Critic:
     prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     check_tokens(config, tokenizer)
-    return local_critic(config, plan, tokenizer, 1 if plan.batch.steps is None else plan.batch.steps)
+    steps = 1 if plan.batch.steps is None else plan.batch.steps
+    return local_critic(config, plan, tokenizer, steps, run_device(config.runtime))
 
 
 def _config_of(section: CriticConfig) -> Config:
@@ -61,10 +64,12 @@ def _config_of(section: CriticConfig) -> Config:
     return Config(actor_rollout_ref=ActorRolloutRef(model=section.model), critic=section, algorithm=algorithm)
 
 
-def local_critic(config: Config, plan: Plan, tokenizer: PreTrainedTokenizerBase, steps: int) -> Critic:
-    """The critic as one rank in this process; ``steps`` of the run say where a falling learning rate ends."""
+def local_critic(
+    config: Config, plan: Plan, tokenizer: PreTrainedTokenizerBase, steps: int, device: torch.device
+) -> Critic:
+    """The critic as one rank in this process, on ``device``; ``steps`` say where a falling learning rate ends."""
     model = critic_value_model(config, tokenizer)
-    engine = value_engine(config, critic_training(plan, steps), model)
+    engine = value_engine(config, critic_training(plan, steps), model, device)
     ranks = TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s, role=CRITIC)
     return critic_of(config, plan, model, ranks)
 
@@ -103,9 +108,9 @@ def critic_training(plan: Plan, steps: int) -> CriticTraining:
 
 
 def value_engine(
-    config: Config, training: CriticTraining, model: ValueModel, mesh: DeviceMesh | None = None
+    config: Config, training: CriticTraining, model: ValueModel, device: torch.device, mesh: DeviceMesh | None = None
 ) -> ValueEngine:
-    """The engine that trains the critic's ``model``; with a ``mesh``, as one of its ranks."""
+    """The engine that trains the critic's ``model`` on ``device``; with a ``mesh``, as one of its ranks."""
     section = critic_model(config)
     return ValueEngine(
         model,
@@ -117,7 +122,7 @@ def value_engine(
         exact=config.trainer.exact,
         gradient_checkpointing=section.gradient_checkpointing,
         mesh=mesh,
-        device=run_device(config.runtime),
+        device=device,
     )
 
 

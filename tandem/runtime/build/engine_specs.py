@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from tandem.base.errors import ConfigError, Problem
+from tandem.base.device_kinds import CPU
+from tandem.base.errors import ConfigError, Problem, TandemError
 from tandem.config.execution import RuntimeConfig
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.causal_lm import CausalLM
+from tandem.models.device import device_count, found_device
 from tandem.models.loading import load_causal_lm
 from tandem.models.lora import merged_weights
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import load_tokenizer
 from tandem.models.weights import copy_weights
+from tandem.plan.placement import Placement, device_groups
 from tandem.plan.plan import Pushed
 from tandem.rollout.spec import EngineSpec
 from tandem.train.engine import FsdpEngine
@@ -30,25 +34,41 @@ NO_VERSION = -1
 
 
 def run_device(runtime: RuntimeConfig) -> torch.device:
-    """Where this process computes: ``auto`` is the first CUDA device if there is one, else the CPU."""
-    if runtime.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if runtime.device == "cuda" and not torch.cuda.is_available():
-        reason = "this torch finds no CUDA device"
-        raise ConfigError([Problem("runtime.device", "cuda", reason, "Write auto or cpu, or install a CUDA build")])
-    return torch.device(runtime.device)
+    """Return the first device on which this machine's roles compute. Raises ``ConfigError`` where there is none."""
+    try:
+        return found_device(runtime.device)
+    except TandemError as error:
+        raise ConfigError([Problem("runtime.device", runtime.device, str(error), "Write auto or cpu")]) from error
 
 
-def engine_spec(config: Config, pushed: Pushed, tokens: TokenIds | None = None) -> EngineSpec:
+def role_devices(config: Config, placed: Sequence[Placement]) -> dict[str, torch.device]:
+    """Return the device of each role in a run on this machine: one for each group of roles that take turns.
+
+    Raises ``ConfigError`` where it has fewer devices than groups.
+    """
+    first, groups = run_device(config.runtime), list(device_groups(placed))
+    if first.type == CPU:
+        return {placement.role: first for placement in placed}
+    there = device_count(first.type)
+    if len(groups) > there:
+        reason = f"{', '.join(groups)} have a device each, and this machine has {there} of {first.type}"
+        remedy = "Write execution.mode: colocate, where all take turns on one, or runtime.device: cpu"
+        raise ConfigError([Problem("execution.mode", config.execution.mode, reason, remedy)])
+    index = {group: i for i, group in enumerate(groups)}
+    return {p.role: torch.device(first.type, index[p.group]) for p in placed if p.group in index}
+
+
+def engine_spec(config: Config, pushed: Pushed, tokens: TokenIds | None = None, device: str = "auto") -> EngineSpec:
     """What the process of a rollout engine is given; it waits for its first weights.
 
     Where adapters alone are ``pushed`` to it, it computes them beside the base. ``tokens`` are those of the model's
-    tokenizer, which is loaded for them otherwise.
+    tokenizer, which is loaded for them otherwise. ``device``: see ``found_device``.
     """
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     return EngineSpec(
         model=model.path,
         engine=rollout.name,
+        device=device,
         dtype=model.dtype,
         trust_remote_code=model.trust_remote_code,
         plugins=tuple(config.plugins),
@@ -95,8 +115,10 @@ def replica(config: Config, pushed: Pushed, *, moves: bool, path: str | None = N
     return merged
 
 
-def build_forward_engine(config: Config, model: CausalLM, mesh: DeviceMesh | None = None) -> FsdpEngine:
-    """What runs the forwards of such a role; with a ``mesh``, as one of its ranks."""
+def build_forward_engine(
+    config: Config, model: CausalLM, device: torch.device, mesh: DeviceMesh | None = None
+) -> FsdpEngine:
+    """What runs the forwards of such a role on ``device``; with a ``mesh``, as one of its ranks."""
     section = config.actor_rollout_ref
     return FsdpEngine(
         model,
@@ -107,5 +129,5 @@ def build_forward_engine(config: Config, model: CausalLM, mesh: DeviceMesh | Non
         temperature=section.rollout.temperature,
         exact=config.trainer.exact,
         mesh=mesh,
-        device=run_device(config.runtime),
+        device=device,
     )

@@ -11,12 +11,14 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 
 from tandem.base.deadline import Deadline
-from tandem.base.errors import DeadlineError, TandemError
+from tandem.base.device_kinds import CPU, CUDA, named_device
+from tandem.base.errors import ConfigError, DeadlineError, Problem, TandemError
 from tandem.remote.calls import import_ray
-from tandem.runtime.ray.devices import SLOT, SLOTS_PER_CORE, Inventory, Share, require_devices
+from tandem.runtime.ray.devices import GPU, SLOT, SLOTS_PER_CORE, Inventory, Share, require_devices
 
 ADDRESS = "RAY_ADDRESS"
 _MODULES = "PYTHONPATH"
@@ -145,20 +147,35 @@ def _is_of_this_machine(ray: Any, address: str) -> bool:
     return False
 
 
-def inventory() -> Inventory:
-    """What the connected cluster has."""
+def inventory(device: str = "auto") -> Inventory:
+    """What the connected cluster has for models that compute on ``device``."""
     ray = import_ray()
     nodes = {node["NodeManagerAddress"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    return Inventory.of(nodes, ray.available_resources())
+    return Inventory.of(nodes, ray.available_resources(), device)
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A device for one actor: bundle ``index`` of a placement group. ``kind`` is the resource that counts it."""
+    """A device for one actor: bundle ``index`` of a placement group. ``kind`` is the resource that counts it, and
+    ``number`` the place of the device among all that were reserved."""
 
     group: Any
     index: int
     kind: str
+    number: int = 0
+
+    def device(self, wanted: str) -> str:
+        """Say what an actor here computes on, where ``runtime.device`` is ``wanted``: what is reserved.
+
+        Of Ray's GPUs a process sees its own alone. Devices that a plugin brings it sees all, and takes the one with the
+        number of the slot. Raises ``ConfigError`` where CUDA is wanted and the cluster has no GPU.
+        """
+        if self.kind == GPU:
+            return CUDA
+        if wanted == CUDA:
+            reason = "the cluster counts no GPU that could be reserved"
+            raise ConfigError([Problem("runtime.device", wanted, reason, "Write cpu, or start Ray where its GPUs are")])
+        return CPU if wanted == "auto" else named_device(wanted, self.number)
 
     def options(self, part: float = 1.0) -> dict[str, Any]:
         """Options of a Ray actor that has ``part`` of the device, and dies with it."""
@@ -167,39 +184,49 @@ class Slot:
         return {"scheduling_strategy": strategy, "max_restarts": 0, "num_cpus": 0, **_amount(self.kind, part)}
 
 
-def reserve(shares: Sequence[Share], timeout: float = _RESERVE_S) -> dict[str, list[Slot]]:
+def reserve(shares: Sequence[Share], timeout: float = _RESERVE_S, device: str = "auto") -> dict[str, list[Slot]]:
     """Devices for every share, by device group; each is held until the cluster is left.
+
+    A bundle is one device: Ray deals actors with parts of devices to any device of a bundle that has room, so that two
+    ranks would meet on one. The devices of a node are a placement group, which keeps them together.
 
     Raises ``ConfigError`` at once where there are too few, and ``DeadlineError`` after ``timeout`` seconds where others
     hold them.
     """
     ray = import_ray()
-    there = inventory()
+    there = inventory(device)
     require_devices(shares, there)
     placed = ray.util.placement_group
-    groups = {s.group: placed([{there.kind: float(s.per_node)}] * s.nodes, strategy="PACK") for s in shares}
+    groups = {
+        s.group: [placed([{there.kind: 1.0}] * s.per_node, strategy="STRICT_PACK") for _ in range(s.nodes)]
+        for s in shares
+    }
     deadline = Deadline(timeout)
     for share in shares:
-        if not groups[share.group].wait(timeout_seconds=deadline.left):
-            for group in groups.values():
+        if not all(group.wait(timeout_seconds=deadline.left) for group in groups[share.group]):
+            for group in chain.from_iterable(groups.values()):
                 ray.util.remove_placement_group(group)
             raise DeadlineError(
                 f"waited {timeout:g} s for the devices of {share}; the cluster has {there}. Others hold them, or no "
                 f"node has {share.per_node} left: free some, or ask for less in execution.resource"
             )
-    return {share.group: _slots(groups[share.group], share, there.kind) for share in shares}
+    numbers = count()
+    return {
+        share.group: [
+            Slot(group, index, there.kind, next(numbers))
+            for group in groups[share.group]
+            for index in range(share.per_node)
+        ]
+        for share in shares
+    }
 
 
 def release(slots: Mapping[str, Sequence[Slot]]) -> None:
     """Give reserved devices back; actors on them end."""
     ray = import_ray()
-    for reserved in slots.values():
-        ray.util.remove_placement_group(reserved[0].group)
-
-
-def _slots(group: Any, share: Share, kind: str) -> list[Slot]:
-    """One for each device, those of a node next to each other."""
-    return [Slot(group, node, kind) for node in range(share.nodes) for _ in range(share.per_node)]
+    for slot in chain.from_iterable(slots.values()):
+        if slot.index == 0:
+            ray.util.remove_placement_group(slot.group)
 
 
 def _amount(kind: str, part: float) -> dict[str, Any]:

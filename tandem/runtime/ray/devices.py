@@ -1,6 +1,7 @@
 """Are there devices enough? Counted before anything starts. Pure: what Ray knows of the cluster is an argument.
 
-A device is a GPU where the cluster has any, else a device slot of a cluster that Tandem started itself, else a CPU.
+A device is a GPU where the cluster has any and models are to compute on one, else a device slot of a cluster that
+Tandem started itself, else a CPU.
 """
 
 from __future__ import annotations
@@ -27,9 +28,15 @@ class Inventory:
     free: int
 
     @classmethod
-    def of(cls, nodes: Mapping[str, Mapping[str, float]], available: Mapping[str, float]) -> Inventory:
-        """The inventory from the resources of each live node and what is left of them."""
-        kind = next((k for k in (GPU, SLOT) if any(resources.get(k, 0) >= 1 for resources in nodes.values())), CPU)
+    def of(
+        cls, nodes: Mapping[str, Mapping[str, float]], available: Mapping[str, float], device: str = "auto"
+    ) -> Inventory:
+        """The inventory from the resources of each live node and what is left of them.
+
+        ``device`` is what models compute on (``runtime.device``): where that is the CPU, GPUs are left to others.
+        """
+        kinds = (GPU, SLOT) if device in ("auto", "cuda") else (SLOT,)
+        kind = next((k for k in kinds if any(resources.get(k, 0) >= 1 for resources in nodes.values())), CPU)
         return cls(kind, {name: int(r.get(kind, 0)) for name, r in nodes.items()}, int(available.get(kind, 0)))
 
     @property

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -50,7 +51,7 @@ class RayEngine(HostedEngine):
         bucket_bytes: int = 2**26,
     ) -> None:
         self._bucket_bytes = bucket_bytes
-        host = ActorHost(name, spec, slot.options(part))
+        host = ActorHost(name, replace(spec, device=slot.device(spec.device)), slot.options(part))
         super().__init__(name, host, spec.version, Patience(start_s, deadline_s, silence_s))
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:

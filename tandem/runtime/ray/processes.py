@@ -45,15 +45,16 @@ class RayRuntime:
     _makers: dict[str, Callable[[], RayEngine]] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, placements: Sequence[Placement]) -> RayRuntime:
+    def start(cls, placements: Sequence[Placement], device: str = "auto") -> RayRuntime:
         """Join or start a cluster and reserve every role's devices: separate groups the sum, a shared one the maximum.
 
+        ``device``: what they are to be (``runtime.device``).
         Raises ``ConfigError`` where the cluster is too small, ``DeadlineError`` where others hold its devices,
         ``TandemError`` without Ray or where no cluster answers, all of them within seconds.
         """
         owns = connect()
         try:
-            return cls(placements, reserve(shares(placements)), owns)
+            return cls(placements, reserve(shares(placements), device=device), owns)
         except BaseException:
             if owns:
                 disconnect()

@@ -17,6 +17,8 @@ import transformers
 from torch._C._distributed_c10d import TCPStore  # what torch.distributed.TCPStore is; mypy can't see that one
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from tandem.base.device_kinds import CPU, device_kind
+from tandem.models.device import found_device
 from tandem.models.numerics import prepare_process
 from tandem.models.weights import copy_weights
 from tandem.remote.calls import START_SECONDS, Pulse, Remote, Reply, end_with_node, import_ray, work_beside
@@ -29,8 +31,9 @@ from tandem.runtime.ray.weights import BucketRefs, RemoteWeights, put_bucket
 from tandem.train.engine import FsdpEngine
 from tandem.train.protocol import Exported
 
-BuildEngine = Callable[[DeviceMesh | None], FsdpEngine]
-"""Makes the engine of this rank on the mesh of all ranks. Travels by name, so it must be importable in every worker."""
+BuildEngine = Callable[[torch.device, DeviceMesh | None], FsdpEngine]
+"""Makes the engine of this rank on its device and the mesh of all ranks. Travels by name, so every worker must be able
+to import it."""
 
 ALIVE = "alive"
 _LOOPBACK = "127.0.0.1"
@@ -41,9 +44,9 @@ _MEETING_S = 1800.0
 class RankSetup:
     """What every rank is given. ``plugins`` are imported first; ``threads`` None: PyTorch's own choice.
 
-    ``device`` is ``cpu``, ``cuda`` or ``auto``: the first CUDA device that the process sees, if any. ``seed`` is the
-    same for all, because what is made at random, such as adapters, must be equal on all ranks. ``meeting_s``: longest
-    wait of one rank for another. ``folder``: where the driver works.
+    ``device``: what is wanted of ``Slot.device``. ``seed`` is the same for all, because what is made at random, such as
+    adapters, must be equal on all ranks. ``meeting_s``: longest wait of one rank for another. ``folder``: where the
+    driver works.
     """
 
     build: BuildEngine
@@ -95,8 +98,8 @@ class RankActor:
         self._store = TCPStore(host, port, self._world, True, patience, **options)
         return host, self._store.port
 
-    def build(self, packed: Packed, meeting: tuple[str, int]) -> int:
-        """Meet the other ranks, if there are any, and make the engine; the pid of this process."""
+    def build(self, packed: Packed, meeting: tuple[str, int], device_name: str) -> int:
+        """Meet the other ranks, if any, and make the engine on ``device_name``; the pid of this process."""
         setup: RankSetup = unpack(packed)
         work_beside(setup.folder)
         transformers.utils.logging.disable_progress_bar()
@@ -106,22 +109,24 @@ class RankActor:
         torch.manual_seed(setup.seed)
         # Outputs of a sharded model are views of what it gathered; nothing here writes into them.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
-        mesh = self._meet(setup, meeting) if self._world > 1 else None
-        self._hosted = RayTrainRank(setup.build(mesh), self._rank)
+        device = found_device(device_name)
+        mesh = self._meet(setup, device, meeting) if self._world > 1 else None
+        self._hosted = RayTrainRank(setup.build(device, mesh), self._rank)
         return os.getpid()
 
-    def _meet(self, setup: RankSetup, meeting: tuple[str, int]) -> DeviceMesh:
+    def _meet(self, setup: RankSetup, device: torch.device, meeting: tuple[str, int]) -> DeviceMesh:
         patience = timedelta(seconds=setup.meeting_s)
         if self._store is None:
             self._store = TCPStore(*meeting, self._world, False, patience, wait_for_workers=False)
         networks = [name for _, name in socket.if_nameindex()]
         if meeting[0] == _LOOPBACK and "lo" in networks:  # whatever the machine's name is, all ranks are on it
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        found = "cuda" if torch.cuda.is_available() else "cpu"
-        device = found if setup.device == "auto" else setup.device
-        backend = {"cpu": "gloo", "cuda": "nccl"}[device]
+        kind = device_kind(device.type)
+        backend = "gloo" if kind is None else kind.collectives
+        if device.type != CPU:
+            torch.get_device_module(device.type).set_device(device)
         dist.init_process_group(backend, store=self._store, timeout=patience, rank=self._rank, world_size=self._world)
-        return init_device_mesh(device, (self._world,))
+        return init_device_mesh(device.type, (self._world,))
 
     def pid(self) -> int:
         """The id of this process: an answer shows that it lives."""
@@ -197,7 +202,10 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, r
     try:
         meeting = remotes[0].ask("open_meeting", setup.meeting_s, awaited="its start", waits=START_SECONDS)
         packed = pack(setup)
-        replies = [remote.submit("build", packed, meeting, awaited="its engine") for remote in remotes]
+        replies = [
+            remote.submit("build", packed, meeting, slot.device(setup.device), awaited="its engine")
+            for remote, slot in zip(remotes, slots, strict=True)
+        ]
         pids = [reply.within(START_SECONDS) for reply in replies]
     except BaseException:
         for remote in remotes:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from tandem.columns.proto import DataProto
@@ -53,11 +54,12 @@ class RayRoles:
 
     def __init__(self, config: Config, plan: Plan) -> None:
         self._config, self._plan = config, plan
-        self._cluster = RayRuntime.start([placed for placed in plan.placements if placed.role != ADVANTAGES])
+        deployed = [placed for placed in plan.placements if placed.role != ADVANTAGES]
+        self._cluster = RayRuntime.start(deployed, device=config.runtime.device)
         try:
             started = self._cluster.engines(
                 ROLLOUT,
-                engine_spec(config, plan.pushed),
+                engine_spec(config, plan.pushed, device=config.runtime.device),
                 start_s=config.actor_rollout_ref.rollout.start_s,
                 deadline_s=config.execution.deadline_s,
                 bucket_bytes=config.execution.weight_sync.bucket_mb << 20,
@@ -186,24 +188,26 @@ def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
     )
 
 
-def rank_engine(config: Config, total_updates: int, mesh: DeviceMesh | None) -> FsdpEngine:
+def rank_engine(config: Config, total_updates: int, device: torch.device, mesh: DeviceMesh | None) -> FsdpEngine:
     """The engine of a rank of the actor: the model loaded anew, as one of the ranks of ``mesh``.
 
     ``total_updates`` is where a falling learning rate ends.
     """
     section = config.actor_rollout_ref.model
     model = load_trainable(section, model_tokenizer(section), config.trainer.seed)
-    return build_train_engine(config, model, total_updates, mesh)
+    return build_train_engine(config, model, total_updates, device, mesh)
 
 
-def critic_engine(config: Config, training: CriticTraining, mesh: DeviceMesh | None) -> FsdpEngine:
+def critic_engine(
+    config: Config, training: CriticTraining, device: torch.device, mesh: DeviceMesh | None
+) -> FsdpEngine:
     """The engine of a rank of the critic."""
     model = critic_value_model(config, model_tokenizer(config.actor_rollout_ref.model))
-    return value_engine(config, training, model, mesh)
+    return value_engine(config, training, model, device, mesh)
 
 
 def forward_engine(
-    config: Config, pushed: Pushed, moves: bool, path: str | None, mesh: DeviceMesh | None
+    config: Config, pushed: Pushed, moves: bool, path: str | None, device: torch.device, mesh: DeviceMesh | None
 ) -> FsdpEngine:
     """The engine of a rank of a role that only scores; see ``replica``."""
-    return build_forward_engine(config, replica(config, pushed, moves=moves, path=path), mesh)
+    return build_forward_engine(config, replica(config, pushed, moves=moves, path=path), device, mesh)
