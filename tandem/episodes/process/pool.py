@@ -129,8 +129,8 @@ class EpisodePool:
         clear_left_over()
         self._spec = spec
         path = [folder or os.getcwd() for folder in sys.path]
-        told = ("type", "file", "parameters", "tools", "timeout_s")
-        self._setup = json.dumps({"path": path, **{name: getattr(spec, name) for name in told}}).encode()
+        fields = ("type", "file", "parameters", "tools", "timeout_s")
+        self._setup = json.dumps({"path": path, **{name: getattr(spec, name) for name in fields}}).encode()
         self._path = path
         self._numbers = itertools.count()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -266,11 +266,11 @@ class EpisodePool:
         if play is not None and play.id in self._where:
             play.pause()
             verdict = None if message["verdict"] is None else unpack_verdicts(message["verdict"])[1][0]
-            self._tell_end(play, self._timed_out() if play.cancelled else verdict, message["facts"])
+            self._report_end(play, self._timed_out() if play.cancelled else verdict, message["facts"])
         if place.leaving and not place.plays:
             self._remove(place)
 
-    def _tell_end(self, play: _Play, verdict: Verdict | None, facts: Mapping[str, float]) -> None:
+    def _report_end(self, play: _Play, verdict: Verdict | None, facts: Mapping[str, float]) -> None:
         self._where.pop(play.id, None)
         play.listener.put(Ended(play.id, verdict, facts, self._spec.timeout_s - play.left))
 
@@ -282,7 +282,7 @@ class EpisodePool:
         place = self._where.get(name)
         if place is not None and place.plays[name].asking == number:
             place.plays[name].asking, place.plays[name].since = None, time.monotonic()
-            self._tell(place, kind="answer", id=name, reply=reply)
+            self._send(place, kind="answer", id=name, reply=reply)
 
     def _forget(self, name: str) -> None:
         self._waiting = deque(play for play in self._waiting if play.id != name)
@@ -290,7 +290,7 @@ class EpisodePool:
         if place is not None:
             play = place.plays[name]
             play.cancelled, play.since, play.left = True, time.monotonic(), _GRACE_S
-            self._tell(place, kind="cancel", id=name)
+            self._send(place, kind="cancel", id=name)
 
     def _keep_time(self) -> None:
         """End episodes that are late, by cancelling them, and processes in which one doesn't let itself be
@@ -306,7 +306,7 @@ class EpisodePool:
                     self._replace(place, hangs=True)
                     break
                 play.cancelled, play.since, play.left = True, now, _GRACE_S
-                self._tell(place, kind="cancel", id=play.id)
+                self._send(place, kind="cancel", id=play.id)
 
     def _replace(self, place: _Place, *, hangs: bool = False) -> None:
         """End a process that is gone, or in which something ``hangs``; settle the episodes that were in it.
@@ -322,7 +322,7 @@ class EpisodePool:
             if play.id not in self._where:  # forgotten
                 continue
             if len(place.plays) == 1:
-                self._tell_end(play, self._timed_out() if hangs else failed(f"its process {ending}"), {})
+                self._report_end(play, self._timed_out() if hangs else failed(f"its process {ending}"), {})
             else:
                 del self._where[play.id]
                 play.listener.put(Restarted(play.id))
@@ -355,7 +355,7 @@ class EpisodePool:
                 continue
             play.since = time.monotonic()
             place.plays[play.id], self._where[play.id] = play, place
-            self._tell(place, kind="begin", id=play.id, task=asdict(play.task))
+            self._send(place, kind="begin", id=play.id, task=asdict(play.task))
         self._waiting = later
         suspected = [play.share for play in later if play.share is not None]
         for place in [p for p in self._places if p.share is not None and not p.plays and p.share not in suspected]:
@@ -380,5 +380,5 @@ class EpisodePool:
         return max(0.0, min([_TICK_S, *(due - time.monotonic() for due in dues)]))
 
     @staticmethod
-    def _tell(place: _Place, **message: Any) -> None:
+    def _send(place: _Place, **message: Any) -> None:
         place.process.send(json.dumps(message).encode())

@@ -33,7 +33,7 @@ class _Ended:
 class _Share:
     """The requests of one engine, which pulls them in a thread of its own.
 
-    ``owed`` are those without an answer, as the dealer knows; ``unanswered`` counts those in the engine, in its thread.
+    ``owed`` are those without an answer, as whoever shares them out knows; ``unanswered`` counts those in the engine, in its thread.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class _Share:
             yield request
 
 
-class _Dealt:
+class _Sharded:
     """Requests dealt to ``engines``, each of which generates in a thread of its own."""
 
     def __init__(self, engines: dict[str, RolloutEngine], sampling: Sampling) -> None:
@@ -135,7 +135,7 @@ class EnginePool:
         What an engine that dies owed is asked of the others; ``EngineDiedError`` once there is none.
         """
         source, more = iter(requests), True
-        dealt = _Dealt(dict(self.engines), sampling)
+        sharded = _Sharded(dict(self.engines), sampling)
         try:
             while True:
                 while more:
@@ -143,16 +143,16 @@ class EnginePool:
                     if request is None:
                         break
                     if isinstance(request, GroupRequest):
-                        dealt.ask(request)
+                        sharded.ask(request)
                     else:
                         more = False
-                if not more and not dealt.owed:
+                if not more and not sharded.owed:
                     return
-                output = dealt.next_output(_ASK_AGAIN_S if more else None)
+                output = sharded.next_output(_ASK_AGAIN_S if more else None)
                 if output is not None:
                     yield output
         finally:
-            dealt.end()
+            sharded.end()
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
         """Load every engine, one after the other; all must answer the same fingerprint."""
