@@ -33,7 +33,7 @@ class _Ended:
 class _Share:
     """The requests of one engine, which pulls them in a thread of its own.
 
-    ``owed`` are those without an answer, as whoever shares them out knows; ``unanswered`` counts those in the engine, in its thread.
+    ``owed`` are those without an answer; ``unanswered`` counts those in the engine, in its thread.
     """
 
     def __init__(self) -> None:
