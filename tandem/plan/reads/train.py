@@ -201,7 +201,7 @@ EXECUTION: tuple[Reads[Setting], ...] = (
     Reads(
         tuple(
             f"{ROLLOUT}.episode.{name}"
-            for name in ("tools", "tool_format", "max_turns", "timeout_s", "workers", "concurrency", "start_s")
+            for name in ("file", "tools", "tool_format", "max_turns", "timeout_s", "workers", "concurrency", "start_s")
         ),
         lambda s: plays_episodes(s.config),
         "an episode is one answer, which has no tools and no turns",
