@@ -65,7 +65,7 @@ def note_end(folder: Path, error: BaseException | None) -> None:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """What the run in ``folder`` noted; nothing where it is older than such notes, or they can't be read."""
+    """Read what the run in ``folder`` noted; nothing where it is older than such notes, or they can't be read."""
     try:
         found = json.loads((folder / ABOUT_FILE).read_text("utf-8"))
     except (OSError, ValueError):
@@ -74,7 +74,7 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 
 def state_of(folder: Path, about: Mapping[str, Any]) -> State:
-    """How the run in ``folder`` stands, which noted ``about``."""
+    """Say how the run in ``folder`` stands, which noted ``about``."""
     if ended := about.get("ended"):
         return State(ended["outcome"], f"{ended['at']} {ended['words']}".strip())
     if not about.get("starts"):
@@ -98,13 +98,13 @@ def _lives(pid: int) -> bool:
 
 
 def _written_s(folder: Path) -> float:
-    """Seconds since the run wrote a step, or began."""
+    """Return the seconds since the run wrote a step, or began."""
     times = [path.stat().st_mtime for name in (METRICS_FILE, ABOUT_FILE) if (path := folder / name).exists()]
     return time.time() - max(times, default=0.0)
 
 
 def _commit() -> str | None:
-    """The commit of the folder in which the command was given, with ``+`` where files differ from it."""
+    """Return the commit of the folder in which the command was given, with ``+`` where files differ from it."""
     try:
         answers = [
             subprocess.run(["git", *words], capture_output=True, text=True, timeout=_GIT_S, check=True).stdout.strip()

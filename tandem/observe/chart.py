@@ -46,7 +46,7 @@ class _Frame:
 
 
 def line_chart(title: str, series: Sequence[Series]) -> str:
-    """Curves over one pair of axes. A single point is drawn as a dot."""
+    """Draw curves over one pair of axes. A single point is drawn as a dot."""
     drawn = [Series(s.name, thin(s.points), s.dots) for s in series if s.points]
     frame = _frame([p for s in drawn for p in s.points])
     marks = "".join(_curve(frame, s, colour(i)) for i, s in enumerate(drawn))
@@ -54,7 +54,7 @@ def line_chart(title: str, series: Sequence[Series]) -> str:
 
 
 def stacked_chart(title: str, series: Sequence[Series]) -> str:
-    """Areas on top of each other; every series must have the same x values."""
+    """Draw areas on top of each other; every series must have the same x values."""
     drawn = [Series(s.name, thin(s.points)) for s in series if s.points]
     xs = [x for x, _ in drawn[0].points]
     floor = [0.0] * len(xs)
@@ -69,12 +69,12 @@ def stacked_chart(title: str, series: Sequence[Series]) -> str:
 
 
 def colour(index: int) -> str:
-    """The CSS colour of the curve at ``index``."""
+    """Return the CSS colour of the curve at ``index``."""
     return f"var(--s{index % COLOURS + 1})"
 
 
 def thin(points: Sequence[Point]) -> tuple[Point, ...]:
-    """At most ``MAX_POINTS`` points: equal runs of neighbours become their means."""
+    """Return at most ``MAX_POINTS`` points: equal runs of neighbours become their means."""
     if len(points) <= MAX_POINTS:
         return tuple(points)
     size = math.ceil(len(points) / MAX_POINTS)
@@ -83,14 +83,14 @@ def thin(points: Sequence[Point]) -> tuple[Point, ...]:
 
 
 def running_mean(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Mean over a centred window of a tenth of the curve, shorter at the ends."""
+    """Return the mean over a centred window of a tenth of the curve, shorter at the ends."""
     half = max(1, len(points) // 20)
     windows = [points[max(0, i - half) : i + half + 1] for i in range(len(points))]
     return tuple((x, sum(y for _, y in w) / len(w)) for (x, _), w in zip(points, windows, strict=True))
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) between ``low`` and ``high``."""
+    """Return round numbers (1, 2 or 5 times a power of ten apart) between ``low`` and ``high``."""
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
@@ -100,7 +100,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def format_number(value: float) -> str:
-    """Three significant digits, thousands as k and M: ``0.0123``, ``12.3k``."""
+    """Return three significant digits, thousands as k and M: ``0.0123``, ``12.3k``."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(value) >= size:
             return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
@@ -108,7 +108,7 @@ def format_number(value: float) -> str:
 
 
 def _frame(points: Sequence[Point]) -> _Frame:
-    """Axes around the points, a little wider; a flat or single-point curve gets room around it."""
+    """Draw axes around the points, a little wider; a flat or single-point curve gets room around it."""
     xs, ys = [x for x, _ in points], [y for _, y in points]
     x_low, x_high, y_low, y_high = min(xs), max(xs), min(ys), max(ys)
     if x_low == x_high:

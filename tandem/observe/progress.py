@@ -33,7 +33,7 @@ SMOOTHING = 0.2
 
 
 def format_seconds(seconds: float) -> str:
-    """``42s``, ``3m 07s``, ``2h 05m``, ``3d 04h``."""
+    """Return ``42s``, ``3m 07s``, ``2h 05m``, ``3d 04h``."""
     whole = max(0, round(seconds))
     minutes, rest = divmod(whole, 60)
     hours, minutes_rest = divmod(minutes, 60)
@@ -102,7 +102,9 @@ class ProgressLine:
             self._print(self._clock())
 
     def seconds_left(self) -> float | None:
-        """Expected seconds to the end: remaining steps at the running step time, less what this step already took."""
+        """Return the expected seconds to the end: remaining steps at the running step time, less what this step already
+        took.
+        """
         if self._total is None or self._step_seconds is None:
             return None
         spent = self._clock() - self._stepped_at
@@ -116,7 +118,7 @@ class ProgressLine:
         self._console.print(self._text(), soft_wrap=True, highlight=False)
 
     def _render(self) -> Text:
-        """The line with a bar in front, cut to the width of the terminal."""
+        """Return the line with a bar in front, cut to the width of the terminal."""
         line = self._text()
         if self._total is not None:
             filled = min(BAR_WIDTH, BAR_WIDTH * self._step // max(1, self._total))

@@ -76,7 +76,7 @@ def write_report(output_dir: Path, *, config: Mapping[str, object], summary: Map
 
 
 def read_curves(rows: Sequence[Row]) -> Curves:
-    """(step, value) per numeric key, in step order; of several values for one step the last counts."""
+    """Return (step, value) per numeric key, in step order; of several values for one step the last counts."""
     by_key: defaultdict[str, dict[float, float]] = defaultdict(dict)
     for row in rows:
         step = row.get("step")
@@ -89,7 +89,7 @@ def read_curves(rows: Sequence[Row]) -> Curves:
 
 
 def headline(curves: Curves) -> list[tuple[str, str]]:
-    """What the run came to, in a few (label, value) pairs; pairs without data are left out."""
+    """Return what the run came to, in a few (label, value) pairs; pairs without data are left out."""
     tiles: list[tuple[str, str]] = []
     if reward := [y for _, y in curves.get("reward/mean", [])]:
         edge = min(EDGE_STEPS, max(1, len(reward) // 2))
@@ -138,7 +138,7 @@ def _charts(curves: Curves) -> str:
 
 
 def _time_parts(curves: Curves) -> list[tuple[str, str]]:
-    """(key, label) of the parts of a step that follow each other: those of the loop's own thread.
+    """Return (key, label) of the parts of a step that follow each other: those of the loop's own thread.
 
     They have processor seconds beside them; what has none went on beside the loop, or lies inside another part.
     ``time/step`` is their sum and not one of them, unless it is alone.
@@ -176,7 +176,7 @@ def _facts(summary: Mapping[str, object]) -> str:
 
 
 def _samples(rows: Sequence[Row]) -> str:
-    """Samples of the first and of the last step that has any."""
+    """Return the samples of the first and of the last step that has any."""
     numbered = [row for row in rows if _is_number(row.get("step"))]
     if not numbered:
         return ""

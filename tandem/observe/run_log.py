@@ -59,18 +59,18 @@ class RunLog:
         return self._stopwatch.timed(part)
 
     def drain(self) -> dict[str, float]:
-        """The times since the last look, for whoever computes with them before they are logged."""
+        """Return the times since the last look, for whoever computes with them before they are logged."""
         return self._stopwatch.drain()
 
     def span(self, name: str, begun: float, ended: float, lane: str) -> None:
-        """Something that went on between two readings of ``time.perf_counter``, for the timeline only."""
+        """Add something that went on between two readings of ``time.perf_counter``, for the timeline only."""
         if self._trace is not None:
             self._trace.add(name, round(begun * 1e9), round(ended * 1e9), lane)
 
     def log(
         self, step: int, metrics: Mapping[str, object], rollouts: Sequence[RolloutRecord] = (), *, times: bool = True
     ) -> None:
-        """One step: its metrics with the times since the last call (unless ``times`` is off), and a few samples."""
+        """Log one step: its metrics with the times since the last call (unless ``times`` is off), and a few samples."""
         self._trackers.log(step, {**metrics, **self._stopwatch.drain()} if times else metrics)
         try:
             self._rollouts.record(step, list(rollouts))
@@ -83,7 +83,7 @@ class RunLog:
             self._samples.keep(kind, step, batch)
 
     def summarize(self, **facts: object) -> None:
-        """Facts for the head of the report, such as the model's folder; later ones replace earlier ones."""
+        """Take facts for the head of the report, such as the model's folder; later ones replace earlier ones."""
         self._summary.update(hide_in(facts))
 
     def close(self) -> Path | None:
@@ -111,7 +111,7 @@ class RunLog:
 
     @staticmethod
     def _noted(note: Callable[[], None]) -> None:
-        """What a run notes of itself for those who look at it must not end it."""
+        """Note what those who look at the run want to know; failing in that must not end it."""
         try:
             note()
         except OSError as error:

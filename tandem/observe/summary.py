@@ -20,7 +20,7 @@ _WINDOW = 10
 
 
 def summarize(output_dir: Path, summary: Mapping[str, str]) -> None:
-    """The first and last steps of the curve, the run's own ``summary``, and where everything is."""
+    """Print the first and last steps of the curve, the run's own ``summary``, and where everything is."""
     rows = read_rows(output_dir / METRICS_FILE)
     for label, key in CURVES:
         values = [float(str(row[key])) for row in rows if row.get(key) is not None]
@@ -36,7 +36,7 @@ def summarize(output_dir: Path, summary: Mapping[str, str]) -> None:
 
 
 def _of_those_scored(rows: Sequence[Row], key: str) -> str:
-    """What a mean reward leaves out, where it leaves anything out."""
+    """Return what a mean reward leaves out, where it leaves anything out."""
     shares = [float(str(row[share])) for row in rows if (share := f"{key.partition('/')[0]}/scored_share") in row]
     partial = key in ("reward/mean", "eval/reward") and shares and min(shares) < 1
     return f", of the {sum(shares) / len(shares):.0%} of the answers that were scored" if partial else ""

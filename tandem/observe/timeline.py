@@ -30,7 +30,7 @@ class Trace:
         self._write({"ph": "M", "name": "process_name", "pid": os.getpid(), "args": {"name": process}}, first=True)
 
     def add(self, name: str, begin_ns: int, end_ns: int, lane: str) -> None:
-        """One event between two readings of ``time.perf_counter_ns``."""
+        """Add one event between two readings of ``time.perf_counter_ns``."""
         with self._lock:
             if self._file.closed:
                 return
@@ -83,7 +83,7 @@ class Stopwatch:
                 self._trace.add(part, begin_ns, end_ns, lane or threading.current_thread().name)
 
     def drain(self) -> dict[str, float]:
-        """Seconds since the last drain as ``time/PART`` and ``cpu/PART``; the counts start again at zero."""
+        """Return the seconds since the last drain as ``time/PART`` and ``cpu/PART``; the counts start again at zero."""
         with self._lock:
             parts = {f"time/{part}": seconds for part, seconds in self._wall.items()}
             parts |= {f"cpu/{part}": seconds for part, seconds in self._cpu.items()}

@@ -42,10 +42,10 @@ class Tracker(Protocol):
     """Shows or ships metrics. ``metrics`` values are numbers; a method may raise, which costs this tracker alone."""
 
     def log(self, step: int, metrics: Mapping[str, object]) -> None:
-        """One step's metrics, in step order; a step may come in several calls."""
+        """Log one step's metrics, in step order; a step may come in several calls."""
 
     def finish(self) -> None:
-        """The run ended, well or not."""
+        """Note that the run ended, well or not."""
 
 
 TRACKERS: Registry[Callable[[RunInfo], Tracker]] = Registry("logger")
@@ -55,7 +55,7 @@ the extra of this distribution that brings it."""
 
 @TRACKERS.register("console")
 def console(run: RunInfo) -> Tracker:
-    """The progress line on the terminal, or plain lines without one."""
+    """Return the progress line on the terminal, or plain lines without one."""
     return ProgressLine(run.total_steps, first_step=run.resumed_step or 0)
 
 
@@ -163,5 +163,5 @@ class Trackers:
 
 
 def _number(value: object) -> object:
-    """The Python number of a numpy or torch scalar; anything else as it is."""
+    """Return the Python number of a numpy or torch scalar; anything else as it is."""
     return value.tolist() if hasattr(value, "tolist") else value

@@ -82,7 +82,7 @@ class EngineCapabilities:
         return f"{self.package}{self.versions}"
 
     def lacks_package(self) -> str | None:
-        """Why its package can't be used in this environment; None where it can, or none is needed."""
+        """Return why its package can't be used in this environment; None where it can, or none is needed."""
         if self.package is None:
             return None
         found = next(filter(None, map(_installed, (self.package, *self.builds))), None)
@@ -94,7 +94,7 @@ class EngineCapabilities:
 
 
 def _installed(package: str) -> str | None:
-    """The version of the package that is installed here; None without one."""
+    """Return the version of the package that is installed here; None without one."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

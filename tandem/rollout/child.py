@@ -75,7 +75,7 @@ class HostProcess:
         return self._child.pid
 
     def ending(self) -> str:
-        """How it ended and what it wrote last. Ends it, if it doesn't end by itself within a moment."""
+        """Return how it ended and what it wrote last. Ends it, if it doesn't end by itself within a moment."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(_ENDING_S)
         code = self.kill()

@@ -46,7 +46,7 @@ class EngineHost(Protocol):
         """The process id of the engine's process."""
 
     def ending(self) -> str:
-        """How it ended, as the end of a sentence. Ends it, if it doesn't end by itself within a moment."""
+        """Return how it ended, as the end of a sentence. Ends it, if it doesn't end by itself within a moment."""
 
     def kill(self) -> object:
         """End it at once, if it hasn't ended."""
@@ -132,14 +132,14 @@ class Connection:
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """A new number, under which answers are kept until ``drop``."""
+        """Return a new number, under which answers are kept until ``drop``."""
         with self._news:
             number = next(self._numbers)
             self._boxes[number] = deque()
         return number
 
     def drop(self, number: int) -> None:
-        """No more answers are wanted."""
+        """Forget ``number``, for which no more answers are wanted."""
         with self._news:
             self._boxes.pop(number, None)
 
@@ -163,7 +163,7 @@ class Connection:
             self.drop(number)
 
     def answer(self, number: int, awaited: str, deadline_s: float | None = None) -> Message:
-        """The next message under ``number``. Raises the error that was answered."""
+        """Return the next message under ``number``. Raises the error that was answered."""
         deadline = Deadline(self._patience.deadline_s if deadline_s is None else deadline_s)
         with self._news:
             box = self._boxes[number]
@@ -174,7 +174,7 @@ class Connection:
         return message
 
     def collect(self, number: int, awaited: str, since: float, at_most_s: float | None) -> list[Message]:
-        """All messages under ``number``; waits for one, but with ``at_most_s`` only so many seconds.
+        """Collect all messages under ``number``; waits for one, but with ``at_most_s`` only so many seconds.
 
         Tokens are owed ``since`` that time on the monotonic clock: one that makes none for too long has hung.
         """
@@ -193,7 +193,7 @@ class Connection:
         return messages
 
     def set_paused(self, paused: bool) -> None:
-        """Whether no token is owed."""
+        """Note whether no token is owed."""
         with self._news:
             self._paused, self._stepped = paused, time.monotonic()
 
@@ -239,7 +239,7 @@ class Connection:
         return self.silent_s > self._patience.silence_s
 
     def _quiet(self) -> str:
-        """How long it has been silent, to end a sentence with, where that is out of the ordinary."""
+        """Return how long it has been silent, to end a sentence with, where that is out of the ordinary."""
         return f", and gave no sign of life for the last {self.silent_s:.0f} s" if self.silent_s > QUIET_S else ""
 
     def _give_up(self, what: str) -> None:
@@ -250,7 +250,7 @@ class Connection:
         raise self._failure[0](self._failure[1])
 
     def _who(self) -> str:
-        """The engine, and its process where it has one."""
+        """Name the engine, and its process where it has one."""
         pid = self.pid
         return f"rollout engine {self._name!r} (process {pid})" if pid else f"rollout engine {self._name!r}"
 
@@ -285,5 +285,5 @@ class Connection:
 
 
 def as_error(message: Message) -> TandemError:
-    """The error that a message reports."""
+    """Return the error that a message reports."""
     return _ERRORS.get(message.fields["error"], TandemError)(message.fields["text"])

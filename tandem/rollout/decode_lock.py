@@ -28,7 +28,7 @@ class DecodeLock:
 
     @contextmanager
     def token(self, aborts: int) -> Iterator[bool]:
-        """One token's time, in which nobody pauses the engine or changes its weights.
+        """Hold the lock for one token's time, in which nobody pauses the engine or changes its weights.
 
         Gives False, without waiting, where an abort was ordered since ``aborts``: then no token may be made.
         """
@@ -51,7 +51,7 @@ class DecodeLock:
 
     @contextmanager
     def change(self, patience: float | None = None) -> Iterator[None]:
-        """A time in which no token is made; also while paused."""
+        """Hold the lock for a time in which no token is made; also while paused."""
         with self._turn:
             self._waiting += 1
             free = self._wait(lambda: not self._making and not self._changing, patience)

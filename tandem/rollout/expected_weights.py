@@ -22,7 +22,9 @@ class ExpectedWeights:
 
     @classmethod
     def of(cls, path: str, trust_remote_code: bool) -> ExpectedWeights | None:
-        """The weights of the model in ``path``; None for one that transformers doesn't know as a language model."""
+        """Return the weights of the model in ``path``; None for one that transformers doesn't know as a language
+        model.
+        """
         transformers: Any = importlib.import_module("transformers")
         config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         try:

@@ -73,7 +73,7 @@ def host(spec: EngineSpec, line: Line, serving: type[Host]) -> None:
 
 
 def build_engine(spec: EngineSpec) -> RolloutEngine:
-    """The engine with weights of its own: on a copy of the model, or on its path where it loads that itself."""
+    """Return the engine with weights of its own: on a copy of the model, or on its path where it loads that itself."""
     prepare_process(threads=spec.threads, exact=spec.exact)
     for plugin in spec.plugins:
         importlib.import_module(plugin)
@@ -93,7 +93,7 @@ def build_engine(spec: EngineSpec) -> RolloutEngine:
 
 
 def _load(spec: EngineSpec) -> CausalLM:
-    """The engine's model, loaded where that is needed.
+    """Return the engine's model, loaded where that is needed.
 
     Imported here: the environment of an engine that wants a path need not have what this needs.
     """
@@ -188,7 +188,7 @@ class Host:
         return {"version": self._engine.version, "fingerprint": fingerprint, "applied_s": applied_s}
 
     def _weights(self, message: Message) -> Iterable[tuple[str, torch.Tensor]]:
-        """What came with the order to load."""
+        """Yield what came with the order to load."""
         assert message.file is not None
         try:
             return map_weights(message.file, [Place.from_json(fields) for fields in message.fields["places"]])

@@ -33,7 +33,7 @@ print(json.dumps({"torch": util.find_spec("torch") is not None, "found": found})
 
 
 def fault_of_interpreter(python: str, capabilities: EngineCapabilities) -> str | None:
-    """Why an engine can't live in a process of the program ``python``; None where it can.
+    """Return why an engine can't live in a process of the program ``python``; None where it can.
 
     The program is started once, with ``ANSWER_S`` seconds to answer.
     """
@@ -51,13 +51,15 @@ def fault_of_interpreter(python: str, capabilities: EngineCapabilities) -> str |
 
 
 def folders_of_the_user() -> list[str]:
-    """``sys.path`` without the packages of this interpreter, which would hide those of another."""
+    """Return ``sys.path`` without the packages of this interpreter, which would hide those of another."""
     return [folder or os.getcwd() for folder in sys.path if not _of_this_environment(folder or os.getcwd())]
 
 
 @functools.lru_cache(maxsize=8)
 def _ask(python: str, changed: int, names: tuple[str, ...]) -> tuple[bool, dict[str, str]] | str:
-    """Whether it has torch, and the versions of ``names``; why there is no answer. ``changed`` makes it another one."""
+    """Return whether it has torch, and the versions of ``names``; why there is no answer. ``changed`` makes it another
+    one.
+    """
     del changed
     try:
         child = subprocess.Popen(
@@ -91,7 +93,7 @@ def _ask(python: str, changed: int, names: tuple[str, ...]) -> tuple[bool, dict[
 
 
 def _of_this_environment(folder: str) -> bool:
-    """Whether a folder of ``sys.path`` holds the packages of this interpreter, not modules of the user's."""
+    """Return whether a folder of ``sys.path`` holds the packages of this interpreter, not modules of the user's."""
     own = {Path(path).resolve() for path in sysconfig.get_paths().values()}
     place = Path(folder).resolve()
     return (

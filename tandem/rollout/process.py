@@ -66,7 +66,7 @@ class HostedEngine:
         return self._applied_s
 
     def silent_s(self) -> float:
-        """Seconds since the process gave its last sign of life."""
+        """Return the seconds since the process gave its last sign of life."""
         return self._link.silent_s
 
     def wait_until_ready(self) -> None:
@@ -84,7 +84,7 @@ class HostedEngine:
         return self._link.came_up
 
     def is_ready(self) -> bool:
-        """Whether the engine has started. Raises what its start raised."""
+        """Return whether the engine has started. Raises what its start raised."""
         return self._link.ready
 
     def check(self) -> None:
@@ -92,7 +92,7 @@ class HostedEngine:
         self._link.check("nothing in particular")
 
     def ping(self, deadline_s: float) -> int:
-        """The engine's version, asked of its process. Raises ``DeadlineError`` without an answer in time."""
+        """Return the engine's version, asked of its process. Raises ``DeadlineError`` without an answer in time."""
         return int(self._link.ask("ping", "an answer to a health call", deadline_s).fields["version"])
 
     def generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
@@ -223,7 +223,7 @@ class _Feed:
         return False
 
     def answered(self, message: Message) -> GroupOutput:
-        """The group that ``message`` brings, with the request that it answers."""
+        """Return the group that ``message`` brings, with the request that it answers."""
         request = self.unanswered.pop(message.fields["key"])
         return GroupOutput(request, unpack_samples(message.fields["samples"], message.tensors))
 

@@ -30,12 +30,14 @@ class RequestStream:
         self._unanswered: set[int | str] = set()
 
     def hear(self, message: Message) -> None:
-        """A request has come, or there will be none; ``cancel``: nor shall there be answers."""
+        """Note that a request has come, or that there will be none; ``cancel``: nor shall there be answers."""
         self.cancelled = self.cancelled or message.kind == "cancel"
         self._arrived.put(unpack_request(message) if message.kind == "request" else None)
 
     def requests(self) -> Iterator[GroupRequest | None]:
-        """What the engine pulls. It waits only while nothing is unanswered: then a request, or the end must come."""
+        """Yield what the engine pulls. It waits only while nothing is unanswered: then a request, or the end must
+        come.
+        """
         while True:
             if self.cancelled:
                 raise _CancelledError

@@ -14,7 +14,7 @@ _HEAD = 1024  # tokens among which top-p is first looked for
 
 
 def uniforms(seeds: torch.Tensor, counters: torch.Tensor) -> torch.Tensor:
-    """The ``counters``-th number of each seed's stream, both (R,) int64 -> (R,) float64 in (0, 1).
+    """Return the ``counters``-th number of each seed's stream, both (R,) int64 -> (R,) float64 in (0, 1).
 
     SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators"), jumped to by the counter:
     a number depends on nothing but its seed and counter. Seeds are mixed first, so that near seeds have far streams.
@@ -30,7 +30,7 @@ def draw(
     owner: torch.Tensor | None = None,
     greedy: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token for each of R uniform numbers: tokens (R,) int64 and their log-probs (R,) float32.
+    """Draw one token for each of R uniform numbers: tokens (R,) int64 and their log-probs (R,) float32.
 
     ``logits`` (G, V) of any float dtype (half types are raised to float32); row i draws from ``logits[owner[i]]``, or
     from ``logits[i]`` without ``owner`` (R,) int64. Rows of which ``greedy`` (R,) bool holds take the likeliest token,
@@ -58,14 +58,14 @@ def draw(
 
 
 def _likeliest(logits: torch.Tensor, owner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest token of each row and its log-prob at temperature 1."""
+    """Return the likeliest token of each row and its log-prob at temperature 1."""
     tokens = logits.argmax(-1)
     logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
     return tokens[owner], logprobs[owner].float()
 
 
 def _invert(probs: torch.Tensor, uniform: torch.Tensor, owner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The token at which the running sum of ``probs`` (G, V) passes the share ``uniform`` (R,) of its total.
+    """Return the token at which the running sum of ``probs`` (G, V) passes the share ``uniform`` (R,) of its total.
 
     Returns tokens (R,) int64 and the totals (R,) float64, which are below 1 where tokens were cut off.
     """
@@ -84,7 +84,8 @@ def _invert(probs: torch.Tensor, uniform: torch.Tensor, owner: torch.Tensor) -> 
 
 
 def _passing(running: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """First place (R,) at which ``running`` (R, C) exceeds ``target`` (R, 1), and the running sum (R, 1) before it.
+    """Return the first place (R,) at which ``running`` (R, C) exceeds ``target`` (R, 1), and the running sum (R, 1)
+    before it.
 
     Where rounding leaves the target at or above the last sum, the last place that adds anything is taken, so a token
     of probability 0 is never drawn.
@@ -117,12 +118,12 @@ def _keep_nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The finaliser of SplitMix64 on int64, whose products wrap around."""
+    """Return the finaliser of SplitMix64 on int64, whose products wrap around."""
     x = (x ^ _shift(x, 30)) * _MIX_1
     x = (x ^ _shift(x, 27)) * _MIX_2
     return x ^ _shift(x, 31)
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Right shift without the sign."""
+    """Return the right shift without the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -45,12 +45,12 @@ class EngineSpec:
     tokens: TokenIds | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields for a message to the engine's process."""
+        """Return the fields for a message to the engine's process."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> EngineSpec:
-        """The spec that ``to_json`` was called on."""
+        """Return the spec that ``to_json`` was called on."""
         adapter = fields["adapter"]
         tokens = fields["tokens"] and TokenIds.from_json(fields["tokens"])
         known = {"plugins": tuple(fields["plugins"]), "adapter": adapter and AdapterSpec.from_json(adapter)}
@@ -58,7 +58,7 @@ class EngineSpec:
         return cls(**{**fields, **known})
 
     def settings(self, *, shares_weights: bool) -> dict[str, Any]:
-        """What a factory may ask for, by name."""
+        """Return what a factory may ask for, by name."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name in SETTINGS}
         return {**own, "shares_weights": shares_weights}
 

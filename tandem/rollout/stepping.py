@@ -35,16 +35,16 @@ class RunningGroups(Protocol):
         """Begin these prompts, or go on with what they have begun."""
 
     def step(self, version: int) -> None:
-        """One token more for every sample, under weights ``version``."""
+        """Draw one token more for every sample, under weights ``version``."""
 
     def abort(self) -> list[GroupOutput]:
         """End everything in flight as it is; gives it, with what had ended before."""
 
     def take_finished(self) -> list[GroupOutput]:
-        """Groups that have ended since the last call."""
+        """Return the groups that have ended since the last call."""
 
     def close(self) -> None:
-        """Nobody wants what is in flight."""
+        """Drop what is in flight, which nobody wants."""
 
 
 class SteppedEngine(ABC):
@@ -82,19 +82,19 @@ class SteppedEngine(ABC):
 
     @abstractmethod
     def _open(self, sampling: Sampling) -> RunningGroups:
-        """A batch of groups that are drawn by ``sampling``, with nothing in it yet."""
+        """Return a batch of groups that are drawn by ``sampling``, with nothing in it yet."""
 
     def _ended(self, running: RunningGroups) -> None:
-        """All groups of ``running`` have ended."""
+        """Give out all groups of ``running``, which have ended."""
         del running
 
     def _computing(self) -> AbstractContextManager[object]:
-        """Around tokens that are made one after the other."""
+        """Return the context of tokens that are made one after the other."""
         return nullcontext()
 
     @contextmanager
     def _loading(self, version: int) -> Iterator[None]:
-        """A time in which no token is made and new weights come. If it fails half-way, nothing is generated after."""
+        """Hold off tokens while new weights come. If it fails half-way, nothing is generated after."""
         with self._boundary.change():
             started = time.perf_counter()
             self._lacks = "the last load() failed half-way"
@@ -119,7 +119,7 @@ class SteppedEngine(ABC):
         return self._applied_s
 
     def ping(self, deadline_s: float) -> int:
-        """The version, once the engine reaches a token boundary: what gets there in time is well."""
+        """Return the version, once the engine reaches a token boundary: what gets there in time is well."""
         with self._boundary.change(deadline_s):
             return self._version
 

@@ -71,7 +71,7 @@ class Core(Protocol):
         """Forget the requests with these keys."""
 
     def step(self) -> list[Drawn]:
-        """A token more for every request."""
+        """Draw a token more for every request."""
 
     def take_over(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Generate with ``weights`` (Hugging Face names), a complete set, from the next step on."""
@@ -139,7 +139,7 @@ class VllmCore:
 
 
 def reload_weights(worker: Any, weights: list[tuple[str, torch.Tensor]]) -> None:
-    """In a worker of vLLM's: put ``weights`` in place of the model's, and of what was made from them.
+    """Put, in a worker of vLLM's, ``weights`` in place of the model's, and of what was made from them.
 
     A CPU's kernels read a packed copy of each matrix. vLLM packs anew what it has loaded; of two modules that share a
     matrix, such as embedding and head, only the first is loaded, and the other would go on with its old copy.
@@ -156,7 +156,7 @@ def reload_weights(worker: Any, weights: list[tuple[str, torch.Tensor]]) -> None
 
 
 def hide_rest(worker: Any, count: int, holes: list[int]) -> None:
-    """In a worker of vLLM's: draw no id from ``count`` on and none of ``holes``; log-probs are among the others."""
+    """Draw, in a worker of vLLM's, no id from ``count`` on and none of ``holes``; log-probs are among the others."""
     gone: list[torch.Tensor] = []
 
     def hide(module: Any, inputs: Any, logits: torch.Tensor | None) -> torch.Tensor | None:
@@ -188,7 +188,7 @@ def _start(settings: CoreSettings, cuda: bool) -> Any:
 
 
 def _arguments(settings: CoreSettings, cuda: bool) -> dict[str, Any]:
-    """The arguments of vLLM's engine."""
+    """Return the arguments of vLLM's engine."""
     longest, together = settings.max_model_len, settings.max_num_batched_tokens
     # vLLM rewinds the random stream of a sample whose prompt comes in parts, and a CPU's can't be.
     in_parts = settings.enable_chunked_prefill and cuda
@@ -222,7 +222,7 @@ def _arguments(settings: CoreSettings, cuda: bool) -> dict[str, Any]:
 
 
 def needed_kv_bytes(settings: CoreSettings) -> int:
-    """Keys and values of as many samples as may be in flight, all as long as they may be."""
+    """Return the keys and values of as many samples as may be in flight, all as long as they may be."""
     config: Any = importlib.import_module("transformers").AutoConfig.from_pretrained(
         settings.path, trust_remote_code=settings.trust_remote_code
     )
@@ -236,7 +236,7 @@ def needed_kv_bytes(settings: CoreSettings) -> int:
 
 
 def free_memory() -> int:
-    """Bytes of memory that processes of this machine can still take."""
+    """Return the bytes of memory that processes of this machine can still take."""
     psutil: Any = importlib.import_module("psutil")  # which comes with vLLM
     return int(psutil.virtual_memory().available)
 

@@ -29,8 +29,29 @@ Take Tell Time Train Turn Use Wait Wake Warn Watch Weigh Wrap Write Yield Zero
 """
 """What a function's docstring may begin with; a new one that is a verb belongs here."""
 
-UNREAD = {"agents", "environments", "observe", "rollout", "runtime"}
-"""Folders whose docstrings are still read for verbs."""
+UNREAD = (
+    "agents",
+    "episodes",
+    "observe/metrics.py",
+    "rollout/block.py",
+    "rollout/cores",
+    "rollout/hf.py",
+    "rollout/protocol.py",
+    "rollout/registry.py",
+    "rollout/running_batch.py",
+    "rollout/scheduler.py",
+    "rollout/sound.py",
+    "rollout/vllm.py",
+    "rollout/wire.py",
+    "runtime/build/composite.py",
+    "runtime/build/sources.py",
+    "runtime/local.py",
+    "runtime/protocol.py",
+    "runtime/ray/processes.py",
+    "runtime/ray/ranks.py",
+    "runtime/ray/roles.py",
+)
+"""What is still to be read for verbs, by how its path begins."""
 
 STOP_WORDS = "a an and are as at be by for in is it its of on one or that the this to what which with"
 NO_BEGINNING = re.compile(r"(See|Of|Its?|It\.|Those|For a|For JSON|All of them|Undo)\b")
@@ -116,6 +137,6 @@ def test_every_docstring_is_a_sentence() -> None:
         f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}: {text!r} {problem}"
         for path in sorted(PACKAGE.rglob("*.py"))
         for node, text in docstrings(path.read_text("utf-8"))
-        if (problem := fault(text) or (path.relative_to(PACKAGE).parts[0] not in UNREAD and lacking(node, text)))
+        if (problem := fault(text) or (not str(path.relative_to(PACKAGE)).startswith(UNREAD) and lacking(node, text)))
     ]
     assert found == []

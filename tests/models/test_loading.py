@@ -14,15 +14,8 @@ from tandem.base.errors import DataError, TandemError
 from tandem.base.folders import whole_folder
 from tandem.models.layouts.packing import PackedLayout
 from tandem.models.loading import as_causal_lm, load_causal_lm, load_model, new_model, save_pretrained_atomic
+from tests.models.shapes import LLAMA
 
-SHAPE: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 17,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 
 
@@ -32,7 +25,7 @@ def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_saved_model_loads_in_plain_transformers(tmp_path: Path, tied: bool) -> None:
-    model = as_causal_lm(new_model({**SHAPE, "tie_word_embeddings": tied}, seed=0))
+    model = as_causal_lm(new_model({**LLAMA, "tie_word_embeddings": tied}, seed=0))
     save_pretrained_atomic(model, None, tmp_path / "model")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert plain.config._attn_implementation != "tandem"
@@ -43,15 +36,15 @@ def test_a_saved_model_loads_in_plain_transformers(tmp_path: Path, tied: bool) -
 
 
 def test_exported_weights_are_saved_in_place_of_the_models_own(tmp_path: Path) -> None:
-    model, other = new_model(SHAPE, seed=0), new_model(SHAPE, seed=1)
+    model, other = new_model(LLAMA, seed=0), new_model(LLAMA, seed=1)
     save_pretrained_atomic(model, None, tmp_path / "model", weights=other.state_dict())
     assert same(load_model(tmp_path / "model"), other)
 
 
 def test_saving_again_replaces_the_folder_and_leaves_nothing_behind(tmp_path: Path) -> None:
     for seed in (0, 1):
-        save_pretrained_atomic(new_model(SHAPE, seed=seed), None, tmp_path / "model")
-    assert same(load_model(tmp_path / "model"), new_model(SHAPE, seed=1))
+        save_pretrained_atomic(new_model(LLAMA, seed=seed), None, tmp_path / "model")
+    assert same(load_model(tmp_path / "model"), new_model(LLAMA, seed=1))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -79,14 +72,14 @@ def test_a_fresh_model_depends_on_its_seed_and_leaves_the_global_one_alone() -> 
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    first = new_model(SHAPE, seed=3)
+    first = new_model(LLAMA, seed=3)
     assert torch.equal(torch.rand(1), expected)
-    assert same(first, new_model(SHAPE, seed=3))
-    assert not same(first, new_model(SHAPE, seed=4))
+    assert same(first, new_model(LLAMA, seed=3))
+    assert not same(first, new_model(LLAMA, seed=4))
 
 
 def test_models_of_one_config_keep_their_own_attention() -> None:
-    plain = new_model(SHAPE, seed=0)
+    plain = new_model(LLAMA, seed=0)
     twin = copy.deepcopy(plain)
     twin.config = plain.config
     for ours, theirs in zip(twin.modules(), plain.modules(), strict=True):
@@ -102,8 +95,8 @@ def test_models_of_one_config_keep_their_own_attention() -> None:
     "shape",
     [
         {"model_type": "gpt2", "vocab_size": 17, "n_embd": 16, "n_layer": 2, "n_head": 2, "resid_pdrop": 0.5},
-        {**SHAPE, "attention_dropout": 0.5},
-        {**SHAPE, "model_type": "mixtral", "num_key_value_heads": 2, "router_jitter_noise": 0.5},
+        {**LLAMA, "attention_dropout": 0.5},
+        {**LLAMA, "model_type": "mixtral", "num_key_value_heads": 2, "router_jitter_noise": 0.5},
     ],
     ids=["dropout", "dropout in attention", "jitter of a router"],
 )

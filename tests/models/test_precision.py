@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,15 +14,8 @@ from transformers import AutoModelForCausalLM
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.precision import Precision
 from tests.e2e.seven import make_task, train
+from tests.models.shapes import LLAMA
 
-SHAPE: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 17,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
 NARROW, WIDE = torch.bfloat16, torch.float32
 
 
@@ -45,7 +37,7 @@ def narrowed(folder: Path, dtype: torch.dtype, *, kept: str = "nothing") -> Path
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_folder_in_half_precision_comes_back_as_it_was(tmp_path: Path, tied: bool) -> None:
-    model = new_model({**SHAPE, "tie_word_embeddings": tied}, seed=0)
+    model = new_model({**LLAMA, "tie_word_embeddings": tied}, seed=0)
     save_pretrained_atomic(model, None, tmp_path / "start")
     start = narrowed(tmp_path / "start", torch.bfloat16, kept="norm")
     save_pretrained_atomic(model, None, tmp_path / "end", precision=Precision.of(start))

@@ -30,7 +30,7 @@ class Part:
 
 
 def parts_in(output_dir: Path) -> list[Part]:
-    """The parts of the run in ``output_dir`` by kind and step; none where it keeps no samples."""
+    """List the parts of the run in ``output_dir`` by kind and step; none where it keeps no samples."""
     return sorted(_parts(output_dir / SAMPLES))
 
 

@@ -62,7 +62,8 @@ TOKEN_SCHEMA = pa.schema(
 
 
 def sample_table(batch: DataProto, step: int, kind: Kind, *, tokens: bool = False) -> pa.Table:
-    """The B samples of ``batch``; ``step`` counts from 1, so that its lag is ``step - 1`` minus a sample's version.
+    """Return the B samples of ``batch``; ``step`` counts from 1, so that its lag is ``step - 1`` minus a sample's
+    version.
 
     An evaluation has no lag, no advantages and trains nothing. ``tokens`` adds those of ``TOKEN_SCHEMA``.
     """
@@ -134,12 +135,12 @@ def _training(batch: DataProto, step: int, kind: Kind) -> dict[str, list[Any]]:
 
 
 def _extreme(values: torch.Tensor, owner: torch.Tensor, count: int, way: str) -> torch.Tensor:
-    """The least or greatest of the values (N,) of each of ``count`` owners; 0 for one without any."""
+    """Return the least or greatest of the values (N,) of each of ``count`` owners; 0 for one without any."""
     return torch.zeros(count, dtype=values.dtype).scatter_reduce_(0, owner, values, way, include_self=False)
 
 
 def _tokens(batch: DataProto) -> list[list[Any]]:
-    """The columns of ``TOKEN_SCHEMA`` in its order."""
+    """Return the columns of ``TOKEN_SCHEMA`` in its order."""
     responses, texts = batch.ragged("responses"), {}
     for token in responses.values.unique().tolist():
         texts[token] = _token_text(batch.tokenizer, token)
@@ -158,13 +159,13 @@ def _rows(column: Ragged) -> list[list[Any]]:
 
 
 def _token_text(tokenizer: Any, token: int) -> str:
-    """A token's own text; behind another one, since some tokenizers take the space before a first word away."""
+    """Return a token's own text; behind another one, since some tokenizers take the space before a first word away."""
     alone, twice = tokenizer.decode([token]), tokenizer.decode([token, token])
     return _text(twice[len(alone) :] if twice.startswith(alone) else alone)
 
 
 def _text(value: Any) -> str:
-    """Text as UTF-8 can hold it; what is no text as JSON, nothing as nothing."""
+    """Return text as UTF-8 can hold it; what is no text as JSON, nothing as nothing."""
     if value is None:
         return ""
     text = value if isinstance(value, str) else json.dumps(to_json(value), ensure_ascii=False)

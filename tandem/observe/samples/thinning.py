@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def thinned(sizes: Mapping[int, int], budget: int) -> list[int]:
-    """The steps whose parts go, so that what stays of ``sizes`` (step -> bytes) is at most ``budget`` bytes.
+    """Choose the steps whose parts go, so that what stays of ``sizes`` (step -> bytes) is at most ``budget`` bytes.
 
     One after the other, the step that leaves the smallest gap between its neighbours, of several the oldest: so older
     steps are thinned out evenly, newer ones are denser, and the first and the newest stay. Where these two are too

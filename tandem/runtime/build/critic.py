@@ -33,7 +33,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 
 
 def build_critic(section: CriticConfig | Config) -> Critic:
-    """The critic for a training loop of your own, from ``config.critic``.
+    """Build the critic for a training loop of your own, from ``config.critic``.
 
     The other sections of the config that it came from (model, mini-batches, seed, response length) hold too; a section
     made by hand needs a ``model`` and takes their defaults. ``compute_grpo_loss(..., critic=critic)`` asks it for
@@ -56,7 +56,7 @@ def build_critic(section: CriticConfig | Config) -> Critic:
 
 
 def _config_of(section: CriticConfig) -> Config:
-    """The smallest config around a section that was made by hand."""
+    """Return the smallest config around a section that was made by hand."""
     if section.model is None:
         reason = "this section belongs to no config, so there is no actor's model to start from"
         raise ConfigError([Problem("critic.model", None, reason, "Give it a model")])
@@ -67,7 +67,7 @@ def _config_of(section: CriticConfig) -> Config:
 def local_critic(
     config: Config, plan: Plan, tokenizer: PreTrainedTokenizerBase, steps: int, device: torch.device
 ) -> Critic:
-    """The critic as one rank in this process, on ``device``; ``steps`` say where a falling learning rate ends."""
+    """Build the critic as one rank in this process, on ``device``; ``steps`` say where a falling learning rate ends."""
     model = critic_value_model(config, tokenizer)
     engine = value_engine(config, critic_training(plan, steps), model, device)
     ranks = TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s, role=CRITIC)
@@ -75,7 +75,7 @@ def local_critic(
 
 
 def critic_of(config: Config, plan: Plan, model: ValueModel, ranks: TrainGroup[TrainRank]) -> Critic:
-    """The critic over ``ranks``, wherever they are."""
+    """Return the critic over ``ranks``, wherever they are."""
     section, norm = config.critic, config.algorithm.loss_scale_factor
     objective = ValueObjective(
         cliprange=float("inf") if section.cliprange_value is None else section.cliprange_value,
@@ -88,7 +88,7 @@ def critic_of(config: Config, plan: Plan, model: ValueModel, ranks: TrainGroup[T
 
 
 def critic_value_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> ValueModel:
-    """The model that the critic starts from; the actor's tokens must be among its own."""
+    """Return the model that the critic starts from; the actor's tokens must be among its own."""
     model = load_value_model(critic_model(config))
     check_vocabulary(tokenizer, int(model.model.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
     return model
@@ -102,7 +102,7 @@ class CriticTraining(NamedTuple):
 
 
 def critic_training(plan: Plan, steps: int) -> CriticTraining:
-    """The training of the critic in a run of so many ``steps``."""
+    """Return the training of the critic in a run of so many ``steps``."""
     assert plan.critic is not None  # whoever asks has looked
     return CriticTraining(max(1, steps * plan.batch.mini_batches * plan.critic.epochs), plan.critic.max_tokens)
 
@@ -110,7 +110,7 @@ def critic_training(plan: Plan, steps: int) -> CriticTraining:
 def value_engine(
     config: Config, training: CriticTraining, model: ValueModel, device: torch.device, mesh: DeviceMesh | None = None
 ) -> ValueEngine:
-    """The engine that trains the critic's ``model`` on ``device``; with a ``mesh``, as one of its ranks."""
+    """Build the engine that trains the critic's ``model`` on ``device``; with a ``mesh``, as one of its ranks."""
     section = critic_model(config)
     return ValueEngine(
         model,

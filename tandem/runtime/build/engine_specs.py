@@ -59,7 +59,7 @@ def role_devices(config: Config, placed: Sequence[Placement]) -> dict[str, torch
 
 
 def engine_spec(config: Config, pushed: Pushed, tokens: TokenIds | None = None, device: str = "auto") -> EngineSpec:
-    """What the process of a rollout engine is given; it waits for its first weights.
+    """Return what the process of a rollout engine is given; it waits for its first weights.
 
     Where adapters alone are ``pushed`` to it, it computes them beside the base. ``tokens`` are those of the model's
     tokenizer, which is loaded for them otherwise. ``device``: see ``found_device``.
@@ -90,12 +90,12 @@ def engine_spec(config: Config, pushed: Pushed, tokens: TokenIds | None = None, 
 
 
 def sampled_tokens(model: ModelConfig) -> TokenIds:
-    """The ids that the model's tokenizer has."""
+    """Return the ids that the model's tokenizer has."""
     return TokenIds.of(load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code))
 
 
 def replica(config: Config, pushed: Pushed, *, moves: bool, path: str | None = None) -> CausalLM:
-    """The model as it is before training, for a role that scores with weights of its own; ``moves``: is sent
+    """Build the model as it is before training, for a role that scores with weights of its own; ``moves``: is sent
     others, as ``pushed`` says.
 
     Fresh adapters change nothing, so it has some only where it is sent some, or where the run starts from others.
@@ -118,7 +118,7 @@ def replica(config: Config, pushed: Pushed, *, moves: bool, path: str | None = N
 def build_forward_engine(
     config: Config, model: CausalLM, device: torch.device, mesh: DeviceMesh | None = None
 ) -> FsdpEngine:
-    """What runs the forwards of such a role on ``device``; with a ``mesh``, as one of its ranks."""
+    """Return what runs the forwards of such a role on ``device``; with a ``mesh``, as one of its ranks."""
     section = config.actor_rollout_ref
     return FsdpEngine(
         model,

@@ -36,7 +36,7 @@ def batch_stages(
     models: tuple[ForwardModel, ...] = (),
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> tuple[BatchStage, ...]:
-    """What the plan puts between the rewards and the train call, ready to run.
+    """Return what the plan puts between the rewards and the train call, ready to run.
 
     Stages of roles that aren't given are left out; without ``models`` the actor's tags score in their place.
     """
@@ -58,7 +58,8 @@ def batch_stages(
 
 
 def forward_models(config: Config, plan: Plan, scorer: Callable[..., Scorer]) -> tuple[ForwardModel, ...]:
-    """The roles of ``plan`` that score with weights of their own and are sent new ones, as ``scorer`` makes them.
+    """Return the roles of ``plan`` that score with weights of their own and are sent new ones, as ``scorer`` makes
+    them.
 
     Each is as the model was before training: version 0 until the first broadcast.
     """
@@ -77,7 +78,9 @@ def _old_logprobs(model: ForwardModel, batch: DataProto, squares: bool) -> DataP
 
 
 def _training(plan: Plan, actor: Actor, critic: Critic) -> Run:
-    """Training the critic; on devices that it shares with the actor, the memory for training is its own meanwhile."""
+    """Yield while the critic trains; on devices that it shares with the actor, the memory for training is its own
+    meanwhile.
+    """
     group = {placement.role: placement.group for placement in plan.placements}
     if group[CRITIC] != group[ACTOR]:
         return critic.train

@@ -55,7 +55,7 @@ def load_teachers(
 
 
 def teacher_stage(config: Config, plan: Plan, forwards: Mapping[str, Forward], student: CausalLM) -> TeacherStage:
-    """What runs as the stage ``teacher``, wherever the ``forwards`` are made."""
+    """Return what runs as the stage ``teacher``, wherever the ``forwards`` are made."""
     teaching = config.algorithm.distillation
     assert teaching is not None  # the plan has the stage
     columns = teacher_columns(DISTILLATIONS[teaching.type].signature)

@@ -63,7 +63,7 @@ def _connect(ray: Any) -> bool:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """What SIGTERM does to this process stays as it was: Ray makes it abort with a dump of the stack."""
+    """Keep what SIGTERM does to this process as it was: Ray makes it abort with a dump of the stack."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if threading.current_thread() is threading.main_thread():
@@ -72,7 +72,7 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _loopback(ray: Any) -> Iterator[None]:
-    """A cluster started inside is of this machine only, and none of its ports is open to others.
+    """Keep a cluster that is started inside to this machine, with none of its ports open to others.
 
     Ray has a setting for that, which it reads when it is imported and hands down to what it starts. Where the user has
     set it, it stays; a Ray without it listens on all addresses, as ever.
@@ -95,7 +95,9 @@ def _loopback(ray: Any) -> Iterator[None]:
 
 @contextmanager
 def _our_modules() -> Iterator[None]:
-    """A cluster started inside finds every module that this process finds: its actors inherit the environment."""
+    """Let a cluster that is started inside find every module that this process finds: its actors inherit the
+    environment.
+    """
     before = os.environ.get(_MODULES)
     os.environ[_MODULES] = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
     try:
@@ -132,7 +134,8 @@ def _check_address(address: str) -> None:
 
 
 def _is_of_this_machine(ray: Any, address: str) -> bool:
-    """Whether the cluster answers on this machine's loopback and not under its name: a run has started it for itself.
+    """Return whether the cluster answers on this machine's loopback and not under its name: a run has started it for
+    itself.
 
     Ray takes the one for the other, and would look for it where it is not.
     """
@@ -148,7 +151,7 @@ def _is_of_this_machine(ray: Any, address: str) -> bool:
 
 
 def inventory(device: str = "auto") -> Inventory:
-    """What the connected cluster has for models that compute on ``device``."""
+    """Return what the connected cluster has for models that compute on ``device``."""
     ray = import_ray()
     nodes = {node["NodeManagerAddress"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
     return Inventory.of(nodes, ray.available_resources(), device)
@@ -178,14 +181,14 @@ class Slot:
         return CPU if wanted == "auto" else named_device(wanted, self.number)
 
     def options(self, part: float = 1.0) -> dict[str, Any]:
-        """Options of a Ray actor that has ``part`` of the device, and dies with it."""
+        """Return the options of a Ray actor that has ``part`` of the device, and dies with it."""
         strategies = import_ray().util.scheduling_strategies
         strategy = strategies.PlacementGroupSchedulingStrategy(self.group, self.index)
         return {"scheduling_strategy": strategy, "max_restarts": 0, "num_cpus": 0, **_amount(self.kind, part)}
 
 
 def reserve(shares: Sequence[Share], timeout: float = _RESERVE_S, device: str = "auto") -> dict[str, list[Slot]]:
-    """Devices for every share, by device group; each is held until the cluster is left.
+    """Reserve devices for every share, by device group; each is held until the cluster is left.
 
     A bundle is one device: Ray deals actors with parts of devices to any device of a bundle that has room, so that two
     ranks would meet on one. The devices of a node are a placement group, which keeps them together.
@@ -230,7 +233,7 @@ def release(slots: Mapping[str, Sequence[Slot]]) -> None:
 
 
 def _amount(kind: str, part: float) -> dict[str, Any]:
-    """The resource in the words of an actor's options."""
+    """Return the resource in the words of an actor's options."""
     words = {"GPU": {"num_gpus": part}, "CPU": {"num_cpus": part}}
     return words.get(kind, {"resources": {kind: part}})
 

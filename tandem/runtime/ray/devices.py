@@ -31,7 +31,7 @@ class Inventory:
     def of(
         cls, nodes: Mapping[str, Mapping[str, float]], available: Mapping[str, float], device: str = "auto"
     ) -> Inventory:
-        """The inventory from the resources of each live node and what is left of them.
+        """Return the inventory from the resources of each live node and what is left of them.
 
         ``device`` is what models compute on (``runtime.device``): where that is the CPU, GPUs are left to others.
         """

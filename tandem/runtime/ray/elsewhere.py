@@ -53,7 +53,7 @@ def _pass_on(line: Line, process: Line) -> None:
 
 
 def _load(message: Message, shared: SharedWeights, process: Line) -> None:
-    """The next load comes once this one is answered, so the memory is free again then."""
+    """Load, and answer once it is done: only then does the next load come, so the memory is free again."""
     fields = dict(message.fields)
     weights = RemoteWeights(fields.pop("refs"))
     weights.fetch()

@@ -83,7 +83,7 @@ class ActorHost:
             return 0
 
     def ending(self) -> str:
-        """Ends the actor; what Ray says of its death, if it died by itself."""
+        """End the actor; returns what Ray says of its death, if it died by itself."""
         self.kill()
         return f"has ended: {self.channel.death}" if self.channel.death else "was ended"
 
@@ -114,7 +114,7 @@ class OwnerLine:
         self._remote.submit("deliver", kind, fields, pack(dict(tensors or {})))
 
     def receive(self) -> Message | None:
-        """The next message of the engine; None once the line is closed or the actor dead."""
+        """Return the next message of the engine; None once the line is closed or the actor dead."""
         while not self._arrived:
             if self._closed.is_set():
                 return None
@@ -155,11 +155,11 @@ class EngineActor:
         return os.getpid()
 
     def deliver(self, kind: str, fields: Mapping[str, Any], packed: Packed) -> None:
-        """A message of the owner's."""
+        """Take a message of the owner's."""
         self._line.arrived.put(Message(kind, fields, unpack(packed.copied())))
 
     def collect(self, seconds: float) -> list[_Sent]:
-        """What the engine has to say; waits for something, at most ``seconds``."""
+        """Return what the engine has to say; waits for something, at most ``seconds``."""
         return self._line.take(seconds)
 
 
@@ -183,7 +183,7 @@ class HostedLine:
         self._sent.put((kind, fields, pack(dict(tensors or {}))))
 
     def receive(self) -> Message | None:
-        """The next message. The actor ends with its owner, so there is always somebody at the other end."""
+        """Return the next message. The actor ends with its owner, so there is always somebody at the other end."""
         return self.arrived.get()
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class HostedLine:
         self.arrived.put(None)
 
     def take(self, seconds: float) -> list[_Sent]:
-        """All messages that were sent; waits for the first at most ``seconds``."""
+        """Take all messages that were sent; waits for the first at most ``seconds``."""
         try:
             taken = [self._sent.get(timeout=seconds)]
         except queue.Empty:

@@ -62,5 +62,5 @@ class RemoteWeights:
 
 
 def put_bucket(bucket: Sequence[tuple[str, torch.Tensor]]) -> BucketRefs:
-    """One reference to the pairs, none for no pairs. This process owns them: they end with it."""
+    """Return one reference to the pairs, none for no pairs. This process owns them: they end with it."""
     return [import_ray().put(pack(list(bucket)))] if bucket else []
