@@ -35,7 +35,7 @@ class Episodes:
 
 
 def offered_tools(config: Config) -> Tools | None:
-    """The definitions of the tools that every prompt offers; None without any.
+    """Return the definitions of the tools that every prompt offers; None without any.
 
     Raises ``ConfigError`` for a file of tools that can't be run.
     """
@@ -48,7 +48,7 @@ def offered_tools(config: Config) -> Tools | None:
 
 
 def build_episodes(config: Config, tokenizer: Any) -> Episodes | None:
-    """What plays the episodes of the config; None where a sample is one answer."""
+    """Return what plays the episodes of the config; None where a sample is one answer."""
     if not plays_episodes(config):
         return None
     episode, tools = config.actor_rollout_ref.rollout.episode, offered_tools(config)
