@@ -127,7 +127,9 @@ def kl_in_reward(
 
 
 class KLController(Protocol):
-    """The coefficient of the KL; constant within a partition, updated after it."""
+    """The coefficient of the KL; constant within a partition, updated after it. ``FixedKL`` never changes it,
+    ``AdaptiveKL`` steers the KL.
+    """
 
     coef: float
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import glob
 import os
 import re
 import shutil
@@ -55,10 +58,10 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """Yield a scratch folder beside ``target`` to write into; renamed to ``target`` at the end, removed on an error.
 
     Files reach the disk before the rename, so that not even a power cut leaves a half-written ``target``. A folder that
-    was there is replaced.
+    was there is replaced. What a killed writer of the same ``target`` left beside it is removed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.partial-"))
+    scratch, held = _scratch_beside(target)
     try:
         yield scratch
         scratch.chmod(0o755)  # mkdtemp's folders are for their owner only
@@ -66,7 +69,47 @@ def whole_folder(target: Path) -> Iterator[Path]:
         replace_folder(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        os.close(held)
     flush(target.parent)
+
+
+def _scratch_beside(target: Path) -> tuple[Path, int]:
+    """Return a new folder and the handle that holds it, once the folders that nobody holds any more are gone."""
+    prefix = f".{target.name}.partial-"
+    for left in target.parent.glob(f"{glob.escape(prefix)}*"):
+        with contextlib.suppress(OSError):
+            remove_unheld(left)
+    while True:
+        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=prefix))
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            return scratch, hold(scratch)  # else another writer took it for one left behind before it was held
+
+
+def hold(folder: Path) -> int:
+    """Return a handle that locks ``folder`` while it is open; the kernel closes it with the process.
+
+    Raises ``FileNotFoundError`` or ``BlockingIOError`` where another process removes the folder just now.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder.lstat()
+    except (FileNotFoundError, BlockingIOError):
+        os.close(handle)
+        raise
+    except OSError:
+        pass  # a file system without locks: then nobody removes it but its owner
+    return handle
+
+
+def remove_unheld(folder: Path) -> None:
+    """Remove a folder that nobody holds. Raises ``OSError`` where one does, or it is no folder."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(handle)
 
 
 def replace_folder(new: Path, target: Path) -> None:

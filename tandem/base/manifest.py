@@ -23,7 +23,7 @@ _FORMAT = "tandem-manifest/1"
 _READERS = 4
 _SMALL = 1 << 20
 """Bytes of a file that is read in any case."""
-_CAUTION = "after a change of your own that you want to keep, remove {manifest}"
+_CAUTION = "After a change of your own that you want to keep, remove {manifest}"
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,9 @@ class RowSkipped(Exception):
 
 
 class Item(Protocol):
-    """What a catalogue holds. ``cut``: the length policy shortened it."""
+    """What a catalogue holds. ``cut``: the length policy shortened it. A ``Prompt`` is one, and so is an
+    ``Example``.
+    """
 
     @property
     def cut(self) -> bool:

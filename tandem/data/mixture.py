@@ -20,7 +20,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Stream(Protocol[T_co]):
-    """Items drawn one after the other: of one data set, or of a mix."""
+    """Items drawn one after the other: of one data set, or of a mix. ``Counted`` is the first, ``Mixture`` the
+    second.
+    """
 
     @property
     def counts(self) -> RowCounts:

@@ -217,7 +217,7 @@ class PromptSource(Sampler[Prompt]):
 
 
 class Renders(Protocol):
-    """What makes a prompt of a row."""
+    """What makes a prompt of a row. ``PromptEncoder`` does."""
 
     def render(self, row: Row) -> Rendered:
         """Return the whole prompt of ``row``. Raises ``RowError``."""

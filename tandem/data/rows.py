@@ -69,7 +69,7 @@ def _without_nulls(value: object) -> object:
 
 
 class Table(Protocol):
-    """Rows in a fixed order."""
+    """Rows in a fixed order. ``JsonlTable`` is one in a file, ``RowsTable`` one in memory."""
 
     @property
     def name(self) -> str:

@@ -23,7 +23,7 @@ from tandem.dataflow.tickets import Lease, Request, Ticket
 
 @runtime_checkable
 class Monitored(Protocol):
-    """A data plane whose parts are other processes."""
+    """A data plane whose parts are other processes. ``RayStore`` is one."""
 
     def silent(self, seconds: float) -> list[str]:
         """Return the parts that give no sign of life within so many seconds, in words."""
@@ -31,7 +31,9 @@ class Monitored(Protocol):
 
 class DataPlane(Protocol):
     """What producers and consumers see of a store. Every wait ends in time, with a ``DeadlineError`` that names the
-    blocking party; a partition that can't be filled ends it at once with a ``StarvationError``."""
+    blocking party; a partition that can't be filled ends it at once with a ``StarvationError``. ``LocalStore`` keeps
+    all in this process, ``RayStore`` in actors of Ray.
+    """
 
     def assign(self, ticket: Ticket, engine: str) -> None:
         """Note that ``engine`` has begun to fill the ticket: a stall will be blamed on it."""

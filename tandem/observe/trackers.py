@@ -39,7 +39,9 @@ class RunInfo:
 
 
 class Tracker(Protocol):
-    """Shows or ships metrics. ``metrics`` values are numbers; a method may raise, which costs this tracker alone."""
+    """Shows or ships metrics. ``metrics`` values are numbers; a method may raise, which costs this tracker alone.
+    ``JsonlTracker`` is the simplest one.
+    """
 
     def log(self, step: int, metrics: Mapping[str, object]) -> None:
         """Log one step's metrics, in step order; a step may come in several calls."""

@@ -6,12 +6,13 @@ A lock on the folder says that its owner lives; the kernel ends the lock with th
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
+
+from tandem.base.folders import hold, remove_unheld
 
 SCORER, PROGRAM = "tandem-scorer-", "tandem-program-"
 """What their names begin with: of a scoring process, and of a program that one runs."""
@@ -24,9 +25,7 @@ class TemporaryPlace:
 
     def __init__(self, prefix: str) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
-        self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        with contextlib.suppress(OSError):  # a file system without locks: then nobody clears it but its owner
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._handle = hold(self.path)
 
     def remove(self) -> None:
         """Remove the folder and what is in it."""
@@ -42,14 +41,4 @@ def clear_left_over() -> None:
         with contextlib.suppress(OSError):  # gone by now, another user's, or held
             status = path.lstat()
             if status.st_uid == os.getuid() and time.time() - status.st_mtime > _NEW_S:
-                _remove_unheld(path)
-
-
-def _remove_unheld(path: Path) -> None:
-    """Remove a folder that nobody holds. Raises ``OSError`` where one does, or it is no folder."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    finally:
-        os.close(handle)
+                remove_unheld(path)

@@ -55,7 +55,7 @@ def mismatched(batch: DataProto) -> DataProto:
 
 
 class Scorer(Protocol):
-    """What gives log-probs of answers."""
+    """What gives log-probs of answers. An ``Actor`` does."""
 
     def old_logprobs(self, batch: DataProto) -> DataProto:
         """Return the batch with ``old_logprobs``: of the policy as it is now."""

@@ -46,7 +46,7 @@ def call(method: Callable[Concatenate[R, P], T], /, *args: P.args, **options: P.
 
 
 class Reply(Protocol[T_co]):
-    """The answer to one call."""
+    """The answer to one call. ``Done`` is one that is there already."""
 
     def result(self, timeout: float | None = None) -> T_co:
         """Return the result, or the rank's own error. Raises ``TimeoutError`` where there is neither after ``timeout``
@@ -55,7 +55,9 @@ class Reply(Protocol[T_co]):
 
 
 class RankHandle(Protocol[RankT_co]):
-    """A rank somewhere. It works on one call after the other, in the order in which they were submitted."""
+    """A rank somewhere. It works on one call after the other, in the order in which they were submitted. ``LocalRank``
+    calls at once, ``RayRank`` asks an actor.
+    """
 
     @property
     def name(self) -> str:

@@ -29,7 +29,9 @@ _SLACK_S = 300.0  # beyond the scorings' own deadlines: processes that start, a 
 
 
 class Scoring(Protocol):
-    """Where scorers run: in processes of their own, or here."""
+    """Where scorers run: in processes of their own, or here. ``ScoringPool`` is the first, ``InlineScoring`` the
+    second.
+    """
 
     def await_ready(self) -> None:
         """Wait until the first scoring can begin."""

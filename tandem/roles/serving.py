@@ -39,7 +39,7 @@ class ServingRole:
 
 
 class Scorer(Protocol):
-    """A model that only scores, wherever it is."""
+    """A model that only scores, wherever it is. ``LocalScorer`` is in this process, ``GroupScorer`` on ranks of Ray."""
 
     def keep(self, weights: Weights) -> Weights:
         """Keep ``weights`` (Hugging Face names) as they are now, to be put in place later."""
@@ -91,7 +91,7 @@ class LocalScorer:
 
 @runtime_checkable
 class Watchable(Protocol):
-    """A scorer whose work is done in other processes."""
+    """A scorer whose work is done in other processes. ``GroupScorer`` is one."""
 
     def silent(self) -> list[str]:
         """Return the processes that give no sign of life, in words."""

@@ -22,7 +22,9 @@ def in_canonical_order(parts: Sequence[DataProto]) -> DataProto:
 
 
 class Slices(Protocol):
-    """The train call of a step in parts: each complete part as it arrives, then the end of the step."""
+    """The train call of a step in parts: each complete part as it arrives, then the end of the step.
+    ``AccumulatedSlices`` makes one optimizer step of all, ``SteppedSlices`` one of each.
+    """
 
     def train(self, part: DataProto) -> None:
         """Learn from a part whose columns are complete."""

@@ -17,7 +17,8 @@ from tandem.rollout.scheduler import Scheduler
 
 class RunningGroups(Protocol):
     """The groups in flight of one ``generate``. All but ``count``, ``room`` and ``ended`` is called at a token boundary
-    or with nobody else at work."""
+    or with nobody else at work. ``RunningBatch`` holds those of the engine hf.
+    """
 
     @property
     def count(self) -> int:

@@ -30,7 +30,9 @@ _JOIN_S = 2.0  # for a worker that was asked to end
 
 
 class Tally(Protocol):
-    """What the rollout reports of itself: groups dropped by reason, and the scorer's own metrics."""
+    """What the rollout reports of itself: groups dropped by reason, and the scorer's own metrics. ``RolloutWorkers``
+    has one.
+    """
 
     counts: Counter[str]
     report: dict[str, float]

@@ -27,7 +27,7 @@ _CHANGING = (train.name, train_critic.name)
 
 
 class Exports(Protocol):
-    """Writes the model that is trained."""
+    """Writes the model that is trained. ``Exporter`` does, or ``PlainExport`` for a model of the user's own."""
 
     def write(self, folder: Path) -> None:
         """Write the trained model into ``folder``, whole or not at all."""
@@ -37,7 +37,7 @@ class Exports(Protocol):
 
 
 class Save(Protocol):
-    """Writes a checkpoint of the model that is trained, with the facts and folders of others."""
+    """Writes a checkpoint of the model that is trained, with the facts and folders of others. ``Actor.save`` is one."""
 
     def __call__(
         self, root: Path, step: int, *, facts: Mapping[str, Any], keep: int, parts: Mapping[str, Path]

@@ -29,7 +29,7 @@ _TICK_S = 0.5  # between looks at the others while waiting for data
 
 
 class Scored(Protocol):
-    """Something that has the samples scored."""
+    """Something that has the samples scored. ``Workers`` and ``SharedRollout`` are such."""
 
     def require_rewards(self, partition: int) -> None:
         """Raise ``RewardError`` where not one sample of the partition could be scored."""

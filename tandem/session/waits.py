@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Watched(Protocol):
-    """Somebody whom the actor's loop may wait for."""
+    """Somebody whom the actor's loop may wait for. ``Ranks`` watches over those of the actor."""
 
     def check(self) -> None:
         """Raise what ended it, if anything did."""

@@ -36,7 +36,7 @@ class LossSum:
 
 
 class Objective(Protocol):
-    """A loss as a sum over samples, divided once per optimizer step."""
+    """A loss as a sum over samples, divided once per optimizer step. ``SftObjective`` is the simplest one."""
 
     @property
     def columns(self) -> tuple[str, ...]:

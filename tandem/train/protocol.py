@@ -55,7 +55,7 @@ class StepResult:
 
 
 class TrainEngine(Protocol):
-    """A model that is trained, wherever its shards are.
+    """A model that is trained, wherever its shards are. ``FsdpEngine`` is one.
 
     With several ranks every method is called by all of them, each with its own part of the batch; sums and metrics
     come back for all ranks together.

@@ -69,14 +69,14 @@ class Expected:
 
 @runtime_checkable
 class Probed(Protocol):
-    """A receiver that generates."""
+    """A receiver that generates. ``UpdatedWorker`` is one."""
 
     def answer(self, prompts: Sequence[torch.Tensor]) -> list[Answer]:
         """Return the likeliest next token after each prompt, with the weights that it has."""
 
 
 class Probe(Protocol):
-    """Who knows what engines must answer."""
+    """Who knows what engines must answer. ``LogprobProbe`` asks the trainer."""
 
     def expected(self, version: int, *, due: bool = False) -> Expected | None:
         """Return what the weights of this moment, to be sent as ``version``, answer; None where nobody is to be asked.

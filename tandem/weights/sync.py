@@ -27,7 +27,9 @@ LEFT_OUT = "left out"
 
 
 class Receiver(Protocol):
-    """Whoever takes weights over: a rollout engine, a model for forwards."""
+    """Whoever takes weights over: a rollout engine, a model for forwards. ``UpdatedWorker`` is the first,
+    ``ForwardModel`` the second.
+    """
 
     def load(self, weights: Weights, version: int) -> str | None:
         """Take over ``weights`` as ``version``; the fingerprint of what is there now, or ``LEFT_OUT``.
@@ -38,7 +40,7 @@ class Receiver(Protocol):
 
 @runtime_checkable
 class HealthChecked(Protocol):
-    """A receiver that can be asked whether it is well."""
+    """A receiver that can be asked whether it is well. ``UpdatedWorker`` asks its engine."""
 
     def ping(self, deadline_s: float) -> int:
         """Return the version that it has; ``DeadlineError`` where it doesn't answer in time."""
@@ -50,7 +52,9 @@ class HealthChecked(Protocol):
 
 @runtime_checkable
 class Preparing(Protocol):
-    """A receiver that has something to end before it takes weights over."""
+    """A receiver that has something to end before it takes weights over. ``UpdatedWorker`` may finish its groups
+    first.
+    """
 
     def prepare(self, version: int) -> None:
         """Return once ``load`` may come; this takes what it takes, within a limit of the receiver's own."""

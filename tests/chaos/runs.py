@@ -118,7 +118,7 @@ class Arena:
 
     def _gone_on(self, blow: Blow, words: list[str], output: Path, lines: list[str], code: int) -> str | None:
         again = [*words, "trainer.resume=auto"]
-        if code in (130, 143):
+        if code in (130, 143) and "with: " in lines[-1]:
             again = shlex.split(lines[-1].partition("with: ")[2])[1:]
         if code != 0:
             result: Any = run(*again)
@@ -180,6 +180,8 @@ def _wrong_end(blow: Blow, code: int, lines: list[str]) -> str | None:
         return f"a traceback: {told}"
     if blow.name in ENDS:
         wanted, word = ENDS[blow.name]
+        if (code, blow.after, lines) == (wanted, 0, [word]):
+            return None  # before it had begun, so that nothing goes on
         if (code, len(lines)) != (wanted, 1) or not lines[0].startswith(word) or "with: tandem" not in lines[0]:
             return f"exit {code}: {told}"
         return None

@@ -140,3 +140,21 @@ def test_every_docstring_is_a_sentence() -> None:
         if (problem := fault(text) or (not str(path.relative_to(PACKAGE)).startswith(UNREAD) and lacking(node, text)))
     ]
     assert found == []
+
+
+def is_protocol(node: Documented) -> bool:
+    return isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases)
+
+
+def test_what_a_protocol_says_follows_it_is_there() -> None:
+    trees = {path: path.read_text("utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+    defined = {node.name for source in trees.values() for node in ast.walk(ast.parse(source)) if hasattr(node, "name")}
+    named = {
+        (str(path.relative_to(PACKAGE)), name)
+        for path, source in trees.items()
+        for node, text in docstrings(source)
+        if is_protocol(node)
+        for name in re.findall(r"``([A-Z][A-Za-z]+)[`.]", text)
+    }
+    assert len(named) >= 30
+    assert {(path, name) for path, name in named if name not in defined and not name.endswith("Error")} == set()

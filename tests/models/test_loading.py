@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,37 @@ def test_a_folder_whose_writing_fails_never_appears(tmp_path: Path) -> None:
         raise OSError("disk full")
     assert (tmp_path / "kept" / "a").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next_and_what_another_writes_is_not(tmp_path: Path) -> None:
+    killed, other = tmp_path / ".kept.partial-killed", tmp_path / ".keptalive.partial-x"
+    for folder in (killed, other):
+        folder.mkdir()
+        (folder / "a").write_text("half")
+    with whole_folder(tmp_path / "kept") as first:
+        (first / "a").write_text("first")
+        assert not killed.exists()
+        with whole_folder(tmp_path / "kept") as second:
+            (second / "a").write_text("second")
+            assert first.exists()
+    assert (tmp_path / "kept" / "a").read_text() == "first"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "kept"]
+
+
+def test_a_folder_is_written_elsewhere_where_another_removes_it_before_it_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = [], tempfile.mkdtemp
+
+    def make_and_lose(**options: Any) -> str:
+        made.append(make(**options))
+        if len(made) == 1:
+            os.rmdir(made[0])
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
+    with whole_folder(tmp_path / "kept") as scratch:
+        assert str(scratch) == made[1]
 
 
 def test_a_missing_model_is_named_with_what_to_write(tmp_path: Path) -> None:

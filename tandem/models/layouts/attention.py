@@ -24,7 +24,7 @@ IMPLEMENTATION = "tandem"
 
 
 class Layout(Protocol):
-    """How T tokens in a row go through a decoder."""
+    """How T tokens in a row go through a decoder. ``PackedLayout`` puts documents one after the other."""
 
     def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Run ``decoder`` over ``input_ids`` and ``positions`` (T,) int64; its last hidden states (T, d)."""

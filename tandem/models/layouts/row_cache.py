@@ -22,7 +22,9 @@ class Prefill(Placed, Protocol):
 
 
 class RowCache(Protocol):
-    """Rows of samples that grow by a token at a time. Those in use are always the first ``count`` ones."""
+    """Rows of samples that grow by a token at a time. Those in use are always the first ``count`` ones. ``KVCache``
+    shares prompts, ``RowsCache`` does not.
+    """
 
     device: torch.device
 

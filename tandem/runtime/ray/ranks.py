@@ -45,8 +45,8 @@ class RankSetup:
     """What every rank is given. ``plugins`` are imported first; ``threads`` None: PyTorch's own choice.
 
     ``device``: what is wanted of ``Slot.device``. ``seed`` is the same for all, because what is made at random, such as
-    adapters, must be equal on all ranks. ``meeting_s``: longest wait of one rank for another. ``folder``: where the
-    driver works.
+    adapters, must be equal on all ranks. ``meeting_s``: longest wait of one rank for another, and for the model of one
+    to be loaded. ``folder``: where the driver works.
     """
 
     build: BuildEngine
@@ -208,7 +208,7 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, r
             remote.submit("build", packed, meeting, slot.device(setup.device), awaited="its engine")
             for remote, slot in zip(remotes, slots, strict=True)
         ]
-        pids = [reply.within(START_SECONDS) for reply in replies]
+        pids = [reply.within(max(START_SECONDS, setup.meeting_s)) for reply in replies]
     except BaseException:
         for remote in remotes:
             remote.kill()
