@@ -47,9 +47,7 @@ Row = dict[str, object]
 
 
 def to_json(value: object) -> object:
-    """Return ``value`` in what strict JSON can say: tensors and arrays as numbers or lists, non-finite numbers as
-    None.
-    """
+    """``value`` in what strict JSON can say: tensors and arrays as numbers or lists, non-finite numbers as None."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -64,7 +62,7 @@ def to_json(value: object) -> object:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the whole lines of a JSON-lines file. A line cut by a crash is left out; no file gives no rows."""
+    """The whole lines of a JSON-lines file. A line cut by a crash is left out; no file gives no rows."""
     if not path.exists():
         return []
     rows: list[Row] = []

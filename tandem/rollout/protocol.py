@@ -93,7 +93,7 @@ class GroupRequest:
     max_tokens: int | None = None
 
     def limit(self, sampling: Sampling) -> int:
-        """Return the most tokens of a sample, under ``sampling``."""
+        """The most tokens of a sample, under ``sampling``."""
         return sampling.max_tokens if self.max_tokens is None else min(self.max_tokens, sampling.max_tokens)
 
 
@@ -110,11 +110,11 @@ class GroupOutput:
         return any(sample.finish_reason == "aborted" for sample in self.samples)
 
     def resumed(self) -> GroupRequest:
-        """Return the request that lets an aborted group go on where it was."""
+        """The request that lets an aborted group go on where it was."""
         return replace(self.request, begun=self.samples)
 
     def restarted(self) -> GroupRequest:
-        """Return the request that makes the group anew: same seeds, no token of the aborted generation."""
+        """The request that makes the group anew: same seeds, no token of the aborted generation."""
         return replace(self.request, begun=())
 
 
@@ -157,7 +157,7 @@ class RolloutEngine(Protocol):
         """Free the memory that only generation needs. Nothing may be running."""
 
     def wake(self) -> None:
-        """Return be able to generate again, with the weights of the last ``load``."""
+        """Be able to generate again, with the weights of the last ``load``."""
 
 
 @runtime_checkable
@@ -165,9 +165,7 @@ class Supervised(Protocol):
     """An engine in a process that may die while nobody asks it for anything."""
 
     def is_ready(self) -> bool:
-        """Return whether it has started. Raises what its start raised: no property, which ``isinstance`` would look
-        at.
-        """
+        """Whether it has started. Raises what its start raised: no property, which ``isinstance`` would look at."""
 
     def check(self) -> None:
         """Raise ``EngineDiedError`` if the process has ended or was given up; returns at once."""
@@ -181,7 +179,7 @@ class Heartbeat(Protocol):
     """An engine in a process that gives signs of life."""
 
     def silent_s(self) -> float:
-        """Return seconds since the last sign of life."""
+        """Seconds since the last sign of life."""
 
 
 @runtime_checkable
@@ -197,4 +195,4 @@ class EngineStats(Protocol):
         """Seconds for which the last ``load`` kept tokens from being made."""
 
     def ping(self, deadline_s: float) -> int:
-        """Return the version, from an engine that is well; ``DeadlineError`` from one that doesn't answer in time."""
+        """The version, from an engine that is well; ``DeadlineError`` from one that doesn't answer in time."""

@@ -41,7 +41,7 @@ engines: Registry[Factory] = Registry("rollout engine")
 
 
 def register_engine(name: str, *, capabilities: EngineCapabilities) -> Callable[[F], F]:
-    """Return decorator of a factory of engines, a function or the class itself; ``capabilities`` say what they can do.
+    """Decorator of a factory of engines, a function or the class itself; ``capabilities`` say what they can do.
 
     A factory takes the model (or its path, with ``wants="path"``) and, as keyword parameters, those of ``SETTINGS``
     that it names; with ``**settings`` it gets all. Example::
@@ -66,16 +66,14 @@ def register_engine(name: str, *, capabilities: EngineCapabilities) -> Callable[
 
 
 def find_engine(name: str) -> Entry[Factory]:
-    """Return the registered engine ``name``. Raises ``TandemError`` for one that comes later, and for an unknown
-    name.
-    """
+    """The registered engine ``name``. Raises ``TandemError`` for one that comes later, and for an unknown name."""
     if name in LATER and name not in engines:
         raise TandemError(f"rollout engine {name!r}: the {name} engine comes later; write rollout.name: hf")
     return engines[name]
 
 
 def capabilities_of(name: str) -> EngineCapabilities | None:
-    """Return what the engine ``name`` declares; None for an unknown one."""
+    """What the engine ``name`` declares; None for an unknown one."""
     if name not in engines:
         return LATER.get(name)
     declared = engines[name].traits["capabilities"]
@@ -93,9 +91,7 @@ class Wanted:
 
 
 def wanted_settings(factory: Factory) -> Wanted:
-    """Return what a factory asks for beside the model, which is its first parameter. Raises ``TandemError`` without
-    one.
-    """
+    """What a factory asks for beside the model, which is its first parameter. Raises ``TandemError`` without one."""
     parameters = list(signature(factory).parameters.values())
     if not parameters or parameters[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
         raise TandemError("a rollout engine is made from a model: its factory takes that as its first parameter")
@@ -105,7 +101,7 @@ def wanted_settings(factory: Factory) -> Wanted:
 
 
 def make_engine(spec: EngineSpec, model: CausalLM | str, *, shares_weights: bool) -> RolloutEngine:
-    """Return the engine of ``spec`` on ``model``, which is what its capabilities say that it wants."""
+    """The engine of ``spec`` on ``model``, which is what its capabilities say that it wants."""
     factory, settings = find_engine(spec.engine).target, spec.settings(shares_weights=shares_weights)
     wanted = wanted_settings(factory)
     return factory(model, **{name: value for name, value in settings.items() if wanted.any or name in wanted.names})
@@ -135,7 +131,7 @@ def hf(
     max_num_batched_tokens: int = 16384,
     keep_kv: KeepKV = "old",
 ) -> RolloutEngine:
-    """Return batched generation on transformers models, in this process. See ``tandem.rollout.hf.HfEngine``."""
+    """Batched generation on transformers models, in this process. See ``tandem.rollout.hf.HfEngine``."""
     from tandem.rollout.hf import HfEngine
 
     return HfEngine(
@@ -184,7 +180,7 @@ def vllm(
     context: int | None = None,
     tokens: TokenIds | None = None,
 ) -> RolloutEngine:
-    """Return vLLM, in this process. See ``tandem.rollout.vllm.VllmEngine``."""
+    """vLLM, in this process. See ``tandem.rollout.vllm.VllmEngine``."""
     from tandem.rollout.vllm import VllmEngine
     from tandem.rollout.vllm_core import CoreSettings
 

@@ -46,13 +46,11 @@ class Scheduler:
         self._waiting.sort(key=_prefilled, reverse=True)
 
     def give_back(self, requests: Iterable[GroupRequest]) -> None:
-        """Return these have started before and start again before all others."""
+        """These have started before and start again before all others."""
         self._waiting += sorted(requests, key=_prefilled, reverse=True)
 
     def take(self, groups: int, tokens: int) -> list[GroupRequest]:
-        """Return at most ``groups`` requests with at most ``tokens`` to prefill together, but one at least if any
-        waits.
-        """
+        """At most ``groups`` requests with at most ``tokens`` to prefill together, but one at least if any waits."""
         taken: list[GroupRequest] = []
         while self._waiting and len(taken) < groups:
             tokens -= _prefilled(self._waiting[-1])
@@ -99,6 +97,6 @@ class Scheduler:
 
 
 def _prefilled(request: GroupRequest) -> int:
-    """Return tokens that must be computed before the request's samples grow."""
+    """Tokens that must be computed before the request's samples grow."""
     own = sum(len(sample.token_ids) for sample in request.begun if sample.finish_reason == "aborted")
     return len(request.prompt_ids) + own

@@ -16,7 +16,7 @@ _ROUNDING = 1e-3  # a log-prob may exceed 0 by so much
 def sound_outputs(
     engine: RolloutEngine, requests: Iterable[GroupRequest | None], sampling: Sampling
 ) -> Iterator[GroupOutput]:
-    """Return ``engine.generate``, each group checked; see ``RolloutEngine.generate``.
+    """``engine.generate``, each group checked; see ``RolloutEngine.generate``.
 
     Raises ``ContractError`` for an answer that nobody asked for or that breaks the protocol, and for an engine that
     ends before it has answered everything and seen the end of ``requests``.
@@ -59,7 +59,7 @@ def _checked(name: str, outputs: Iterable[GroupOutput], asked: _Asked, sampling:
 
 
 def _wrong(output: Any, asked: set[int | str], sampling: Sampling) -> str | None:
-    """Return what is not as the protocol has it, in words."""
+    """What is not as the protocol has it, in words."""
     if not isinstance(output, GroupOutput):
         return f"{type(output).__name__} instead of a GroupOutput"
     request: Any = output.request

@@ -57,7 +57,7 @@ class VllmEngine(SteppedEngine):
 
     @classmethod
     def start(cls, settings: CoreSettings, *, version: int, keep_kv: KeepKV) -> VllmEngine:
-        """Return the engine on vLLM itself; one whose weights are ``filled`` generates nothing before they are."""
+        """The engine on vLLM itself; one whose weights are ``filled`` generates nothing before they are."""
         return cls(
             VllmCore(settings),
             ExpectedWeights.of(settings.path, settings.trust_remote_code),
@@ -112,14 +112,14 @@ class VllmEngine(SteppedEngine):
     # --- requests of all generations, at a token boundary ------------------------------------------------------------
 
     def begin(self, row: _Row, sampling: dict[str, Any]) -> None:
-        """Return a sample joins what is in flight."""
+        """A sample joins what is in flight."""
         name = row.name = f"sample-{next(self._names)}"
         # A prefix is shared by requests of one load alone: its keys and values are of those weights.
         self._core.add(name, row.tokens_so_far(), f"load {self._loads}", sampling)
         self._rows[name] = row
 
     def step(self, version: int) -> None:
-        """Return a token more for every sample, of whichever generation."""
+        """A token more for every sample, of whichever generation."""
         for drawn in self._core.step():
             row = self._rows[drawn.key]
             row.grow(drawn, version)
@@ -127,7 +127,7 @@ class VllmEngine(SteppedEngine):
                 del self._rows[drawn.key]
 
     def forget(self, rows: Iterable[_Row]) -> None:
-        """Return these samples are not in flight any more; at once, whoever makes tokens."""
+        """These samples are not in flight any more; at once, whoever makes tokens."""
         with self._boundary.change():
             going = [row.name for row in rows if self._rows.pop(row.name, None) is not None]
             if going:
@@ -144,7 +144,7 @@ class _Group:
     going: int = 0
 
     def output(self) -> GroupOutput:
-        """Return the group as it is now."""
+        """The group as it is now."""
         return GroupOutput(self.request, tuple(row.output() for row in self.rows))
 
 
@@ -161,19 +161,19 @@ class _Row:
 
     @classmethod
     def of(cls, group: _Group, begun: SampleOutput | None) -> _Row:
-        """Return one that goes on from what it has ``begun``, if anything."""
+        """One that goes on from what it has ``begun``, if anything."""
         if begun is None:
             return cls(group, [], [], [])
         tokens, logprobs, versions = (x.tolist() for x in (begun.token_ids, begun.logprobs, begun.versions))
         return cls(group, tokens, logprobs, versions, begun.finish_reason)
 
     def tokens_so_far(self) -> list[int]:
-        """Return the prompt, and what was drawn."""
+        """The prompt, and what was drawn."""
         prompt: list[int] = self.group.request.prompt_ids.tolist()
         return prompt + self.tokens
 
     def grow(self, drawn: Drawn, version: int) -> None:
-        """Return by what a step drew under weights ``version``."""
+        """By what a step drew under weights ``version``."""
         self.tokens += drawn.tokens
         self.logprobs += drawn.logprobs
         self.versions += [version] * len(drawn.tokens)
@@ -184,7 +184,7 @@ class _Row:
                 self.group.finished.append(self.group)
 
     def output(self) -> SampleOutput:
-        """Return the sample as it is now."""
+        """The sample as it is now."""
         return SampleOutput(
             torch.tensor(self.tokens, dtype=torch.int64),
             torch.tensor(self.logprobs, dtype=torch.float32),
@@ -243,7 +243,7 @@ class RunningRequests:
         return ended + [group.output() for group in going]
 
     def take_finished(self) -> list[GroupOutput]:
-        """Return the groups that have ended since the last call."""
+        """The groups that have ended since the last call."""
         ended = []
         while self._finished:
             group = self._finished.popleft()
@@ -257,7 +257,7 @@ class RunningRequests:
             self._engine.forget(row for group in self._groups for row in group.rows)
 
     def _asked(self, request: GroupRequest, row: _Row, index: int) -> dict[str, Any]:
-        """Return vLLM's parameters for the rest of a sample."""
+        """vLLM's parameters for the rest of a sample."""
         sampling = self._sampling
         greedy = sampling.greedy or (sampling.baseline and index == sampling.n)
         drawn: dict[str, Any] = {"temperature": 0.0}
@@ -269,9 +269,7 @@ class RunningRequests:
 
 
 def stream(seed: int, drawn: int) -> int:
-    """Return vLLM's seed for a sample that has ``drawn`` tokens: what it draws next is independent of what it drew
-    first.
-    """
+    """vLLM's seed for a sample that has ``drawn`` tokens: what it draws next is independent of what it drew first."""
     if drawn == 0:
         return seed % 2**63
     return int.from_bytes(hashlib.blake2b(f"{seed} {drawn}".encode(), digest_size=8).digest(), "little") % 2**63

@@ -40,10 +40,10 @@ class Line(Protocol):
         """Send one message. Raises ``OSError`` where the other end is known to be gone."""
 
     def receive(self) -> Message | None:
-        """Return the next message, or None once the other end is gone. Blocks."""
+        """The next message, or None once the other end is gone. Blocks."""
 
     def close(self) -> None:
-        """Return no more messages, either way; one who waits in ``receive`` gets None."""
+        """No more messages, either way; one who waits in ``receive`` gets None."""
 
 
 class Channel:
@@ -70,7 +70,7 @@ class Channel:
                 self._end.sendall(head + text + data)
 
     def receive(self) -> Message | None:
-        """Return the next message, or None once the other end is gone. Blocks."""
+        """The next message, or None once the other end is gone. Blocks."""
         files: list[int] = []
         head = self._exactly(_HEAD.size, files)
         if head is None:
@@ -83,7 +83,7 @@ class Channel:
         return Message(kind, fields, load(bytes(data)) if data else {}, files[0] if files else None)
 
     def close(self) -> None:
-        """Return no more messages, either way; one who waits in ``receive`` gets None."""
+        """No more messages, either way; one who waits in ``receive`` gets None."""
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
@@ -106,17 +106,17 @@ class Channel:
 
 
 def pack_sampling(sampling: Sampling) -> dict[str, Any]:
-    """Return the settings as fields of a JSON message."""
+    """The settings as fields of a JSON message."""
     return asdict(sampling)
 
 
 def unpack_sampling(fields: Mapping[str, Any]) -> Sampling:
-    """Return the settings that ``pack_sampling`` was given."""
+    """The settings that ``pack_sampling`` was given."""
     return Sampling(**{**fields, "stop_token_ids": tuple(fields["stop_token_ids"])})
 
 
 def pack_request(request: GroupRequest) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return fields and tensors of a message."""
+    """Fields and tensors of a message."""
     fields, tensors = pack_samples(request.begun)
     prompt = request.prompt_ids.contiguous()
     asked = {"key": request.key, "seeds": request.seeds, "max_tokens": request.max_tokens, "begun": fields}
@@ -124,7 +124,7 @@ def pack_request(request: GroupRequest) -> tuple[dict[str, Any], dict[str, torch
 
 
 def unpack_request(message: Message) -> GroupRequest:
-    """Return the request that ``pack_request`` was given."""
+    """The request that ``pack_request`` was given."""
     fields = message.fields
     begun = unpack_samples(fields["begun"], message.tensors)
     prompt, seeds = message.tensors["prompt_ids"], tuple(fields["seeds"])
@@ -132,7 +132,7 @@ def unpack_request(message: Message) -> GroupRequest:
 
 
 def pack_samples(samples: Sequence[SampleOutput]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return fields, and tensors of all samples end to end."""
+    """Fields, and tensors of all samples end to end."""
     fields = {"lengths": [len(s.token_ids) for s in samples], "reasons": [s.finish_reason for s in samples]}
     if not samples:
         return fields, {}
@@ -144,7 +144,7 @@ def pack_samples(samples: Sequence[SampleOutput]) -> tuple[dict[str, Any], dict[
 
 
 def unpack_samples(fields: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> tuple[SampleOutput, ...]:
-    """Return the samples that ``pack_samples`` was given."""
+    """The samples that ``pack_samples`` was given."""
     if not fields["lengths"]:
         return ()
     lengths, reasons = fields["lengths"], fields["reasons"]

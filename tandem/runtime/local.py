@@ -39,7 +39,7 @@ class LocalRuntime:
         self.pool = EnginePool({} if plan.pushed == "nothing" else {ENGINE: self._start(ENGINE)})
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
-        """Return actor, critic and rollout in this process, the engine beside it where there is one."""
+        """Actor, critic and rollout in this process, the engine beside it where there is one."""
         config, plan = self._config, self._plan
         critic, devices = None, self._devices
         if plan.critic is not None:
@@ -53,11 +53,11 @@ class LocalRuntime:
         return self._start(name)
 
     def plane(self, ledger: Ledger) -> LocalStore:
-        """Return a store in this process over ``ledger``."""
+        """A store in this process over ``ledger``."""
         return LocalStore(ledger, lease_seconds=self._config.execution.deadline_s)
 
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
-        """Return what copies the weights to push into shared memory, while training goes on."""
+        """What copies the weights to push into shared memory, while training goes on."""
         part, actor = self._plan.pushed, composite.actor
         assert part != "nothing"  # an engine on the actor's own weights is sent none
         return SharedSnapshots(
@@ -67,7 +67,7 @@ class LocalRuntime:
         )
 
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> LocalScorer:
-        """Return a model of its own in this process for ``role``, with weights that move or from ``path``."""
+        """A model of its own in this process for ``role``, with weights that move or from ``path``."""
         model = replica(self._config, self._plan.pushed, moves=moves, path=path)
         return LocalScorer(model, build_forward_engine(self._config, model, self._devices[role]))
 
@@ -78,7 +78,7 @@ class LocalRuntime:
                 engine.close()
 
     def _start(self, name: str) -> RolloutEngine:
-        """Return a rollout engine. ``runtime.threads`` keeps it in this process, for a debugger."""
+        """A rollout engine. ``runtime.threads`` keeps it in this process, for a debugger."""
         device, execution = str(self._devices["rollout"]), self._config.execution
         spec = engine_spec(self._config, self._plan.pushed, device=device)
         if self._config.runtime.threads:

@@ -24,21 +24,19 @@ class Runtime(Protocol):
     """The rollout engines by name, where there are any beside the actor's own weights."""
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
-        """Return the actor, and the critic if there is one; ``steps`` of the run say where a falling learning rate
-        ends.
-        """
+        """The actor, and the critic if there is one; ``steps`` of the run say where a falling learning rate ends."""
 
     def restart(self, name: str) -> RolloutEngine:
         """Start an engine again in place of one that has died. Returns while it starts."""
 
     def plane(self, ledger: Ledger) -> DataPlane:
-        """Return the data plane that keeps these accounts."""
+        """The data plane that keeps these accounts."""
 
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
-        """Return what takes the actor's weights for everyone who generates or scores with them."""
+        """What takes the actor's weights for everyone who generates or scores with them."""
 
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> Scorer:
-        """Return the model of a role that only scores, as it is before training; ``moves``: other weights will come.
+        """The model of a role that only scores, as it is before training; ``moves``: other weights will come.
 
         ``path``: of another model than the actor's.
         """

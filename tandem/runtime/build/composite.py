@@ -50,7 +50,7 @@ S = TypeVar("S", Section, CriticConfig)
 
 
 def build_actor_rollout_ref(section: Section | Config) -> ActorRolloutRef:
-    """Return actor, rollout and reference for a training loop of your own, from ``config.actor_rollout_ref``.
+    """Actor, rollout and reference for a training loop of your own, from ``config.actor_rollout_ref``.
 
     The other sections of the config that it came from (algorithm, seed, response length) hold too; a section made by
     hand takes their defaults. Warns of settings that such a loop does not read. Raises ``ConfigError`` with every
@@ -71,7 +71,7 @@ def build_actor_rollout_ref(section: Section | Config) -> ActorRolloutRef:
 
 
 def config_around(section: S | Config, kind: type[S], around: Callable[[S], Config], wanted: str) -> Config:
-    """Return the config that ``section`` is, or stands in, or that is put ``around`` one made by hand.
+    """The config that ``section`` is, or stands in, or that is put ``around`` one made by hand.
 
     Raises ``ContractError`` for anything else.
     """
@@ -83,14 +83,12 @@ def config_around(section: S | Config, kind: type[S], around: Callable[[S], Conf
 
 
 def model_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of the model, or the one named in its place."""
+    """The tokenizer of the model, or the one named in its place."""
     return load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
 
 
 def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> CausalLM:
-    """Return the model as it is trained, with adapters where the config asks for them; ``seed`` is what they start
-    from.
-    """
+    """The model as it is trained, with adapters where the config asks for them; ``seed`` is what they start from."""
     plain = load_model(model.path, trust_remote_code=model.trust_remote_code)
     check_vocabulary(tokenizer, int(plain.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
     spec, tokens = AdapterSpec.of(model, seed), TokenIds.of(tokenizer)
@@ -107,7 +105,7 @@ def build_composite(
     engine: RolloutEngine | None = None,
     device: torch.device | None = None,
 ) -> ActorRolloutRef:
-    """Return the composite node of ``plan``; ``total_updates`` is where a falling learning rate ends.
+    """The composite node of ``plan``; ``total_updates`` is where a falling learning rate ends.
 
     ``critic`` is built before, where one is deployed; without it its stages are left out. ``scorer`` (of ``Runtime``)
     makes teachers on devices of their own; without it they are beside the actor. ``engine`` has weights of its own;
@@ -143,10 +141,9 @@ def assemble_composite(
     actor: Actor,
     engine: RolloutEngine,
     critic: Critic | None,
-    scorer: Callable[..., Scorer] |
-    None,
+    scorer: Callable[..., Scorer] | None,
 ) -> ActorRolloutRef:
-    """Return the composite node over ``actor`` and ``engine``, wherever they are; ``model`` says what the actor trains."""
+    """The composite node over ``actor`` and ``engine``, wherever they are; ``model`` says what the actor trains."""
     section, trainer = config.actor_rollout_ref, config.trainer
     advantages, taught = AdvantageStage.of(config.algorithm, added=plan.step.token_rewards_given), None
     if plan.teachers:
@@ -176,13 +173,13 @@ def assemble_composite(
 
 
 def build_actor(config: Config, plan: Plan, model: CausalLM, total_updates: int, device: torch.device) -> Actor:
-    """Return the actor of one rank in this process, on ``device``, with the tags of ``plan``."""
+    """The actor of one rank in this process, on ``device``, with the tags of ``plan``."""
     engine = build_train_engine(config, model, total_updates, device)
     return actor_of(config, plan, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s))
 
 
 def actor_of(config: Config, plan: Plan, ranks: TrainGroup[TrainRank]) -> Actor:
-    """Return the actor over ``ranks``, wherever they are, with the tags of ``plan``."""
+    """The actor over ``ranks``, wherever they are, with the tags of ``plan``."""
     epochs, batch = config.actor_rollout_ref.actor.ppo_epochs, plan.batch
     batching = Batching(batch.mini_batch_prompts, epochs, config.trainer.seed, batch.untrained_steps)
     return Actor(
@@ -195,10 +192,9 @@ def actor_of(config: Config, plan: Plan, ranks: TrainGroup[TrainRank]) -> Actor:
 
 
 def build_train_engine(
-    config: Config, model: CausalLM, total_updates: int, device: torch.device, mesh: DeviceMesh | None =
-    None
+    config: Config, model: CausalLM, total_updates: int, device: torch.device, mesh: DeviceMesh | None = None
 ) -> FsdpEngine:
-    """Return the engine that trains ``model`` on ``device`` as the config says; with a ``mesh``, as one of its ranks."""
+    """The engine that trains ``model`` on ``device`` as the config says; with a ``mesh``, as one of its ranks."""
     section = config.actor_rollout_ref
     return FsdpEngine(
         model,

@@ -61,8 +61,7 @@ class RayRuntime:
             raise
 
     def ranks(self, role: str, setup: RankSetup, *, several: int = 1, called: str | None = None) -> list[RayRank]:
-        """Return a train rank on each device of the role, which ``several`` such groups share. They end with the
-        runtime.
+        """A train rank on each device of the role, which ``several`` such groups share. They end with the runtime.
 
         ``called`` is what messages call this group; default: as the role.
         """
@@ -79,9 +78,7 @@ class RayRuntime:
         start_s: float = 600.0,
         devices_each: int = 1,
     ) -> list[RayEngine]:
-        """Return an engine for each ``devices_each`` devices of the role, named ``ROLE-0``, ``ROLE-1``, …, all
-        starting.
-        """
+        """An engine for each ``devices_each`` devices of the role, named ``ROLE-0``, ``ROLE-1``, …, all starting."""
         slots = self._slots(role)
         if len(slots) % devices_each:
             raise ContractError(f"{role}: {len(slots)} devices don't divide into engines of {devices_each}")
@@ -100,13 +97,13 @@ class RayRuntime:
         return [self.restart(name) for name in names]
 
     def restart(self, name: str) -> RayEngine:
-        """Return the engine ``name`` on its device, in place of one that has died."""
+        """The engine ``name`` on its device, in place of one that has died."""
         engine = self._makers[name]()
         self.started.append(engine)
         return engine
 
     def store(self, ledger: Ledger, lease_seconds: float, units: int) -> RayStore:
-        """Return the data plane of the run."""
+        """The data plane of the run."""
         store = RayStore.start(ledger, lease_seconds, units)
         self.started.append(store)
         return store
@@ -125,7 +122,7 @@ class RayRuntime:
         return self.slots[placement.group][: placement.devices]
 
     def _part(self, role: str) -> float:
-        """Return the part of each device for one of the roles that take turns on it."""
+        """The part of each device for one of the roles that take turns on it."""
         group = self._placement(role).group
         return 1.0 / sum(other.group == group for other in self.placements)
 
@@ -137,7 +134,7 @@ class RayRuntime:
 
 
 def shares(placements: Sequence[Placement]) -> list[Share]:
-    """Return the devices of each group: of its largest role, for all of its roles."""
+    """The devices of each group: of its largest role, for all of its roles."""
     groups: dict[str, list[Placement]] = {}
     for placement in placements:
         groups.setdefault(placement.group, []).append(placement)
@@ -168,7 +165,7 @@ class RemoteSnapshots:
         self._base = cache(partial(group.call, RayTrainRank.base_fingerprint))
 
     def __call__(self) -> Snapshot:
-        """Return the weights as they are now."""
+        """The weights as they are now."""
         beside = (self._base(),) if self._part == "adapter" else ()
         weights = gather_weights(self._group, self._bucket_bytes, self._dtype, self._part)
         return Snapshot(weights, lambda: joined(weights.fingerprint, *beside))

@@ -66,9 +66,7 @@ class RayTrainRank(TrainRank):
     """
 
     def put_bucket(self, max_bytes: int, dtype: torch.dtype | None) -> BucketRefs:
-        """Return ``next_bucket`` into shared memory, floats as ``dtype``; [] at the end, and on ranks after the
-        first.
-        """
+        """``next_bucket`` into shared memory, floats as ``dtype``; [] at the end, and on ranks after the first."""
         bucket = self.next_bucket(max_bytes)
         cast = [(name, tensor.to(dtype) if tensor.is_floating_point() else tensor) for name, tensor in bucket]
         return put_bucket(bucket if dtype is None else cast)
@@ -88,7 +86,7 @@ class RankActor:
         self._hosted: RayTrainRank | None = None
 
     def open_meeting(self, seconds: float) -> tuple[str, int]:
-        """Return where the ranks find each other: address and port, held from now on, so nobody else can take it."""
+        """Where the ranks find each other: address and port, held from now on, so nobody else can take it."""
         host = str(import_ray().util.get_node_ip_address())
         patience = timedelta(seconds=seconds)
         options: dict[str, Any] = {"wait_for_workers": False}
@@ -131,16 +129,16 @@ class RankActor:
         return init_device_mesh(device.type, (self._world,))
 
     def pid(self) -> int:
-        """Return the id of this process: an answer shows that it lives."""
+        """The id of this process: an answer shows that it lives."""
         return os.getpid()
 
     def call(self, packed: Packed) -> Packed:
-        """Return a call of the rank, packed, and its packed result."""
+        """A call of the rank, packed, and its packed result."""
         call: Call[RayTrainRank, Any] = unpack(packed)
         return pack(call.on(self._there()))
 
     def call_with_references(self, call: Call[RayTrainRank, T]) -> T:
-        """Return a call of what only a ``RayTrainRank`` can do."""
+        """A call of what only a ``RayTrainRank`` can do."""
         return call.on(self._there())
 
     def _there(self) -> RayTrainRank:
@@ -156,7 +154,7 @@ class _Unpacked:
     reply: Reply
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the unpacked answer. Raises ``TimeoutError`` if it is not there in time."""
+        """The unpacked answer. Raises ``TimeoutError`` if it is not there in time."""
         return unpack(self.reply.result(timeout))
 
 
@@ -183,7 +181,7 @@ class RayRank:
         self._pulse.look()
 
     def silent_s(self) -> float:
-        """Return seconds since the last sign of life; a thread of its own gives it, whatever the rank is doing."""
+        """Seconds since the last sign of life; a thread of its own gives it, whatever the rank is doing."""
         self._pulse.look()
         return self._pulse.silent_s
 
@@ -193,7 +191,7 @@ class RayRank:
 
 
 def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, role: str = "actor") -> list[RayRank]:
-    """Return a rank on each slot (``part`` of its device), all of them met and with their engines built.
+    """A rank on each slot (``part`` of its device), all of them met and with their engines built.
 
     Raises what building raised, ``DiedError`` for a rank that dies, ``DeadlineError`` for one that hangs.
     """
@@ -219,7 +217,7 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, r
 def gather_weights(
     group: TrainGroup[RayTrainRank], bucket_bytes: int, dtype: torch.dtype | None = None, part: Exported = "merged"
 ) -> RemoteWeights:
-    """Return ``part`` of the weights of a group of ranks in Ray's shared memory, bucket by bucket.
+    """``part`` of the weights of a group of ranks in Ray's shared memory, bucket by bucket.
 
     Nothing passes through here. Floats come as ``dtype``, or without one as they are. The first rank owns the buckets:
     they end with it.

@@ -70,7 +70,7 @@ class RayRoles:
         self.pool = EnginePool({engine.name: engine for engine in started})
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
-        """Return actor and critic as groups of ranks on the cluster, with the engines that are there."""
+        """Actor and critic as groups of ranks on the cluster, with the engines that are there."""
         config, section = self._config, self._config.actor_rollout_ref.model
         tokens = TokenIds.of(tokenizer)
         model = describe_causal_lm(section.path, trust_remote_code=section.trust_remote_code, tokens=tokens)
@@ -86,12 +86,12 @@ class RayRoles:
         return self._cluster.restart(name)
 
     def plane(self, ledger: Ledger) -> RayStore:
-        """Return a store of a controller and storage units on the cluster, over ``ledger``."""
+        """A store of a controller and storage units on the cluster, over ``ledger``."""
         execution = self._config.execution
         return self._cluster.store(ledger, execution.deadline_s, execution.data_plane.num_data_storage_units)
 
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
-        """Return what puts the ranks' weights into Ray's object store, while training goes on."""
+        """What puts the ranks' weights into Ray's object store, while training goes on."""
         bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
         ranks = cast("TrainGroup[RayTrainRank]", composite.actor.ranks)  # ``composite`` made them
         part = self._plan.pushed
@@ -99,7 +99,7 @@ class RayRoles:
         return RemoteSnapshots(ranks, bucket_bytes, part=part)
 
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> GroupScorer:
-        """Return a group of ranks of its own for ``role``, with weights that move or from ``path``."""
+        """A group of ranks of its own for ``role``, with weights that move or from ``path``."""
         several = len(self._plan.teachers) if role == TEACHER else 1
         bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
         called = f"{role} {path}" if several > 1 else role
@@ -115,7 +115,7 @@ class RayRoles:
     def _group(
         self, role: str, build: BuildEngine, several: int = 1, called: str | None = None
     ) -> TrainGroup[RayTrainRank]:
-        """Return a rank on each device of the role, which ``several`` such groups share; see ``RayRuntime.ranks``."""
+        """A rank on each device of the role, which ``several`` such groups share; see ``RayRuntime.ranks``."""
         config, execution, name = self._config, self._config.execution, role if called is None else called
         return TrainGroup(
             self._cluster.ranks(role, rank_setup(config, build), several=several, called=name),
@@ -147,11 +147,11 @@ class GroupScorer:
         self._held: Weights = ()
 
     def keep(self, weights: Weights) -> Weights:
-        """Return the weights themselves: holding the references keeps what they refer to."""
+        """The weights themselves: holding the references keeps what they refer to."""
         return weights
 
     def fingerprint(self, weights: Weights) -> str:
-        """Return the fingerprint of ``weights``; of adapters joined with that of their base."""
+        """The fingerprint of ``weights``; of adapters joined with that of their base."""
         own = weights.fingerprint if isinstance(weights, RemoteWeights) else fingerprint(weights)
         return own if self._beside is None else joined(own, self._beside())
 
@@ -162,20 +162,20 @@ class GroupScorer:
         self._held = remote
 
     def held(self) -> Weights:
-        """Return the weights that the ranks took last."""
+        """The weights that the ranks took last."""
         return self._held
 
     def silent(self) -> list[str]:
-        """Return the ranks that give no sign of life, in words."""
+        """The ranks that give no sign of life, in words."""
         return self._ranks.silent()
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
-        """Return per-token results by name, computed by the ranks, each on its share."""
+        """Per-token results by name, computed by the ranks, each on its share."""
         return self._ranks.forward(batch, want)
 
 
 def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
-    """Return what the ranks of a role are given; ``build`` is one of the functions below."""
+    """What the ranks of a role are given; ``build`` is one of the functions below."""
     return RankSetup(
         build,
         config.runtime.device,
@@ -189,7 +189,7 @@ def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
 
 
 def rank_engine(config: Config, total_updates: int, device: torch.device, mesh: DeviceMesh | None) -> FsdpEngine:
-    """Return the engine of a rank of the actor: the model loaded anew, as one of the ranks of ``mesh``.
+    """The engine of a rank of the actor: the model loaded anew, as one of the ranks of ``mesh``.
 
     ``total_updates`` is where a falling learning rate ends.
     """
@@ -201,7 +201,7 @@ def rank_engine(config: Config, total_updates: int, device: torch.device, mesh: 
 def critic_engine(
     config: Config, training: CriticTraining, device: torch.device, mesh: DeviceMesh | None
 ) -> FsdpEngine:
-    """Return the engine of a rank of the critic."""
+    """The engine of a rank of the critic."""
     model = critic_value_model(config, model_tokenizer(config.actor_rollout_ref.model))
     return value_engine(config, training, model, device, mesh)
 
@@ -209,5 +209,5 @@ def critic_engine(
 def forward_engine(
     config: Config, pushed: Pushed, moves: bool, path: str | None, device: torch.device, mesh: DeviceMesh | None
 ) -> FsdpEngine:
-    """Return the engine of a rank of a role that only scores; see ``replica``."""
+    """The engine of a rank of a role that only scores; see ``replica``."""
     return build_forward_engine(config, replica(config, pushed, moves=moves, path=path), device, mesh)
