@@ -9,19 +9,21 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-DEV_EXTRAS := dev,math,ray,tasks,tracking,smollm2
+DEV_EXTRAS := dev,math,ray,tasks,tracking,smollm2,view
 # A file's tests share what is slow to build, so a file stays with one process; more than four only wait for memory.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages)
 
-.PHONY: help install quickstart test test-vllm quick check format families mutate fuzz-config chaos \
+.PHONY: help install quickstart view test test-view test-vllm quick check format families mutate fuzz-config chaos \
 	engine-vllm clean
 
 help:
 	@echo "make quickstart   install, warm a tiny model up by SFT, train it with RL (about 5 minutes)"
+	@echo "make view         the runs in runs/ as a local page"
 	@echo "make test         install, run all checks and tests"
 	@echo "make quick        the checks, and the tests that start no processes"
+	@echo "make test-view    the tests of that page, in a Chromium that is on PATH"
 	@echo "make engine-vllm  $(VENV_VLLM): vLLM for the CPU, in an environment of its own (about 3.5 GB)"
 	@echo "make test-vllm    the tests of the engine vllm, in that"
 	@echo "make families     docs/models.md: tiny models of many families, and what becomes of each"
@@ -39,11 +41,17 @@ quickstart: $(VENV)/.installed
 	$(BIN)/tandem sft examples/quickstart/sft.yaml
 	$(BIN)/tandem train examples/quickstart/hybrid.yaml
 
+view: $(VENV)/.installed-dev
+	$(BIN)/tandem view runs --open
+
 test: check
 	$(BIN)/python -m pytest $(PARALLEL)
 
 quick: check
 	$(BIN)/python -m pytest $(QUICK)
+
+test-view: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/view
 
 test-vllm: $(VENV)/.installed-dev engine-vllm
 	TANDEM_VLLM=$(abspath $(VENV_VLLM))/bin/python $(BIN)/python -m pytest tests/engines

@@ -56,6 +56,8 @@ _LONG = ("token", "secret", "password", "signature", "credential", "apikey", "ac
 _PATH = re.compile(r"[-+~]*[A-Za-z_][\w.-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOST_WITHOUT_GAPS = 24
+_READ_FROM = re.compile(r"(?:[\w-]*_)?(?:path|file|files|folder|dir)|resume|python")
+"""Keys of places on a disk."""
 
 
 def hide(text: str) -> str:
@@ -83,16 +85,19 @@ def _names_credential(name: str) -> bool:
 
 def hide_in(value: Any, key: str = "") -> Any:
     """Return a copy of a document (mappings, lists, scalars) with its secrets replaced, those under telling names
-    whole.
+    whole. Paths stay: what a run wrote of its config must read what the run read.
     """
     if isinstance(value, Mapping):
-        return {name: hide_in(item, str(name)) for name, item in value.items()}
+        under = {"by_source": "path"}  # whose keys are names of data
+        return {name: hide_in(item, under.get(key, str(name))) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [hide_in(item, key) for item in value]
     if isinstance(value, int | float) and not isinstance(value, bool) and names_secret(key):
         return HIDDEN
     if not isinstance(value, str) or not value:
         return value
+    if _READ_FROM.fullmatch(key) and "://" not in value:
+        return value  # a folder may look like a key, and a run that goes on by what is written here would read another
     return HIDDEN if hides(key, value) else hide(value)
 
 

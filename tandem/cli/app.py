@@ -253,6 +253,26 @@ def export(
 
 
 @app.command()
+def view(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, or folders that hold such.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any that is free.")] = 0,
+    browse: Annotated[bool, typer.Option("--open", help="Open it in the browser of this machine.")] = False,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write the page as one file to send on, and end.")
+    ] = None,
+) -> None:
+    """Show runs in a local page: curves, configs, all samples, what is off; live while they go on."""
+    with reported():
+        from tandem.view import serve
+
+        paths = runs or [Path("runs")]
+        if export is None:
+            serve.view(paths, typer.echo, port=port, browse=browse)
+        else:
+            serve.export(paths, export, typer.echo)
+
+
+@app.command()
 def doctor() -> None:
     """Print versions, devices, threads, memory, and what is missing."""
     typer.echo(examine())

@@ -18,7 +18,6 @@ class Foreign:
     takes: Literal["switch", "value", "values"] = "value"
 
 
-_TURNS = "Leave it out: in colocate actor and engine free their memory for each other, else each has devices of its own"
 _ONE_KIND = "Leave it out, or write 1: training is data-parallel over the devices of execution.resource.actor"
 _MEGATRON = "Leave it out: it is a setting of Megatron, which comes later"
 _TRACKER = "Leave it out: write trainer.logger=[console, tensorboard]; every run has metrics.jsonl and report.html"
@@ -38,11 +37,9 @@ FOREIGN = {
     "critic_num_gpus_per_node": Foreign("Write execution.resource={critic: [NODES, DEVICES], ...}"),
     "rollout_num_gpus": Foreign("Write execution.resource={rollout: [NODES, DEVICES], ...}"),
     "num_gpus_per_node": Foreign("Write execution.resource={rollout: [NODES, DEVICES], ...}"),
-    "offload": Foreign(_TURNS, takes=_SWITCH),
-    "offload_train": Foreign(_TURNS, takes=_SWITCH),
-    "offload_rollout": Foreign(_TURNS, takes=_SWITCH),
-    "no_offload_train": Foreign(_TURNS, takes=_SWITCH),
-    "no_offload_rollout": Foreign(_TURNS, takes=_SWITCH),
+    "offload": Foreign("Leave it out, or write --offload-train true --offload-rollout true", takes=_SWITCH),
+    "no_offload_train": Foreign("Write actor_rollout_ref.actor.offload=false", takes=_SWITCH),
+    "no_offload_rollout": Foreign("Write actor_rollout_ref.rollout.offload=false", takes=_SWITCH),
     "use_health_check": Foreign(_WATCHED, takes=_SWITCH),
     "use_fault_tolerance": Foreign(_WATCHED, takes=_SWITCH),
     # checkpoints

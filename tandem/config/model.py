@@ -96,6 +96,10 @@ class ActorConfig(Node):
     """Token budget of a micro-batch on one device."""
     tensor_model_parallel_size: PositiveInt = 1
     """Tensor parallelism of training."""
+    tag_device: Literal["cpu", "device"] = "cpu"
+    """Where copies of the weights are kept (ref, old_actor, a teacher): in the host's memory, or beside the weights."""
+    offload: bool | None = None
+    """Keep the optimizer's moments in the host's memory while the engine generates; default: in colocate."""
     optim: OptimConfig = OptimConfig()
 
 
@@ -148,6 +152,8 @@ class RolloutConfig(Node):
     """Which distribution rollout_logprobs describe: the one sampled from, or before top-p/top-k."""
     max_num_seqs: PositiveInt = 512
     """Most samples in flight per engine."""
+    offload: bool | None = None
+    """Give up the engine's memory on the device while the actor trains; default: in colocate."""
     max_num_batched_tokens: PositiveInt = 16384
     """Token budget of a prefill."""
     tensor_model_parallel_size: PositiveInt = 1

@@ -30,6 +30,12 @@ def device_count(kind: str) -> int:
     return int(torch.get_device_module(kind).device_count())
 
 
+def give_back(device: torch.device) -> None:
+    """Return memory that torch keeps for later to ``device``, so that other processes can have it."""
+    if device.type != CPU:
+        torch.get_device_module(device.type).empty_cache()
+
+
 def require_on(model: nn.Module, device: torch.device | str, whose: str) -> None:
     """Raise ``TandemError`` unless all parameters and buffers lie on ``device``; ``whose`` model it is, in words.
 

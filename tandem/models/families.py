@@ -89,10 +89,38 @@ FUSED_NAMES = frozenset({"down_proj", "gate_up_proj"})
 """What the joined parameters are called."""
 
 
+_STATE_SPACE = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+
+UNADAPTED: dict[str, frozenset[str]] = {
+    **dict.fromkeys(_STATE_SPACE, frozenset({"out_proj", "conv1d"})),  # PEFT refuses them: their kernels read weights
+    "deepseek_v4": frozenset({"o_a_proj", "wo_a"}),  # cut into groups, each with a product of its own
+}
+"""Family -> modules that look linear and can't have an adapter."""
+
+RENAMED: dict[str, tuple[tuple[str, str], ...]] = {
+    "bailing_hybrid": (
+        (".attention.dense", ".self_attn.o_proj"),
+        (".attention.f_proj", ".self_attn.forget_gate.f_proj"),
+        (".attention.", ".self_attn."),
+    )
+}
+"""Family -> parts of the names in its files, and what transformers calls the modules when it has loaded them."""
+
+
+def loaded_name(families: Iterable[str], module: str) -> str:
+    """Return what a ``module`` of the files is called in a loaded model of these ``families``."""
+    for family in families:
+        for old, new in RENAMED.get(family, ()):
+            module = module.replace(old, new)
+    return module
+
+
 def without_adapter(families: Iterable[str], module: str) -> bool:
     """Return whether ``module``, as the files of a model of these ``families`` call it, can't have an adapter."""
     parts = module.split(".")
     expert = any(one == "experts" and other.isdigit() for one, other in pairwise(parts))
+    if any(parts[-1] in UNADAPTED.get(family, ()) for family in families):
+        return True
     return any(expert or parts[-1] in FUSED_EXPERTS[family] for family in families if family in FUSED_EXPERTS)
 
 
@@ -105,6 +133,9 @@ def notes_on_adapters(families: Iterable[str]) -> Iterator[str]:
                 f"lora_target_modules all-linear leaves out the experts of the family {family}, which are one "
                 f"parameter a layer and no linear modules, and what else is called {named}"
             )
+        if family in UNADAPTED:
+            named = ", ".join(sorted(UNADAPTED[family]))
+            yield f"lora_target_modules all-linear leaves out {named} in the family {family}: no adapter fits there"
 
 
 def refuse_family(family: str) -> None:

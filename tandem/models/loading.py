@@ -228,6 +228,7 @@ def from_pretrained(
     local = Path(path)
     if local.is_dir() and not (local / "config.json").is_file():
         raise DataError(f"model path {str(path)!r}: the folder has no config.json, so it holds no Hugging Face model")
+    _refuse_quantized(path, trust_remote_code)
     try:
         loaded: Any = auto.from_pretrained(
             str(path), dtype=torch.float32, trust_remote_code=trust_remote_code, output_loading_info=True, **options
@@ -251,6 +252,23 @@ def from_pretrained(
     assert isinstance(model, PreTrainedModel)
     model.eval()
     return model
+
+
+def _refuse_quantized(path: str | Path, trust_remote_code: bool) -> None:
+    """Raise ``DataError`` for weights that are packed: transformers would run them, or take the packed numbers as they
+    are.
+    """
+    try:
+        config: Any = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
+    except Exception as error:  # as where the weights are read
+        raise _unreadable(path, error) from error
+    section = getattr(config, "quantization_config", None)
+    if section:
+        method = section.get("quant_method") if isinstance(section, Mapping) else getattr(section, "quant_method", None)
+        raise DataError(
+            f"model path {str(path)!r}: its weights are quantized ({method or 'no method is named'}), and weights are "
+            "trained and pushed in full precision. Name the model that it was made of, or save it dequantized"
+        )
 
 
 def _unreadable(path: str | Path, error: Exception) -> DataError:

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tandem.base.errors import ContractError
 from tandem.config.model import ModelConfig
+from tandem.models.families import UNADAPTED
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -95,10 +96,13 @@ def _adaptable(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Return the linear modules of ``model``, by name. A router gives more than its product, whatever it derives
     from.
     """
+    unfit = UNADAPTED.get(model.config.model_type, frozenset())
     linear = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and "Router" not in type(module).__name__
+        if isinstance(module, nn.Linear | Conv1D)
+        and "Router" not in type(module).__name__
+        and name.rpartition(".")[2] not in unfit
     }
     taken = {leaf for leaf in {name.rpartition(".")[2] for name in linear} if _means_experts(model, leaf)}
     return {name: module for name, module in linear.items() if name.rpartition(".")[2] not in taken}

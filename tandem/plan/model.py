@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.config.model import ModelConfig
+from tandem.models.families import loaded_name
 from tandem.models.layouts.positions import Context
 from tandem.models.token_ids import TokenIds
 
@@ -51,6 +52,8 @@ class ModelFacts:
     """Width of a layer's MLP that a token goes through: of all its experts together where there are some."""
     senses: tuple[str, ...] = ()
     """Sections of its config for what else it reads than text, such as ``vision_config``."""
+    quantized: str | None = None
+    """How its weights are quantized, in its config's word; None where they are not."""
     misfit: str | None = None
     """Why the weight files are not those of the layers of ``config.json``; None where nothing is known of it."""
     other_kind: str | None = None
@@ -100,6 +103,7 @@ def read_model(folder: Path) -> ModelFacts:
     hidden, heads = _number(text, "hidden_size", "n_embd", "d_model"), _number(text, "num_attention_heads", "n_head")
     dim = _number(text, "head_dim") or (hidden // heads if hidden and heads else None)
     shapes = shapes_in_files(folder)
+    families = tuple(dict.fromkeys(str(part["model_type"]) for part in (config, text) if "model_type" in part))
     return ModelFacts(
         parameters=sum(map(math.prod, shapes.values())) or None,
         context=Context.of(text),
@@ -109,7 +113,7 @@ def read_model(folder: Path) -> ModelFacts:
         head_dim=dim,
         vocabulary=_number(text, "vocab_size"),
         matrices={
-            name.removesuffix(".weight"): (shape[0], shape[1])
+            loaded_name(families, name.removesuffix(".weight")): (shape[0], shape[1])
             for name, shape in shapes.items()
             if name.endswith(".weight") and len(shape) == 2
         },
@@ -117,7 +121,8 @@ def read_model(folder: Path) -> ModelFacts:
         senses=tuple(_senses(config)),
         misfit=_misfit(text, shapes) or _other_vocabulary(text, shapes),
         other_kind=_other_kind(config),
-        families=tuple(dict.fromkeys(str(part["model_type"]) for part in (config, text) if "model_type" in part)),
+        families=families,
+        quantized=_quantized(config) or _quantized(text),
     )
 
 
@@ -144,6 +149,14 @@ def _other_kind(config: Mapping[str, Any]) -> str | None:
     if isinstance(named, list) and named and all(_OTHER_HEADS.search(str(name)) for name in named):
         return str(named[0])
     return None
+
+
+def _quantized(config: Mapping[str, Any]) -> str | None:
+    """Return the method of the section that quantized models have; it may be empty."""
+    section = config.get("quantization_config")
+    if not section:
+        return None
+    return str(section.get("quant_method", "quantized")) if isinstance(section, Mapping) else "quantized"
 
 
 def _other_vocabulary(text: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> str | None:

@@ -16,7 +16,7 @@ from tandem.base.interrupts import held
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.roles.rank_calls import Call, LocalRank, P, RankHandle, RankT_co, Reply, T, call
-from tandem.roles.train_rank import TrainRank
+from tandem.roles.train_rank import TagDevice, TrainRank
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import Exported, Wanted
@@ -73,9 +73,12 @@ class TrainGroup(Generic[RankT_co]):
         self._largest = self._mean = 0.0
 
     @staticmethod
-    def in_process(engine: FsdpEngine, *, deadline_s: float, role: str = ACTOR) -> TrainGroup[TrainRank]:
+    def in_process(
+        engine: FsdpEngine, *, deadline_s: float, role: str = ACTOR, tag_device: TagDevice = "device"
+    ) -> TrainGroup[TrainRank]:
         """Return the group of one rank that lives here."""
-        return TrainGroup([LocalRank(TrainRank(engine), role)], deadline_s=deadline_s, role=role)
+        rank = TrainRank(engine, tag_device=tag_device)
+        return TrainGroup([LocalRank(rank, role)], deadline_s=deadline_s, role=role)
 
     def __len__(self) -> int:
         return len(self._ranks)

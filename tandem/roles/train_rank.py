@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -22,6 +22,8 @@ from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import Exported, StepResult, Wanted
 from tandem.train.sharding import local_shard
 from tandem.weights.store import ACTOR, WeightStore
+
+TagDevice = Literal["cpu", "device"]
 
 Bucket = list[tuple[str, torch.Tensor]]
 """Some (Hugging Face name, full tensor) of an export."""
@@ -45,12 +47,13 @@ class TrainRank:
     A ``TrainGroup`` calls its methods by reference (``ranks.call(TrainRank.sleep)``), so each is written here alone.
 
     Batches are this rank's share; losses and steps come back for all ranks together. Arguments and results can be
-    sent to other processes (of an export only where the transport copies tensors to the CPU).
+    sent to other processes (of an export only where the transport copies tensors to the CPU). ``tag_device`` is where
+    copies of the weights are kept: in the host's memory, or on the device of the weights.
     """
 
-    def __init__(self, engine: FsdpEngine, rank: int = 0) -> None:
+    def __init__(self, engine: FsdpEngine, rank: int = 0, tag_device: TagDevice = "device") -> None:
         self.engine = engine
-        self.weights = WeightStore(engine.shards())
+        self.weights = WeightStore(engine.shards(), torch.device("cpu") if tag_device == "cpu" else None)
         self._rank = rank
         self._exported: Iterator[tuple[str, torch.Tensor]] = iter(())
         self._loaded: set[str] = set()

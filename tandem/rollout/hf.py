@@ -9,6 +9,7 @@ import torch
 
 from tandem.base.errors import ContractError
 from tandem.models.causal_lm import CausalLM
+from tandem.models.device import give_back
 from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.layouts.row_cache import RowCache
 from tandem.models.lora import adapted_layers, base_weights
@@ -48,7 +49,7 @@ class HfEngine(SteppedEngine):
             context=model.context,
             patience=patience,
         )
-        self._model = model
+        self._model, self._device = model, model.model.device
         self._shares_weights = shares_weights
         self._exact = exact
         self._spare: RowCache | None = None  # of an ended call, for the next one
@@ -96,5 +97,15 @@ class HfEngine(SteppedEngine):
         return joined(self._base, loaded)
 
     def sleep(self) -> None:
+        """Free keys and values; weights of its own go to the host, where ``load`` finds them."""
         super().sleep()
         self._spare = None
+        if not self._shares_weights:
+            self._model.to("cpu")
+        give_back(self._device)
+
+    def wake(self) -> None:
+        """Have the weights on the device again."""
+        if not self._shares_weights:
+            self._model.to(self._device)
+        super().wake()

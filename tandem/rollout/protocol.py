@@ -27,7 +27,7 @@ class Sampling:
     model's own, at temperature 1. With ``baseline`` each group has one sample more, its last, which is greedy.
 
     A sample ends with the first of ``stop_token_ids``, which is part of it, or after ``max_tokens`` tokens. With no
-    stop tokens every sample has ``max_tokens``.
+    stop tokens every sample has ``max_tokens``. ``vocabulary``: an engine gives ids below it only; None: whatever.
     """
 
     n: int
@@ -39,6 +39,7 @@ class Sampling:
     baseline: bool = False
     logprobs_of: LogprobsOf = "sampled"
     stop_token_ids: tuple[int, ...] = ()
+    vocabulary: int | None = None
 
     def __post_init__(self) -> None:
         wrong = {

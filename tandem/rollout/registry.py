@@ -113,7 +113,7 @@ def make_engine(spec: EngineSpec, model: CausalLM | str, *, shares_weights: bool
         weights=("shared", "own"),
         adapters=True,
         devices=(ANY_DEVICE,),
-        frees=("kv_cache",),
+        frees=("kv_cache", "weights"),
         in_flight=("abort", "keep"),
         keep_kv=("old", "recompute"),
         logprobs=("sampled", "full"),

@@ -76,12 +76,12 @@ def _wrong(output: Any, asked: set[int | str], sampling: Sampling) -> str | None
     for number, sample in enumerate(samples):
         if not isinstance(sample, SampleOutput):
             return f"{sample!r} as sample {number} of group {key!r} instead of a SampleOutput"
-        if wrong := _wrong_sample(sample, request.limit(sampling)):
+        if wrong := _wrong_sample(sample, request.limit(sampling), sampling.vocabulary):
             return f"sample {number} of group {key!r} {wrong}"
     return None
 
 
-def _wrong_sample(sample: SampleOutput, most: int) -> str | None:
+def _wrong_sample(sample: SampleOutput, most: int, ids_below: int | None) -> str | None:
     ids: Any = sample.token_ids
     reason: Any = sample.finish_reason
     columns: list[tuple[str, Any, bool]] = [("logprobs", sample.logprobs, True), ("versions", sample.versions, False)]
@@ -91,6 +91,8 @@ def _wrong_sample(sample: SampleOutput, most: int) -> str | None:
         return f"of {len(ids)} tokens, more than max_tokens = {most}"
     if len(ids) and int(ids.min()) < 0:
         return f"with the token id {int(ids.min())}"
+    if ids_below is not None and len(ids) and int(ids.max()) >= ids_below:
+        return f"with the token id {int(ids.max())}, and the model has the tokens 0 to {ids_below - 1}"
     if reason not in get_args(FinishReason):
         return f"with finish_reason {reason!r} instead of {', '.join(get_args(FinishReason))}"
     for name, values, floating in columns:

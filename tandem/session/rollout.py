@@ -59,8 +59,17 @@ class Reported(StepPart):
 class TimeSharing:
     """Actor and rollout engine on the same devices: one works, the other's memory is given up."""
 
-    def __init__(self, actor: Actor, engine: RolloutEngine, log: RunLog) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        engine: RolloutEngine,
+        log: RunLog,
+        *,
+        offload_train: bool = True,
+        offload_rollout: bool = True,
+    ) -> None:
         self._actor, self._engine, self._log = actor, engine, log
+        self._offload_train, self._offload_rollout = offload_train, offload_rollout
 
     @contextmanager
     def generating(self) -> Iterator[None]:
@@ -79,12 +88,15 @@ class TimeSharing:
         self._to_actor()
 
     def _to_engine(self) -> None:
-        self._actor.sleep()
+        if self._offload_train:
+            self._actor.sleep()
         self._engine.wake()
 
     def _to_actor(self) -> None:
-        self._engine.sleep()
-        self._actor.wake()
+        if self._offload_rollout:
+            self._engine.sleep()
+        if self._offload_train:
+            self._actor.wake()
 
 
 class SharedRollout(Reported):

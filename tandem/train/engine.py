@@ -20,7 +20,7 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM
-from tandem.models.device import require_on
+from tandem.models.device import give_back, require_on
 from tandem.models.fingerprint import fingerprint
 from tandem.models.head import Head
 from tandem.models.layouts.packing import PackedSamples, pack_samples
@@ -148,18 +148,19 @@ class FsdpEngine:
         return _EXPORTS[part](self.model.model)
 
     def sleep(self) -> None:
-        """Let the gradients go, and move the moments from an accelerator to the CPU."""
+        """Let the gradients go, and move the moments from an accelerator to the host."""
         self._updater.clear()
         if self.device.type != "cpu":
-            self._updater.move_moments(torch.device("cpu"))
+            self._updater.park_moments()
+        give_back(self.device)
 
     def wake(self) -> None:
         """Move the moments back to the accelerator."""
-        if self.device.type != "cpu":
-            self._updater.move_moments(self.device)
+        self._updater.fetch_moments(self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return model, optimizer and progress as sharded tensors and numbers; of a model with adapters only those."""
+        self.wake()  # a run that is interrupted in the engine's turn is saved, too
         moments = self._updater.optimizer.state
         unused = not moments
         own = self._own_state
@@ -193,6 +194,7 @@ class FsdpEngine:
                 "the model is not the one that the saved adapters were trained on: its weights have another "
                 "fingerprint. Resume with the model of the saved run, or start a new run from its adapter"
             )
+        self.wake()
         dcp_state.set_state_dict(
             self.model,
             self._updater.optimizer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from tandem.config.model import OptimConfig
 from tandem.train.protocol import StepResult
 from tandem.train.schedule import lr_factor
-from tandem.train.sharding import local_shard
+from tandem.train.sharding import local_shard, shard_like
 
 
 class Updater:
@@ -30,6 +31,8 @@ class Updater:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.updates = self.skipped = 0
+        self._parked = False
+        self._buffer: torch.Tensor | None = None  # where moments are while they are parked
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._optim, self._total_updates, self._group = optim, total_updates, group
         self.optimizer = torch.optim.AdamW(
@@ -71,12 +74,34 @@ class Updater:
             group["weight_decay"] = self._optim.weight_decay if decays else 0.0
             group["betas"], group["eps"], group["lr"] = self._optim.betas, self._optim.eps, self._optim.lr
 
-    def move_moments(self, device: torch.device) -> None:
-        """Keep the moment estimates on ``device``."""
-        for state in self.optimizer.state.values():
+    def park_moments(self) -> None:
+        """Move the moment estimates to the host: into one buffer, pinned for CUDA, which is kept for the next time."""
+        held = [
+            (state, name, local_shard(value))
+            for state in self.optimizer.state.values()
+            for name, value in state.items()
+            if isinstance(value, torch.Tensor) and value.dim() > 0
+        ]
+        if self._parked or not held:
+            return
+        places = list(accumulate((_aligned(local.nbytes) for _, _, local in held), initial=0))
+        if self._buffer is None or len(self._buffer) < places[-1]:
+            pinned = held[0][2].device.type == "cuda"
+            self._buffer = torch.empty(places[-1], dtype=torch.uint8, pin_memory=pinned)
+        for (state, name, local), start in zip(held, places, strict=False):
+            part = self._buffer[start : start + local.nbytes].view(local.dtype).view(local.shape)
+            state[name] = part.copy_(local)
+        self._parked = True
+
+    def fetch_moments(self, device: torch.device) -> None:
+        """Move the moment estimates that are parked to ``device``."""
+        if not self._parked:
+            return
+        for parameter, state in self.optimizer.state.items():
             for name, value in state.items():
                 if isinstance(value, torch.Tensor) and value.dim() > 0:
-                    state[name] = value.to(device)
+                    state[name] = shard_like(parameter, value.to(device, non_blocking=True))
+        self._parked = False
 
     def _learning_rate(self) -> float:
         optim = self._optim
@@ -107,3 +132,8 @@ def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[d
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _aligned(size: int) -> int:
+    """Return ``size`` bytes rounded up, so that what comes next can be a tensor of any dtype."""
+    return -(-size // 16) * 16

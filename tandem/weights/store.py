@@ -125,4 +125,4 @@ class WeightStore:
 
     def _load(self, copies: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in self._live.items():
-            tensor.copy_(copies[name])
+            tensor.copy_(copies[name], non_blocking=True)  # from pinned memory; what reads it comes after

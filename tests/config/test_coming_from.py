@@ -84,7 +84,8 @@ def test_estimators_that_stand_for_more() -> None:
 SAID = {
     "adam_beta1": "0.8", "adam_beta2": "0.9", "use_kl_loss": "true", "use_kl_in_reward": "true", "kl_coef": "0.1",
     "use_tensorboard": "true", "resource": "{actor: [1, 2]}", "plugins": "[lab]", "logger": "[tensorboard]",
-    "advantage_estimator": "rloo", "reward": "gsm8k", "rm_type": "gsm8k", "train_pipelining": "step",
+    "advantage_estimator": "rloo", "offload_train": "false", "offload_rollout": "false",
+    "reward": "gsm8k", "rm_type": "gsm8k", "train_pipelining": "step",
     "eps_clip": "0.3", "eps_clip_high": "0.3", "eps_clip_c": "4.0", "lr_decay_style": "cosine",
     "train_files": "[a.jsonl]", "val_files": "[a.jsonl]", "prompt_data": "[a.jsonl]",
 }  # fmt: skip

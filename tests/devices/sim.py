@@ -127,6 +127,12 @@ class SimTensor(torch.Tensor):
             return super().to(*args, **kwargs)
         return torch.empty_like(self, device=device, dtype=dtype or self.dtype).copy_(self)
 
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """Take lists by way of the CPU: C++ knows no way from them to a device in Python."""
+        parts = index if isinstance(index, tuple) else (index,)
+        made = tuple(_tensor(part) if isinstance(part, list) else part for part in parts)
+        return super().__getitem__(made if isinstance(index, tuple) else made[0])
+
     def data_ptr(self) -> int:
         return self.inner.data_ptr()
 
@@ -283,6 +289,17 @@ def _attention(
     return scores.softmax(-1) @ value
 
 
+_tensor = torch.tensor
+
+
+def _tensor_there(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
+    """``torch.tensor``, which in C++ knows no way to a device in Python: made on the CPU, then moved."""
+    if device is None or not _is_sim(device):
+        return _tensor(data, device=device, **options)
+    return _tensor(data, **options).to(device)
+
+
+torch.tensor = _tensor_there  # type: ignore[assignment]
 _fallback = torch.library.Library("_", "IMPL")
 _fallback.fallback(lambda op, *args, **kwargs: _run(op, args, kwargs), "PrivateUse1")  # what makes tensors here
 _fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")

@@ -106,7 +106,7 @@ def tandem(words: list[str], *, run: bool) -> Result:
     """The command; those that train are planned instead, unless ``run``."""
     if words[0] in PLANNED and not run:
         words = ["plan", *words[1:]]
-    if words[0] in ("models", "eval") and not run:
+    if words[0] in ("models", "eval", "view") and not run:
         words = [*words[:1], "--help"]
     return CliRunner().invoke(app, words)
 

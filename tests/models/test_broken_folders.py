@@ -15,6 +15,7 @@ from tandem.base.manifest import MANIFEST, write_manifest
 from tandem.config.model import ModelConfig
 from tandem.models.loading import load_causal_lm, load_model
 from tandem.models.value_model import load_value_model
+from tandem.plan.checks.model import read_checked
 from tandem.plan.model import read_model
 from tandem.session.keep.exports import copy_model
 from tests.e2e.seven import make_task
@@ -61,6 +62,19 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a weight too many": (add_one, "1 weights .*not in the model.*'model.layers.1.mlp.extra.weight'"),
     "a weight short": (drop_one, "1 weights .*'model.layers.1.mlp.up_proj.weight'"),
 }
+
+
+@pytest.mark.parametrize(
+    "section", [{"quant_method": "gptq", "bits": 4}, {"quant_method": "fp8"}, {"quant_method": "of-mine"}, {"bits": 4}]
+)
+def test_quantized_weights_are_refused_by_plan_and_load(section: dict[str, object], tmp_path: Path) -> None:
+    build("llama").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": section}))
+    (problem,) = read_checked("model", ModelConfig(path=str(tmp_path)))[1]
+    assert "its weights are quantized" in problem.reason and str(section.get("quant_method", "")) in problem.reason
+    with pytest.raises(DataError, match="its weights are quantized"):
+        load_causal_lm(tmp_path)
 
 
 @pytest.mark.parametrize("kind", BROKEN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,15 @@ from tandem.base.errors import ContractError, DataError
 from tandem.config.model import ModelConfig
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import load_adapter, save_adapter
-from tandem.models.families import FUSED_EXPERTS, FUSED_NAMES, without_adapter
+from tandem.models.families import FUSED_EXPERTS, FUSED_NAMES, UNADAPTED, loaded_name, without_adapter
 from tandem.models.loading import as_causal_lm
 from tandem.models.lora import adapter_weights, get_lora_model, merged_weights, modules_to_adapt
 from tandem.models.probe import prove
 from tandem.models.value_model import load_value_model
+from tandem.plan.checks.adapters import check_adapters
+from tandem.plan.model import read_model
 from tools.families import FAMILIES, build
 
-RENAMED = {"bailing_hybrid"}  # modules have other names than in the files, whatever they are for
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
@@ -59,7 +61,8 @@ def test_the_plan_leaves_out_what_the_model_has_no_module_for(family: str, tmp_p
     in_layers = [name for name in names if any(part.isdigit() for part in name.split("."))]
     taken = modules_to_adapt(model, "all-linear", model.get_output_embeddings())
     planned = [name for name in in_layers if not without_adapter((family,), name)]
-    assert leaves(planned) == leaves([name for name in taken if name != "lm_head"]) or family in RENAMED
+    planned = [loaded_name((family,), name) for name in planned]
+    assert leaves(planned) == leaves([name for name in taken if name != "lm_head"])
     assert all(without_adapter((family,), name) for name in names if ".experts.0." in name)
     assert {name.rpartition(".")[2] for name, p in model.named_parameters() if p.dim() == 3} >= FUSED_NAMES
 
@@ -72,6 +75,33 @@ def test_every_family_with_such_experts_is_known_to_the_plan() -> None:
             kinds = {type(module).__name__ for module in build(family).modules()}
             unknown += [family for kind in kinds if kind.endswith("Experts") and "Parallel" not in kind]
     assert unknown == []
+
+
+@pytest.mark.parametrize("family", UNADAPTED)
+def test_what_only_looks_linear_is_left_out_of_all_linear_and_refused_by_name(family: str, tmp_path: Path) -> None:
+    plain = build(family)
+    plain.save_pretrained(tmp_path)
+    prove(as_causal_lm(get_lora_model(copy.deepcopy(plain), 2)), "training")
+    unfit = sorted(UNADAPTED[family])
+    model = ModelConfig(path=str(tmp_path), lora_rank=2, lora_target_modules=unfit[-1:])
+    (problem,) = check_adapters("model", model, read_model(tmp_path))
+    assert f"of the family {family}" in problem.reason and "can't have an adapter" in problem.reason
+    with pytest.raises(ContractError, match="is no module that can be adapted"):
+        get_lora_model(plain, 2, target_modules=unfit[:1])
+
+
+def test_modules_of_a_family_that_renames_them_are_called_alike_by_plan_and_load(tmp_path: Path) -> None:
+    plain = build("bailing_hybrid")
+    plain.save_pretrained(tmp_path)
+    facts = read_model(tmp_path)
+    assert facts.matrices.keys() - {name.removesuffix(".weight") for name in plain.state_dict()} <= {
+        name for name in facts.matrices if ".layers." not in name or ".experts." in name or "conv1d" in name
+    }
+    for target, there in (("o_proj", True), ("dense", False), ("f_proj", True), ("forget_gate.f_proj", True)):
+        model = ModelConfig(path=str(tmp_path), lora_rank=2, lora_target_modules=[target])
+        assert (not list(check_adapters("model", model, facts))) == there
+        with nullcontext() if there else pytest.raises(ContractError, match="no module that can be adapted"):
+            get_lora_model(build("bailing_hybrid"), 2, target_modules=[target])
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,18 @@ def test_what_a_key_calls_secret_is_replaced_whole_and_names_of_variables_are_no
     assert {key: shown[key] for key in kept} == {key: document[key] for key in kept}
 
 
+def test_a_folder_that_looks_like_a_key_stays_where_it_is_read_from() -> None:
+    """What a run wrote of its config reads what the run read; an address in such a place loses its password."""
+    document = {
+        "model": {"path": "/models/sk-Name123456", "tokenizer_path": "hf_aBcDeFgH1234"}, "resume": "runs/sk-Name123456",
+        "data": {"train_files": ["sk-Name123456/a.jsonl"]}, "by_source": {"token": "/models/sk-Name123456"},
+        "output_dir": "runs/me:x@y/out",
+    }  # fmt: skip
+    assert hide_in(document) == document
+    assert SECRET not in hide_in({"path": f"https://me:{SECRET}@host/model"})["path"]
+    assert HIDDEN in hide_in({"model": "sk-Name123456"})["model"]
+
+
 @pytest.mark.parametrize(
     "key",
     [

@@ -129,6 +129,7 @@ REFUSALS = [
     ("plugins=[needy_plugin]", "plugins[0]", "No module named 'not_there'", "Install not_there"),
     ("trainer.resume=out/step-7", "trainer.resume", "no such checkpoint", "auto"),
     ("trainer.resume=empty_folder", "trainer.resume", "empty", "checkpoint"),
+    ("trainer.output_dir=/proc/x", "trainer.output_dir", "no file is kept there", "another folder"),
     ("trainer.output_dir=train.jsonl", "trainer.output_dir", "is a file", "folder"),
     ("trainer.output_dir=train.jsonl/out", "trainer.output_dir", "is a file", "folder"),
     # groups, critic, KL

@@ -61,6 +61,27 @@ def test_sections_that_nothing_reads_are_noted_and_may_stay(pairs: Path, plan_of
     }
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "words", "key", "told"),
+    [
+        ("chosen", 2, "", "data.chosen_key", "not a int"),
+        ("rejected", None, "", "data.rejected_key", "not a NoneType"),
+        ("rejected", [{"role": "assistant"}], "", "data.rejected_key", "has no content"),
+        ("good", "yes", "data.label_key=good data.response_key=chosen", "data.label_key", "neither true nor false"),
+    ],
+)
+def test_the_first_pair_is_read_as_what_it_must_be(
+    pairs: Path, problems_of: Problems, column: str, value: object, words: str, key: str, told: str
+) -> None:
+    rows = [json.loads(line) for line in (pairs / "train.jsonl").read_text().splitlines()]
+    rows[0][column] = value
+    (pairs / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loss = f"{LOSS}.type={'kto' if words else 'dpo'}"
+    (problem,) = problems_of(loss, *words.split())
+    assert problem.key == key and told in problem.reason and "row 1" in problem.reason
+    assert problems_of(loss, *words.split(), "data.on_bad_row=drop") == []
+
+
 # words | key | part of the reason | part of the remedy
 REFUSALS = [
     ("execution.mode=hybrid", "execution.mode", "nothing is generated", "colocate"),

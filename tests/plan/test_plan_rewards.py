@@ -43,7 +43,7 @@ REFUSALS = [
     ("{type: code, isolation: foo, timeout_s: 60}", "isolation", "not one of the choices", "full"),
     ("{type: code, packages: [numpi], timeout_s: 60}", "packages", "no installed package 'numpi'", "Install numpi"),
     ("{type: code, isolation: Full, timeout_s: 60}", "isolation", "not one of the choices", "'full'"),
-    ("{type: reward_model, path: some/model, batch_size: 0}", "batch_size", "", "8"),
+    ("{type: reward_model, path: ./scorer, batch_size: 0}", "batch_size", "", "8"),
     ("{type: weighted_sum, parts: [{type: exact, weight: 0}]}", "parts[0].weight", "all weights are 0", "1.0"),
     (
         "{type: weighted_sum, parts: [{type: exact}, {type: length_penalty, target: 3, over: -1}]}",
@@ -66,6 +66,8 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("reward", "key", "reason", "remedy"), REFUSALS, ids=[row[0] for row in REFUSALS])
 def test_refused(place: Path, problems_of: Problems, reward: str, key: str, reason: str, remedy: str) -> None:
+    (place / "scorer").mkdir()
+    (place / "scorer" / "config.json").write_text('{"architectures": ["LlamaForSequenceClassification"]}')
     (place / "moods.py").write_text(
         "from typing import Literal\nMood = Literal['glad', 'calm']\n\n"
         "def moody(response: str, *, mood: Mood = 'calm', other: Mood | None = None) -> float:\n    return 0.0\n"
@@ -125,6 +127,18 @@ def test_a_reward_model_is_a_classifier(
     found = problems_of("reward_manager={type: reward_model, path: ./scorer}")
     assert [problem.key for problem in found] == ["reward_manager.path"] * (reason is not None)
     assert reason is None or (reason in found[0].reason and "AutoModelForSequenceClassification" in found[0].remedy)
+
+
+def test_a_reward_model_that_is_not_in_the_cache_is_refused_where_nothing_may_be_downloaded(
+    problems_of: Problems, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reward = "reward_manager={type: reward_model, path: some-owner/model}"
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (problem,) = problems_of(reward)
+    assert problem.key == "reward_manager.path" and "isn't in the cache" in problem.reason
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert problems_of(reward) == []
 
 
 def test_a_reward_model_is_no_adapter(place: Path, problems_of: Problems) -> None:

@@ -66,6 +66,32 @@ def test_sft_refusals(place: Path, sft_plan_of: Callable[..., SftPlan], words: l
         plan.require_runnable()
 
 
+@pytest.mark.parametrize(
+    ("first", "words", "key", "told"),
+    [
+        ({"prompt": "1+1=", "answer": 2}, [], "data.response_key", "2 is not text"),
+        ({"prompt": None, "answer": "2"}, [], "data.prompt_key", "None is not text"),
+        ({"talk": "hello"}, ["data.messages_key=talk"], "data.messages_key", "a list of messages"),
+        ({"talk": []}, ["data.messages_key=talk"], "data.messages_key", "the list of messages is empty"),
+        ({"talk": [{"from": "human"}]}, ["data.messages_key=talk"], "data.messages_key", "message 1 has no role"),
+    ],
+)
+def test_the_first_example_is_read_as_what_it_must_be(
+    place: Path, sft_plan_of: Callable[..., SftPlan], first: dict[str, Any], words: list[str], key: str, told: str
+) -> None:
+    file = place / "first.jsonl"
+    file.write_text(json.dumps(first) + "\n")
+    (problem,) = sft_plan_of("data.train_batch_size=1", f"data.train_files=[{file}]", *words).problems
+    assert problem.key == key and told in problem.reason and "row 1" in problem.reason
+    held = sft_plan_of(f"data.val_files=[{file}]", *words).problems
+    assert held[-1].key == key and told in held[-1].reason
+    parts = ("data.train_files=[]", f"data.mix=[{{files: {file}}}]", "data.train_batch_size=1")
+    mixed = sft_plan_of(*parts, *words).problems
+    assert [p.key for p in mixed] == [key.replace("data.", "data.mix[0].")]
+    left_out = sft_plan_of("data.train_batch_size=1", f"data.train_files=[{file}]", "data.on_bad_row=drop", *words)
+    assert left_out.problems == ()
+
+
 def test_a_model_that_is_made_needs_no_folder(sft_plan_of: Callable[..., SftPlan]) -> None:
     assert sft_plan_of("model={new: {alphabet: abc}}").problems == ()
 

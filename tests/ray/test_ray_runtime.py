@@ -35,6 +35,7 @@ from tests.train.conftest import build_batch
 
 SAMPLING = Sampling(n=2, max_tokens=8, stop_token_ids=(0, 1))
 OBJECTIVE = PolicyObjective(aggregation="seq-mean-token-mean")
+CPU = torch.device("cpu")
 PLACED = (Placement("actor", "actor", 1, 2), Placement("rollout", "rollout", 1, 2))
 
 
@@ -116,7 +117,7 @@ def test_an_engines_refusal_comes_through(engines: list[RayEngine], model: Path)
 
 
 def test_two_ranks_train_as_one(ranks: list[RayRank], model: Path) -> None:
-    group, alone = TrainGroup(ranks, deadline_s=60), TrainGroup.in_process(build(model, None), deadline_s=60)
+    group, alone = TrainGroup(ranks, deadline_s=60), TrainGroup.in_process(build(model, CPU, None), deadline_s=60)
     assert [status.pid for status in group.every(TrainRank.status)] == [rank.pid for rank in ranks]
     batch = build_batch([7, 2, 30, 4, 9, 1], group_size=3)
     for _ in range(2):

@@ -16,7 +16,7 @@ from tandem.rollout.protocol import GroupOutput, GroupRequest, SampleOutput, Sam
 from tandem.rollout.sound import sound_outputs
 from tests.rollout.tiny_models import lm, requests
 
-SAMPLING = Sampling(n=2, max_tokens=4)
+SAMPLING = Sampling(n=2, max_tokens=4, vocabulary=1000)
 
 
 class Own(HfEngine):
@@ -55,6 +55,10 @@ WRONG: dict[str, tuple[Callable[[GroupOutput], Any], str]] = {
     "no versions": (sample(versions=lambda x: None), r"with versions None instead of \(4,\) int32"),
     "a list of tokens": (sample(token_ids=lambda x: x.tolist()), r"with token_ids \[.*instead of \(T,\) int64"),
     "an impossible token": (sample(token_ids=lambda x: x - 100), "with the token id -"),
+    "a token that no model has": (
+        sample(token_ids=lambda x: x + 1000),
+        r"with the token id 1\d\d\d, and the model has the tokens 0 to 999",
+    ),
     "an unknown end": (
         sample(finish_reason=lambda x: "eos"),
         "with finish_reason 'eos' instead of stop, length",

@@ -11,7 +11,7 @@ from tandem.base.registry import near
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.config.trainer import TrainerConfig
-from tandem.models.families import FUSED_EXPERTS, FUSED_NAMES, notes_on_adapters, without_adapter
+from tandem.models.families import FUSED_EXPERTS, FUSED_NAMES, UNADAPTED, notes_on_adapters, without_adapter
 from tandem.plan.adapters import (
     ADAPTER,
     adaptable,
@@ -134,9 +134,13 @@ def _check_targets(key: str, model: ModelConfig, facts: ModelFacts | None) -> It
     fused = next((family for family in facts.families if family in FUSED_EXPERTS), None)
     for index, target in enumerate(targets):
         modules = [name for name in able if is_target(name, target)]
+        unfit = next((f for f in facts.families if target.rpartition(".")[2] in UNADAPTED.get(f, ())), None)
         joined = target.rpartition(".")[2] in FUSED_NAMES or any(is_target(name, target) for name in facts.matrices)
         if not modules and fused is not None and joined:
             reason = f"it means experts or their router, and those of the family {fused} are no linear modules"
+            yield Problem(f"{key}[{index}]", target, reason, f"Take it out; modules of a layer: {', '.join(known)}")
+        elif not modules and unfit is not None:
+            reason = f"modules of the family {unfit} that are called so can't have an adapter"
             yield Problem(f"{key}[{index}]", target, reason, f"Take it out; modules of a layer: {', '.join(known)}")
         elif not modules:
             hint = near(target, known)

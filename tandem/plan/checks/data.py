@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 from tandem.base.errors import DataError, Problem
 from tandem.base.registry import Signature
 from tandem.config.schema import Config, DataConfig, SftConfig, SourceConfig
 from tandem.data.base_source import BaseDataSource
+from tandem.data.chat import checked_messages
 from tandem.data.examples import ExampleColumns
 from tandem.data.files import open_tables
 from tandem.data.modalities import beyond_text
@@ -26,6 +27,14 @@ from tandem.reward.static import describe_class
 
 Columns = Sequence[tuple[str, str]]
 """(config key, column that it names)."""
+
+Form = Literal["text", "messages", "answer", "label"]
+_FORMS: dict[Form, str] = {
+    "text": "of texts",
+    "messages": "of conversations, each a list of messages with role and content",
+    "answer": "of answers, each a text or a list of messages",
+    "label": "of labels, true or false",
+}
 
 SAMPLED_ROWS = 100
 _ALSO = {"data.answer_key": ", or null for none", "data.template": ", or {{{{{}}}}} where the braces are text"}
@@ -59,6 +68,41 @@ def _check_prompt(data: DataConfig) -> Iterator[Problem]:
             yield Problem("data.prompt_key", data.prompt_key, reason, remedy)
 
 
+def check_forms(files: Sequence[str], on_bad_row: str, forms: Mapping[str, tuple[str, Form]]) -> Iterator[Problem]:
+    """Check that the first row holds in each column what it is read as (config key -> column and form).
+
+    ``check_files`` says what is wrong with file or column. Where bad rows are left out, the run counts them.
+    """
+    if on_bad_row != "error":
+        return
+    with suppress(DataError, OSError):
+        row = next((row for table in open_tables(files[:1]) for row in islice(table.scan(), 1)), None)
+        if not isinstance(row, Row) or any(beyond_text(row.values)):
+            return
+        for key, (column, form) in forms.items():
+            with suppress(RowError):
+                wrong = _not_in_form(row, column, form)
+                if wrong is not None:
+                    reason = f"{row.table}, row {row.number}: {wrong}"
+                    yield Problem(key, column, reason, f"Write the column {_FORMS[form]}")
+
+
+def _not_in_form(row: Row, column: str, form: Form) -> str | None:
+    """Return what the column of ``row`` holds instead of ``form``; None where that is it."""
+    value = row.find(column)
+    if form == "label":
+        return None if value in (True, False) else f"{value!r} is neither true nor false"
+    if isinstance(value, str) and form != "messages":
+        return None
+    if form == "text":
+        return f"{value!r} is not text"
+    try:
+        checked_messages(None if value is None else row.nested(column))
+    except DataError as error:
+        return str(error)
+    return None
+
+
 def notes_on_files(data: DataConfig) -> Iterator[str]:
     """Note the notes on a file that is named more than once."""
     for name, count in Counter(str(Path(name).expanduser().resolve()) for name in data.train_files).items():
@@ -90,6 +134,8 @@ def check_sft_data(config: SftConfig) -> Iterator[Problem]:
     keys = _example_keys("data", example_columns(data))
     yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row)
     yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row)
+    for files in (data.train_files, data.val_files):
+        yield from check_forms(files, data.on_bad_row, _forms("data", example_columns(data)))
     yield from check_overlap([*data.train_files, *(file for part in data.mix for file in part.files)], data.val_files)
     names = mix_names(data)
     for index, part in enumerate(data.mix):
@@ -97,6 +143,7 @@ def check_sft_data(config: SftConfig) -> Iterator[Problem]:
         keys = _example_keys(at, example_columns(data, part))
         yield from _check_tools(at, example_columns(data, part))
         yield from check_files(f"{at}.files", part.files, keys, data.on_bad_row)
+        yield from check_forms(part.files, data.on_bad_row, _forms(at, example_columns(data, part)))
         if not part.files:
             yield Problem(f"{at}.files", [], "there is no data in this part", "Write its files")
         elif names[index] in names[:index]:
@@ -111,6 +158,13 @@ def _example_keys(at: str, columns: ExampleColumns) -> list[tuple[str, str]]:
     if columns.messages_key is not None:
         return [(f"{at}.messages_key", columns.messages_key), *tools]
     return [(f"{at}.prompt_key", columns.prompt_key), (f"{at}.response_key", columns.response_key), *tools]
+
+
+def _forms(at: str, columns: ExampleColumns) -> dict[str, tuple[str, Form]]:
+    """Map the keys of an SFT data set at ``at`` to their columns, and what those hold."""
+    if columns.messages_key is not None:
+        return {f"{at}.messages_key": (columns.messages_key, "messages")}
+    return {f"{at}.prompt_key": (columns.prompt_key, "text"), f"{at}.response_key": (columns.response_key, "text")}
 
 
 def _check_tools(at: str, columns: ExampleColumns) -> Iterator[Problem]:

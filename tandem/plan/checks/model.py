@@ -55,7 +55,10 @@ def _refused(key: str, model: ModelConfig, facts: ModelFacts, headed: bool) -> I
     if facts.other_kind is not None and not (headed and "Classification" in facts.other_kind):
         reason = f"its config.json says {facts.other_kind}, and what is trained here goes on with a text"
         yield Problem(f"{key}.path", model.path, reason, "Choose a language model; docs/models.md lists families")
-    if facts.misfit is not None:
+    if facts.quantized is not None:
+        reason = f"its weights are quantized ({facts.quantized}), and weights are trained and pushed in full precision"
+        yield Problem(f"{key}.path", model.path, reason, "Name the model that it was made of, or save it dequantized")
+    elif facts.misfit is not None:
         remedy = "Write what the weights have into it, or save the model again"
         yield Problem(f"{key}.path", model.path, facts.misfit, remedy)
 

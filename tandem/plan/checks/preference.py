@@ -11,7 +11,7 @@ from tandem.base.registry import Entry
 from tandem.config.schema import Config
 from tandem.plan.batch import longest_sequence
 from tandem.plan.checks.algorithm import LOSS, ROLLOUT, check_reference
-from tandem.plan.checks.data import check_files, check_given, check_overlap, template_columns
+from tandem.plan.checks.data import Form, check_files, check_forms, check_given, check_overlap, template_columns
 from tandem.plan.checks.parameters import check_parameters, is_number
 from tandem.plan.preference import PREFERENCE_COLUMNS
 
@@ -89,6 +89,10 @@ def _check_data(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
         for problem in check_files(key, files, keys, data.on_bad_row):
             named = problem.key.removeprefix("data.") in answers
             yield replace(problem, remedy=_remedy(config, loss, paired)) if named else problem
+        forms: dict[str, tuple[str, Form]] = {
+            f"data.{name}": (column, "label" if name == "label_key" else "answer") for name, column in answers.items()
+        }
+        yield from check_forms(files, data.on_bad_row, forms)
     yield from check_overlap(data.train_files, data.val_files)
 
 

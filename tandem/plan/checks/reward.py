@@ -14,7 +14,7 @@ from tandem.config.schema import Config
 from tandem.models.adapter_spec import CONFIG as ADAPTER
 from tandem.plan.checks.data import named_sources
 from tandem.plan.checks.parameters import check_type
-from tandem.plan.model import looks_like_path, model_folder, shapes_in_files
+from tandem.plan.model import looks_like_path, model_folder, offline, shapes_in_files
 from tandem.reward.parts import Part, read_parts
 from tandem.reward.registry import REWARDS, Check, check_variables
 from tandem.reward.resolve import problems
@@ -103,6 +103,9 @@ def _check_folder(scorer: Part) -> Iterator[Problem]:
     if folder is None and (looks_like_path(path) or "/" not in path):
         what = "there is no such folder" if path else "no model is named"
         yield Problem(f"{scorer.key}.path", path, what, "Name a Hugging Face folder or a hub id, which has an owner")
+    elif folder is None and offline():
+        what = "as a hub id it isn't in the cache, and HF_HUB_OFFLINE forbids to download it"
+        yield Problem(f"{scorer.key}.path", path, what, "Write an existing folder, or unset HF_HUB_OFFLINE once")
     elif folder is not None and (reason := _no_classifier(folder)) is not None:
         remedy = "Name the folder of a model that was trained as AutoModelForSequenceClassification"
         yield Problem(f"{scorer.key}.path", path, reason, remedy)

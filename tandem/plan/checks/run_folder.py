@@ -20,6 +20,15 @@ from tandem.train import saved
 from tandem.train.saved import STATE, checkpoints_in
 
 RESUME = "trainer.resume"
+_MOUNTS = Path("/proc/self/mounts")
+_KERNEL = frozenset(
+    {
+        *("binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "efivarfs", "mqueue", "nsfs"),
+        *("proc", "pstore", "securityfs", "selinuxfs", "sysfs", "tracefs"),
+    }
+)
+"""File systems in which nothing can be kept; elsewhere there are none of these."""
+
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 _PATHS = re.compile(r"(\.|_)(path|file|files|folder|dir)(\[\d+\])?$|\.by_source\.[^.]*$")
 """Keys of what is read, those of plug-ins' parameters too."""
@@ -47,12 +56,30 @@ def check_output(trainer: TrainerConfig, document: BaseModel) -> Iterator[Proble
         return
     if not place.is_dir():
         yield Problem(KEY, trainer.output_dir, f"{place} is a file", "Write a folder")
+    elif kind := _of_the_kernel(place):
+        reason = f"{place} is the kernel's ({kind}): no file is kept there"
+        yield Problem(KEY, trainer.output_dir, reason, "Write another folder")
     elif not os.access(place, os.W_OK):
         yield Problem(KEY, trainer.output_dir, f"{place} can't be written to", "Write another folder")
     elif strange:
         yield user_files(folder, strange)
     else:
         yield from _check_read(trainer, document)
+
+
+def _of_the_kernel(folder: Path) -> str | None:
+    """Return the kind of the file system of ``folder`` where it shows the kernel's state; None where it keeps files.
+
+    Permissions don't say it: root may write everywhere, and is refused only when a folder is made.
+    """
+    found: tuple[int, str | None] = (-1, None)
+    with suppress(OSError):
+        for line in _MOUNTS.read_text("utf-8", "replace").splitlines():
+            point, kind = line.split()[1:3]
+            place = Path(point.replace("\\040", " "))
+            if folder.resolve().is_relative_to(place) and len(place.parts) >= found[0]:  # later ones hide earlier ones
+                found = len(place.parts), kind
+    return found[1] if found[1] in _KERNEL else None
 
 
 def _check_read(trainer: TrainerConfig, document: BaseModel) -> Iterator[Problem]:

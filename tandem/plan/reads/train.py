@@ -191,6 +191,12 @@ ALGORITHM: tuple[Reads[Setting], ...] = (
 )
 
 
+def _takes_turns(role: str, setting: Setting) -> bool:
+    section = setting.config.actor_rollout_ref
+    offload = section.actor.offload if role == "actor" else section.rollout.offload
+    return offload is False or (setting.config.execution.mode == "colocate" and not setting.prefers)
+
+
 def _engine_asks_for(setting: str, s: Setting) -> bool:
     return engine_asks_for(s.config, setting)
 
@@ -218,6 +224,15 @@ EXECUTION: tuple[Reads[Setting], ...] = (
         lambda s: s.config.execution.mode != "colocate",
         "nothing is being generated when weights change in colocate",
         "Remove it, or write execution.mode: hybrid",
+    ),
+    *(
+        Reads(
+            (f"actor_rollout_ref.{role}.offload",),
+            partial(_takes_turns, role),
+            "actor and engine have devices of their own, and nobody else could use what they give up",
+            "Remove it, or write execution.mode: colocate",
+        )
+        for role in ("actor", "rollout")
     ),
     Reads(
         (f"{ROLLOUT}.partial",),

@@ -31,10 +31,15 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tu
 
 
 def training_sampling(
-    rollout: RolloutConfig, max_tokens: int, ends: Iterable[int], *, baseline: bool = False
+    rollout: RolloutConfig,
+    max_tokens: int,
+    ends: Iterable[int],
+    *,
+    baseline: bool = False,
+    vocabulary: int | None = None,
 ) -> Sampling:
     """Return how training samples are drawn; ``ends`` are the model's own end tokens; see ``Sampling`` for
-    ``baseline``.
+    ``baseline`` and ``vocabulary``.
     """
     stops = {*rollout.stop_token_ids} if rollout.ignore_eos else {*ends, *rollout.stop_token_ids}
     return Sampling(
@@ -46,6 +51,7 @@ def training_sampling(
         baseline=baseline,
         logprobs_of=rollout.logprobs_of,
         stop_token_ids=tuple(sorted(stops)),
+        vocabulary=vocabulary,
     )
 
 
@@ -59,6 +65,7 @@ def evaluation_sampling(evaluation: EvaluationConfig, training: Sampling) -> Sam
         top_p=evaluation.top_p,
         greedy=greedy,
         stop_token_ids=training.stop_token_ids,
+        vocabulary=training.vocabulary,
     )
 
 

@@ -158,6 +158,7 @@ def assemble_composite(
             config.data.max_response_length,
             end_tokens(model.model, tokenizer),
             baseline="reward_baselines" in columns_known(plan.stages),
+            vocabulary=model.head.size,
         ),
         tokenizer=tokenizer,
         advantages=advantages,
@@ -175,7 +176,9 @@ def assemble_composite(
 def build_actor(config: Config, plan: Plan, model: CausalLM, total_updates: int, device: torch.device) -> Actor:
     """The actor of one rank in this process, on ``device``, with the tags of ``plan``."""
     engine = build_train_engine(config, model, total_updates, device)
-    return actor_of(config, plan, TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s))
+    tag_device = config.actor_rollout_ref.actor.tag_device
+    ranks = TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s, tag_device=tag_device)
+    return actor_of(config, plan, ranks)
 
 
 def actor_of(config: Config, plan: Plan, ranks: TrainGroup[TrainRank]) -> Actor:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tandem.base.deadline import Deadline
 from tandem.base.device_kinds import CPU, CUDA, named_device
-from tandem.base.errors import ConfigError, DeadlineError, Problem, TandemError
+from tandem.base.errors import ConfigError, DeadlineError, Problem, TandemError, sentences
 from tandem.remote.calls import import_ray
 from tandem.runtime.ray.devices import GPU, SLOT, SLOTS_PER_CORE, Inventory, Share, require_devices
 
@@ -49,9 +49,12 @@ def _connect(ray: Any) -> bool:
                 ray.init(address=address, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise TandemError(
-                f"no Ray cluster answers at {ADDRESS}={address}: {_first_line(error)}. A new cluster wants a token: "
-                f"set RAY_AUTH_MODE=token, or what was set there (here: {os.environ.get('RAY_AUTH_MODE', 'unset')}). "
-                f"Else start one (ray start --head), or unset {ADDRESS} to run on this machine alone"
+                sentences(
+                    f"no Ray cluster answers at {ADDRESS}={address}: {_first_line(error)}",
+                    "A new cluster wants a token: set RAY_AUTH_MODE=token, or what was set there (here: "
+                    f"{os.environ.get('RAY_AUTH_MODE', 'unset')})",
+                    f"Else start one (ray start --head), or unset {ADDRESS} to run on this machine alone",
+                )
             ) from error
         return False
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -128,8 +131,10 @@ def _check_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except OSError as error:
         raise TandemError(
-            f"no Ray cluster answers at {ADDRESS}={address}: {error}. Start one (ray start --head), or unset {ADDRESS} "
-            "to run on this machine alone"
+            sentences(
+                f"no Ray cluster answers at {ADDRESS}={address}: {error}",
+                f"Start one (ray start --head), or unset {ADDRESS} to run on this machine alone",
+            )
         ) from error
 
 

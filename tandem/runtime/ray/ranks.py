@@ -25,7 +25,7 @@ from tandem.remote.calls import START_SECONDS, Pulse, Remote, Reply, end_with_no
 from tandem.remote.payload import Packed, pack, unpack
 from tandem.roles.rank_calls import Call, T
 from tandem.roles.train_group import RankError, TrainGroup
-from tandem.roles.train_rank import TrainRank
+from tandem.roles.train_rank import TagDevice, TrainRank
 from tandem.runtime.ray.cluster import Slot
 from tandem.runtime.ray.weights import BucketRefs, RemoteWeights, put_bucket
 from tandem.train.engine import FsdpEngine
@@ -55,6 +55,7 @@ class RankSetup:
     plugins: tuple[str, ...] = ()
     threads: int | None = None
     exact: bool = False
+    tag_device: TagDevice = "device"
     meeting_s: float = _MEETING_S
     folder: str = ""
 
@@ -111,7 +112,7 @@ class RankActor:
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
         device = found_device(device_name)
         mesh = self._meet(setup, device, meeting) if self._world > 1 else None
-        self._hosted = RayTrainRank(setup.build(device, mesh), self._rank)
+        self._hosted = RayTrainRank(setup.build(device, mesh), self._rank, setup.tag_device)
         return os.getpid()
 
     def _meet(self, setup: RankSetup, device: torch.device, meeting: tuple[str, int]) -> DeviceMesh:

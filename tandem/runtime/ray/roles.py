@@ -183,6 +183,7 @@ def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
         plugins=tuple(config.plugins),
         threads=config.runtime.torch_threads,
         exact=config.trainer.exact,
+        tag_device=config.actor_rollout_ref.actor.tag_device,
         meeting_s=config.execution.deadline_s,
         folder=os.getcwd(),
     )

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from tandem.dataflow.partition import Order
+from tandem.observe.run_log import RunLog
 from tandem.plan.reference import last_refresh
 from tandem.roles.rollout.filling import Rollout
 from tandem.roles.serving import ForwardModel, ServingRole, columns_read
@@ -42,7 +43,7 @@ def connect_shared(parts: Parts) -> Session[TimeShared]:
         making=parts.making(),
     )
     log = parts.open_log()
-    sharing = TimeSharing(composite.actor, composite.engine, log)
+    sharing = _time_sharing(parts, log)
     rollout = SharedRollout(filler, sharing, parts.rewards)
     weights = SharedWeights(composite.actor, composite.engine, filler)
     return assemble(
@@ -54,12 +55,20 @@ def connect_resting(parts: Parts) -> Session[TimeShared]:
     """Connect colocate with engines that have weights of their own: they and the actor take turns."""
     composite = parts.composite
     beside: OfMode[Any] = connect_workers(parts, asleep=True)
-    sharing = TimeSharing(composite.actor, composite.engine, beside.log)
+    sharing = _time_sharing(parts, beside.log)
     rollout = RestingWorkers(beside.rollout, sharing, composite.engine, beside.plane, beside.waits)
     resting = replace(
         beside, rollout=rollout, parts=(rollout, *beside.parts), evaluating=rollout.evaluating, beside=False
     )
     return assemble(parts, Session, resting)
+
+
+def _time_sharing(parts: Parts, log: RunLog) -> TimeSharing:
+    """Return the turns of actor and engine on their devices."""
+    composite, flow = parts.composite, parts.plan.flow
+    return TimeSharing(
+        composite.actor, composite.engine, log, offload_train=flow.offload_train, offload_rollout=flow.offload_rollout
+    )
 
 
 def connect_streaming(parts: Parts) -> Session[Workers]:

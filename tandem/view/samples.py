@@ -1,0 +1,246 @@
+"""The samples of a run as the page asks for them: filtered, searched, sorted and cut into pages here, never there.
+
+What is filtered and sorted by is held in memory, a dozen numbers a sample; texts stay in the parts and are read for
+the rows of a page, or part by part for a search.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from tandem.observe.samples.parts import Kind, Part, parts_in
+
+NUMBERS = ("step", "reward", "advantage", "length", "prompt_length", "lag", "version", "trained_tokens")
+WORDS = ("uid", "data_source", "finish", "failure")
+_PLACE = ("group", "sample")
+_SEARCHED = ("prompt", "response", "failure", "ground_truth")
+_SEARCHES_KEPT = 8
+SHORT = 600
+"""Characters of a text in a list; all of it is asked for one sample at a time."""
+
+_ANY = "*"
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which samples, in which order: bounds of numbers, and words that others are equal to (``*``: to any at all)."""
+
+    kind: Kind = "train"
+    text: str = ""
+    at_least: tuple[tuple[str, float], ...] = ()
+    at_most: tuple[tuple[str, float], ...] = ()
+    equal: tuple[tuple[str, str], ...] = ()
+    sort: str = "step"
+    descending: bool = True
+    offset: int = 0
+    limit: int = 50
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The rows of each part in which a text stands; parts are added as they are read."""
+
+    found: dict[Part, pa.Array]
+
+
+class SampleIndex:
+    """The samples of the run in ``folder``, as of the last look. Safe in threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._tables: dict[Part, pa.Table] = {}
+        self._joined: dict[str, tuple[list[Part], pa.Table]] = {}
+        self._searches: OrderedDict[str, _Search] = OrderedDict()
+
+    def steps(self) -> dict[str, list[int]]:
+        """Return the steps that have samples, by kind."""
+        found: dict[str, list[int]] = {}
+        for part in parts_in(self._folder):
+            found.setdefault(part.kind, []).append(part.step)
+        return found
+
+    def page(self, query: Query) -> dict[str, Any]:
+        """Return the rows of one page, texts cut to ``SHORT`` characters, and how many there are in all."""
+        with self._lock:
+            parts, table = self._look(query.kind)
+            chosen = _filtered(table, query)
+            if query.text:
+                chosen = chosen.take(self._containing(parts, chosen, query.text))
+            order = pc.sort_indices(chosen, sort_keys=_order(query))
+            places = chosen.take(order.slice(query.offset, query.limit)).select(["_part", "_row"]).to_pylist()
+            rows = self._rows(parts, [(place["_part"], place["_row"]) for place in places])
+        return {"total": len(chosen), "of": len(table), "rows": [_shortened(row) for row in rows]}
+
+    def group(self, kind: Kind, step: int, group: int) -> list[dict[str, Any]]:
+        """Return all samples of one prompt of a step, whole, in their order; none where they are not kept."""
+        part = next((part for part in parts_in(self._folder) if (part.kind, part.step) == (kind, step)), None)
+        if part is None:
+            return []
+        rows = pq.read_table(part.path, filters=[("group", "=", group)]).to_pylist()
+        return [_plain(row) for row in sorted(rows, key=lambda row: row["sample"])]
+
+    def prompts(self, kind: Kind, limit: int = 200) -> list[dict[str, Any]]:
+        """Return prompts by how their mean reward changed from the first step that has them to the last."""
+        with self._lock:
+            _, table = self._look(kind)
+        means = table.group_by(["uid", "step"]).aggregate([("reward", "mean"), ("reward", "count")]).sort_by("step")
+        means = means.filter(pc.greater(means["reward_count"], 0))
+        whole = means.group_by("uid", use_threads=False).aggregate(
+            [("reward_mean", "first"), ("reward_mean", "last"), ("step", "first"), ("step", "last"), ("step", "count")]
+        )
+        whole = whole.append_column("change", pc.subtract(whole["reward_mean_last"], whole["reward_mean_first"]))
+        names = {"reward_mean_first": "first", "reward_mean_last": "last", "step_count": "steps"}
+        worst = whole.filter(pc.greater(whole["step_count"], 1)).sort_by("change").slice(0, limit)
+        return [{names.get(key, key): value for key, value in row.items()} for row in worst.to_pylist()]
+
+    def over_time(self, kind: Kind, uid: str) -> list[dict[str, Any]]:
+        """Return mean reward and length of one prompt's answers, step by step."""
+        with self._lock:
+            _, table = self._look(kind)
+        own = table.filter(pc.equal(table["uid"], uid))
+        means = own.group_by("step").aggregate([("reward", "mean"), ("length", "mean"), ("reward", "count")])
+        found: list[dict[str, Any]] = means.sort_by("step").to_pylist()
+        return found
+
+    def failures(self, kind: Kind) -> list[dict[str, Any]]:
+        """Return what scorers failed with, and how often."""
+        with self._lock:
+            _, table = self._look(kind)
+        said = table.filter(pc.is_valid(table["failure"])).group_by("failure").aggregate([("step", "count")])
+        return [
+            {"failure": row["failure"], "count": row["step_count"]}
+            for row in said.sort_by([("step_count", "descending")]).slice(0, 100).to_pylist()
+        ]
+
+    def names(self, kind: Kind) -> dict[str, list[str]]:
+        """Return the data sources and finish reasons that there are, for a choice."""
+        with self._lock:
+            _, table = self._look(kind)
+        return {name: sorted(filter(None, table[name].unique().to_pylist())) for name in ("data_source", "finish")}
+
+    # --- what is held ------------------------------------------------------------------------------------------------
+
+    def _look(self, kind: Kind) -> tuple[list[Part], pa.Table]:
+        """Return the parts of a kind, and what their samples are sorted by, with part and row of each."""
+        parts = [part for part in parts_in(self._folder) if part.kind == kind]
+        known, table = self._joined.get(kind, ([], None))
+        if table is None or known != parts:
+            for gone in [part for part in self._tables if part.kind == kind and part not in parts]:
+                del self._tables[gone]
+            parts = [part for part in parts if part in self._tables or self._read(part)]
+            tables = [_placed(self._tables[part], number) for number, part in enumerate(parts)]
+            table = pa.concat_tables(tables) if tables else _placed(_EMPTY, 0)
+            self._joined[kind] = parts, table
+            return parts, table
+        return known, table
+
+    def _read(self, part: Part) -> bool:
+        """Take in a part; whether it was still there."""
+        try:
+            table = _columns(part, [*_PLACE, *NUMBERS, *WORDS])
+        except (FileNotFoundError, pa.ArrowInvalid):
+            return False
+        self._tables[part] = table
+        return True
+
+    def _containing(self, parts: Sequence[Part], chosen: pa.Table, text: str) -> pa.Array:
+        """Return the places in ``chosen`` of the samples in whose texts ``text`` stands, whatever its case."""
+        search = self._searches.setdefault(text, _Search({}))
+        self._searches.move_to_end(text)
+        while len(self._searches) > _SEARCHES_KEPT:
+            self._searches.popitem(last=False)
+        rows, owner = chosen["_row"].to_numpy(), chosen["_part"].to_numpy()
+        keep = np.zeros(len(chosen), dtype=bool)
+        for number in np.unique(owner):
+            part = parts[number]
+            if part not in search.found:
+                search.found[part] = _rows_with(part, text)
+            own = slice(*np.searchsorted(owner, [number, number + 1]))  # the rows of a part stand together, in order
+            keep[own] = np.isin(rows[own], search.found[part])
+        return pa.array(np.flatnonzero(keep))
+
+    def _rows(self, parts: Sequence[Part], places: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
+        """Return whole samples, in the order of their places (number of part, row in it)."""
+        wanted = list(places)
+        by_part: dict[int, list[int]] = {}
+        for number, row in wanted:
+            by_part.setdefault(number, []).append(row)
+        found: dict[tuple[int, int], dict[str, Any]] = {}
+        for number, rows in by_part.items():
+            table = _columns(parts[number], _LISTED).take(rows)
+            for row, values in zip(rows, table.to_pylist(), strict=True):
+                found[number, row] = _plain(values)
+        return [found[place] for place in wanted]
+
+
+_LISTED = (*_PLACE, *NUMBERS, *WORDS, "kind", "prompt", "response", "ground_truth", "counted", "scores")
+_EMPTY = pa.table(
+    {
+        **{name: pa.array([], pa.int32()) for name in (*_PLACE, *NUMBERS)},
+        **{name: pa.array([], pa.string()) for name in WORDS},
+    }
+)
+
+
+def _columns(part: Part, names: Sequence[str]) -> pa.Table:
+    with pq.ParquetFile(part.path) as file:
+        return file.read(columns=list(names))
+
+
+def _placed(table: pa.Table, number: int) -> pa.Table:
+    """Return ``table`` with the number of its part and the place of each row in it."""
+    count = len(table)
+    part, row = pa.array(np.full(count, number, np.int32)), pa.array(np.arange(count, dtype=np.int32))
+    return table.append_column("_part", part).append_column("_row", row)
+
+
+def _filtered(table: pa.Table, query: Query) -> pa.Table:
+    mask: Any = None
+    tests = [pc.greater_equal(table[name], bound) for name, bound in query.at_least]
+    tests += [pc.less_equal(table[name], bound) for name, bound in query.at_most]
+    tests += [pc.is_valid(table[name]) if word == _ANY else pc.equal(table[name], word) for name, word in query.equal]
+    for test in tests:
+        mask = test if mask is None else pc.and_kleene(mask, test)
+    return table if mask is None else table.filter(mask)
+
+
+def _order(query: Query) -> list[tuple[str, str]]:
+    direction = "descending" if query.descending else "ascending"
+    rest = [(name, "ascending") for name in ("step", "group", "sample") if name != query.sort]
+    if query.sort != "step":
+        rest[0] = ("step", "descending")
+    return [(query.sort, direction), *rest]
+
+
+def _rows_with(part: Part, text: str) -> Any:
+    """Return the numbers of the rows of a part in which ``text`` stands, (N,) int64."""
+    try:
+        table = _columns(part, _SEARCHED)
+    except (FileNotFoundError, pa.ArrowInvalid):
+        return np.zeros(0, dtype=np.int64)
+    hits = np.zeros(len(table), dtype=bool)
+    for name in _SEARCHED:
+        found = pc.match_substring(table[name], text, ignore_case=True)
+        hits |= np.asarray(found.fill_null(False))
+    return np.flatnonzero(hits)
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as JSON has it: maps as objects."""
+    return {name: dict(value) if name in ("scores", "notes") else value for name, value in row.items()}
+
+
+def _shortened(row: dict[str, Any]) -> dict[str, Any]:
+    cut = {name: row[name] for name in ("prompt", "response", "ground_truth") if len(row[name]) > SHORT}
+    return row | {name: text[:SHORT] for name, text in cut.items()} | {"cut": sorted(cut)}
