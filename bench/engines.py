@@ -1,7 +1,8 @@
-"""Generation: the engines ``hf`` and ``vllm``, each in a process of its own as a run has it.
+"""Generation: the engines ``hf``, ``vllm`` and ``sglang``, each in a process of its own as a run has it.
 
 Real tokens per processor-second of the engine's process with 1, 16 and 64 samples in flight, ends forbidden, the same
-prompts, in turn. Prints JSON. Run: ``python bench/engines.py --model FOLDER --vllm .engines/vllm/bin/python``.
+prompts, in turn. Prints JSON. Run: ``python bench/engines.py --model FOLDER --vllm .engines/vllm/bin/python``; the same
+with ``--sglang``.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from tandem.rollout.spec import EngineSpec
 
 
 def main() -> None:
-    """Start both engines, compare, and print one JSON object."""
+    """Start the engines, compare, and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="Hugging Face folder")
-    parser.add_argument("--vllm", required=True, help="interpreter of the environment that has vLLM")
+    parser.add_argument("--vllm", help="interpreter of the environment that has vLLM")
+    parser.add_argument("--sglang", help="interpreter of the environment that has SGLang")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each sample")
     parser.add_argument("--flights", type=int, nargs="+", default=[1, 16, 64], help="samples in flight")
@@ -44,7 +46,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     spec = EngineSpec(
         model=args.model, dtype=args.dtype, threads=1, version=-1, max_num_seqs=max(args.flights), context=512
     )
-    specs = {"hf": spec, "vllm": replace(spec, engine="vllm", python=args.vllm)}
+    others = {"vllm": args.vllm, "sglang": args.sglang}
+    specs = {"hf": spec}
+    specs |= {name: replace(spec, engine=name, python=python) for name, python in others.items() if python}
     engines: dict[str, ProcessEngine] = {}
     report: dict[str, Any] = {"dtype": args.dtype, "unit": "tokens per processor-second"}
     weights = list(load_model(args.model).named_parameters(remove_duplicate=False))

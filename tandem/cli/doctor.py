@@ -24,7 +24,7 @@ OPTIONAL = {
 }
 """Module -> the extra that brings it, and what it is for."""
 
-_VLLM = "the engine vllm lives in an environment of its own: make engine-vllm, then rollout.python (docs/engines.md)"
+_ENGINES = ("vllm", "sglang")
 
 
 def examine() -> str:
@@ -80,8 +80,11 @@ def _missing() -> Iterator[str]:
             yield f"optional      {module} is not installed ({purpose}): pip install 'tandem-rl[{extra}]'"
         else:
             yield f"optional      {module} {version_of(module.replace('_', '-')) or ''} ({purpose})"
-    found = "" if importlib.util.find_spec("vllm") is None else f"vllm {version_of('vllm') or ''} is installed here; "
-    yield f"optional      {found}{_VLLM}"
+    for engine in _ENGINES:
+        here = importlib.util.find_spec(engine) is not None
+        found = f"{engine} {version_of(engine) or ''} is installed here; " if here else ""
+        way = f"make engine-{engine}, then rollout.python (docs/engines.md)"
+        yield f"optional      {found}the engine {engine} lives in an environment of its own: {way}"
 
 
 def version_of(package: str) -> str | None:

@@ -126,6 +126,17 @@ class EpisodeConfig(TypedNode):
     """Deadline of a process to get ready (imports), in seconds."""
 
 
+class SwapConfig(Node):
+    """Another engine that takes over between two steps."""
+
+    step: PositiveInt
+    """The first step whose weights it is pushed before the step begins; steps count from 0."""
+    name: str
+    """Rollout engine."""
+    python: MaybeFile = None
+    """Interpreter of its process; see ``rollout.python``."""
+
+
 class RolloutConfig(Node):
     """How answers are generated."""
 
@@ -171,6 +182,8 @@ class RolloutConfig(Node):
     """vLLM and SGLang only."""
     enable_chunked_prefill: bool = True
     """vLLM and SGLang only."""
+    swap: SwapConfig | None = None
+    """Another engine from some step on; default: the same to the end."""
 
 
 class RefConfig(Node):

@@ -24,6 +24,16 @@ def engine_capabilities(config: Config) -> EngineCapabilities:
     return UNKNOWN if declared is None else declared
 
 
+def after_swap(config: Config) -> Config:
+    """Return the config as it is once the engine is swapped; the same one where none is."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.swap is None:
+        return config
+    changes = {"name": rollout.swap.name, "python": rollout.swap.python, "swap": None}
+    section = config.actor_rollout_ref.model_copy(update={"rollout": rollout.model_copy(update=changes)})
+    return config.model_copy(update={"actor_rollout_ref": section})
+
+
 def shares_weights(config: Config, runtime: str) -> bool:
     """Return whether the rollout engine generates with the actor's own parameters: in one process with it."""
     one_process = config.execution.mode == "colocate" and runtime == "local"
@@ -32,7 +42,7 @@ def shares_weights(config: Config, runtime: str) -> bool:
 
 def probe_interval(config: Config) -> int:
     """Say after how many versions each an engine's log-probs are compared with the trainer's."""
-    proved = engine_capabilities(config).proof == "fingerprint"
+    proved = all(engine_capabilities(one).proof == "fingerprint" for one in (config, after_swap(config)))
     return config.execution.weight_sync.probe if proved else 1
 
 
@@ -44,8 +54,8 @@ def engine_width(config: Config) -> int:
 
 def engine_asks_for(config: Config, setting: str) -> bool:
     """Return whether the engine's factory reads a setting; taken to be so where that isn't known."""
-    name = config.actor_rollout_ref.rollout.name
-    if name not in engines:
+    names = {one.actor_rollout_ref.rollout.name for one in (config, after_swap(config))}
+    if not names <= {*engines}:
         return True
-    wanted = wanted_settings(engines[name].target)
-    return wanted.any or setting in wanted.names
+    wanted = [wanted_settings(engines[name].target) for name in names]
+    return any(one.any or setting in one.names for one in wanted)

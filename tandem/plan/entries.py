@@ -16,7 +16,6 @@ from tandem.config.schema import Config, StageConfig
 from tandem.plan.teacher import learns_from_reward, uses_teacher
 from tandem.reward import resolve as _built_in  # noqa: F401  (registers the built-in scorers)
 from tandem.reward.static import describe
-from tandem.rollout.registry import LATER as ENGINES_LATER
 from tandem.rollout.registry import engines
 from tandem.stages.registry import STAGES
 from tandem.stages.stage import Stage
@@ -126,7 +125,7 @@ def unknown_names(config: Config) -> list[Problem]:
         (estimator_key, advantage_name(config), "advantage estimator", list(ADVANTAGES)),
         ("algorithm.policy_loss.type", config.algorithm.policy_loss.type, "policy loss", losses),
         ("algorithm.kl.type", config.algorithm.kl.type, "KL type", list(KL_TYPES)),
-        ("actor_rollout_ref.rollout.name", rollout, "rollout engine", [*engines, *ENGINES_LATER]),
+        ("actor_rollout_ref.rollout.name", rollout, "rollout engine", list(engines)),
         ("actor_rollout_ref.actor.strategy", strategy, "training engine", list(STRATEGIES)),
     )
     found = [unknown(key, name, kind, known) for key, name, kind, known in named if name not in known]

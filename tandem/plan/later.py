@@ -8,9 +8,8 @@ from importlib.util import find_spec
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
-from tandem.plan.engine import engine_capabilities, engine_width
+from tandem.plan.engine import after_swap, engine_capabilities, engine_width
 from tandem.plan.preference import learns_preferences
-from tandem.rollout.registry import LATER as ENGINES_LATER
 from tandem.rollout.registry import engines
 
 
@@ -27,14 +26,6 @@ class Later:
 
 def _runtime(config: Config, runtime: str) -> str:
     return runtime
-
-
-def _engine(config: Config, runtime: str) -> str:
-    return config.actor_rollout_ref.rollout.name
-
-
-def _engine_later(config: Config, runtime: str) -> bool:
-    return _engine(config, runtime) in ENGINES_LATER and _engine(config, runtime) not in engines
 
 
 def _strategy(config: Config, runtime: str) -> str:
@@ -63,11 +54,10 @@ LATER = (
         lambda c, r: r == "ray" and learns_preferences(c),
         "Give the actor one device, and write local or auto: preference training has one rank",
     ),
-    Later("actor_rollout_ref.rollout.name", _engine, _engine_later, "Write hf"),
     Later(
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
         _engine_width,
-        lambda c, r: _engine_width(c, r) > 1 and not _engine_later(c, r),
+        lambda c, r: _engine_width(c, r) > 1,
         "Write 1, and give the rollout as many engines as it has devices",
         "can be planned and not be run yet: an engine is placed on one device",
     ),
@@ -91,10 +81,16 @@ def what_comes_later(config: Config, runtime: str) -> tuple[Problem, ...]:
 
 def _lacking_package(config: Config) -> Iterator[Problem]:
     """Report the engine's own package where it is missing. It is looked for where the engine would run."""
+    yield from _package_of(config, "actor_rollout_ref.rollout.name")
+    if config.actor_rollout_ref.rollout.swap is not None:
+        yield from _package_of(after_swap(config), "actor_rollout_ref.rollout.swap.name")
+
+
+def _package_of(config: Config, key: str) -> Iterator[Problem]:
     rollout, capabilities = config.actor_rollout_ref.rollout, engine_capabilities(config)
     if rollout.name in engines and rollout.python is None and (reason := capabilities.lacks_package()) is not None:
         remedy = (
             f"Write rollout.python: the interpreter of an environment that has it (docs/engines.md); or pip install "
             f"{capabilities.requirement!r}"
         )
-        yield Problem("actor_rollout_ref.rollout.name", rollout.name, reason, remedy)
+        yield Problem(key, rollout.name, reason, remedy)

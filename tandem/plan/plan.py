@@ -68,6 +68,7 @@ from tandem.plan.stages import (
     source_columns,
     step_facts,
 )
+from tandem.plan.swap import check_swap
 from tandem.plan.teacher import Teacher, teachers
 from tandem.stages.facts import REWARD, OldLogprobs, Step
 from tandem.stages.stage import PlannedStage, Stage
@@ -195,6 +196,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         *_contradictions(config, entries, placed, facts),
         *([] if learns_preferences(config) else check_engine(config, entries, runtime)),
         *check_pushed(config, shares),
+        *check_swap(config, entries, runtime),
         *check_critic(config, batch, critic_facts, own_loop),
         *check_length(config, batch, rows),
         *resume_problems,

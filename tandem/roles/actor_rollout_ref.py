@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
@@ -16,6 +16,7 @@ from tandem.roles.actor import Actor
 from tandem.roles.advantages import AdvantageStage
 from tandem.roles.critic import Critic
 from tandem.roles.loss import Loss, with_rewards
+from tandem.roles.rollout.following import FollowingEngine
 from tandem.roles.rollout.generation import as_batch, as_prompts, request
 from tandem.roles.serving import ForwardModel
 from tandem.rollout.protocol import RolloutEngine, Sampling
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+StartEngine: TypeAlias = "Callable[[ActorRolloutRef, str, str | None], RolloutEngine]"
+"""From the name of an engine and the interpreter of its environment, to one that follows the actor."""
+
+
 @dataclass
 class ActorRolloutRef:
     """Actor, rollout engine and reference over one set of weights, for a training loop of your own.
@@ -34,7 +39,7 @@ class ActorRolloutRef:
     ``stages`` are the forwards and the advantages that the plan derived from the config; ``objective`` is what
     ``actor.step`` minimises. ``critic`` is there where ``stages`` train one, ``models`` where roles score with weights
     of their own. ``overlong`` says what becomes of answers cut at their longest. ``calls`` counts rollouts, so that no
-    two of them repeat their random streams.
+    two of them repeat their random streams. ``start_engine`` is for ``swap_rollout``.
     """
 
     model: CausalLM
@@ -50,6 +55,7 @@ class ActorRolloutRef:
     models: tuple[ForwardModel, ...] = ()
     seed: int = 0
     calls: int = 0
+    start_engine: StartEngine | None = None
 
     def rollout(
         self, prompts: Iterable[object], *, temperature: float | None = None, top_p: float | None = None
@@ -80,6 +86,34 @@ class ActorRolloutRef:
         self.calls += 1
         groups = [as_batch(prompt, outputs[i], i, self.tokenizer) for i, prompt in enumerate(asked)]
         return DataProto.concat(groups)
+
+    def swap_rollout(self, name: str, *, python: str | None = None) -> None:
+        """Generate with the engine ``name`` from here on; the others of its settings stay those of the config.
+
+        ``python``: the interpreter of its environment. One that has weights of its own lives in another process, and
+        gets the actor's at each ``rollout``. It serves once it has those of this moment and has answered the probe:
+        until then, and where that fails, everything stays as it was. Raises ``ConfigError`` where the config asks for
+        what the engine can't do.
+        """
+        if self.start_engine is None:
+            raise ContractError(
+                "this actor and its engines belong to a run: only a loop of one's own swaps its engine, on what "
+                "build_actor_rollout_ref returned"
+            )
+        engine = self.start_engine(self, name, python)
+        try:
+            engine.load(None, self.actor.steps)
+        except BaseException:
+            _end(engine)
+            raise
+        old, self.engine = self.engine, engine
+        _end(old)
+
+
+def _end(engine: RolloutEngine) -> None:
+    """End the process of an engine that has one."""
+    if isinstance(engine, FollowingEngine):
+        engine.close()
 
 
 def _is_number(value: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -42,6 +42,25 @@ class LogprobProbe:
         self._ranks, self._prompts, self._tokens = ranks, prompts, tokens
         self._every, self._tolerance = every, tolerance
         self._first = True
+
+    @classmethod
+    def of(
+        cls,
+        ranks: TrainGroup[TrainRank],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        longest: int,
+        every: int,
+        dtype: Literal["float32", "bfloat16"],
+    ) -> LogprobProbe:
+        """Return the probe with the prompts of ``probe_prompts``, for engines that compute in ``dtype``."""
+        return cls(
+            ranks,
+            probe_prompts(tokenizer, longest),
+            tokens=max(tokenizer.get_vocab().values()) + 1,
+            every=every,
+            tolerance=TOLERANCES[dtype],
+        )
 
     def expected(self, version: int, *, due: bool = False) -> Expected | None:
         """Return what the actor answers to the prompts, by one forward; None where this version is not to be asked."""

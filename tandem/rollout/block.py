@@ -179,7 +179,9 @@ class Block:
         return torch.tensor([i == self._sampling.n for _, i in self._owners[rows]], device=self._device)
 
     def _record(self, rows: slice, version: int, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
-        tokens, logprobs = tokens.cpu(), logprobs.cpu()
+        if tokens.device.type != "cpu":  # one copy, in which ids and log-probs are exact
+            drawn = torch.stack([tokens.double(), logprobs.double()]).cpu()
+            tokens, logprobs = drawn[0].long(), drawn[1].float()
         broken = logprobs.isnan()
         if bool(broken.any()):
             group, _ = self._owners[rows.start + int(broken.nonzero()[0])]

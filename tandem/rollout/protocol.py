@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "aborted"]
 KeepKV = Literal["old", "recompute"]
-LogprobsOf = Literal["sampled", "full"]
+LogprobsOf = Literal["sampled", "full", "either"]
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,9 @@ class Sampling:
     Logits are divided by ``temperature``; of that distribution the ``top_k`` likeliest tokens are kept (-1: all), then
     the fewest that together have at least ``top_p``, and the rest is renormalised. ``logprobs_of`` says which log-prob
     a token gets: ``sampled``, that of this last distribution, which it was drawn from, or ``full``, that of the
-    distribution before ``top_k`` and ``top_p``. ``greedy`` takes the likeliest token instead; its log-prob is the
-    model's own, at temperature 1. With ``baseline`` each group has one sample more, its last, which is greedy.
+    distribution before ``top_k`` and ``top_p``; with ``either`` nobody reads it. ``greedy`` takes the likeliest token
+    instead; its log-prob is the model's own, at temperature 1. With ``baseline`` each group has one sample more, its
+    last, which is greedy.
 
     A sample ends with the first of ``stop_token_ids``, which is part of it, or after ``max_tokens`` tokens. With no
     stop tokens every sample has ``max_tokens``. ``vocabulary``: an engine gives ids below it only; None: whatever.

@@ -20,22 +20,6 @@ if TYPE_CHECKING:
 Factory = Callable[..., "RolloutEngine"]
 F = TypeVar("F", bound=Factory)
 
-LATER: dict[str, EngineCapabilities] = {
-    "sglang": EngineCapabilities(
-        weights=("own",),
-        wants="path",
-        proof="probe",
-        devices=("cpu", "cuda"),
-        tensor_parallel=True,
-        chunked_prefill=True,
-        frees=("kv_cache", "weights"),
-        in_flight=("abort", "keep"),
-        keep_kv=("old", "recompute"),
-        logprobs=("sampled", "raw"),
-    ),
-}
-"""Engines that can be planned and not be run yet."""
-
 engines: Registry[Factory] = Registry("rollout engine")
 """Factories ``(model, *, settings...)``; see ``register_engine``."""
 
@@ -66,16 +50,14 @@ def register_engine(name: str, *, capabilities: EngineCapabilities) -> Callable[
 
 
 def find_engine(name: str) -> Entry[Factory]:
-    """The registered engine ``name``. Raises ``TandemError`` for one that comes later, and for an unknown name."""
-    if name in LATER and name not in engines:
-        raise TandemError(f"rollout engine {name!r}: the {name} engine comes later; write rollout.name: hf")
+    """The registered engine ``name``. Raises ``TandemError`` for an unknown name."""
     return engines[name]
 
 
 def capabilities_of(name: str) -> EngineCapabilities | None:
     """What the engine ``name`` declares; None for an unknown one."""
     if name not in engines:
-        return LATER.get(name)
+        return None
     declared = engines[name].traits["capabilities"]
     assert isinstance(declared, EngineCapabilities)
     return declared
@@ -180,9 +162,10 @@ def vllm(
     context: int | None = None,
     tokens: TokenIds | None = None,
 ) -> RolloutEngine:
-    """vLLM, in this process. See ``tandem.rollout.vllm.VllmEngine``."""
-    from tandem.rollout.vllm import VllmEngine
-    from tandem.rollout.vllm_core import CoreSettings
+    """vLLM, in this process. See ``tandem.rollout.cores``."""
+    from tandem.rollout.cores.core import CoreSettings
+    from tandem.rollout.cores.engine import CoreEngine
+    from tandem.rollout.cores.vllm import VllmCore
 
     settings = CoreSettings(
         path=path,
@@ -197,4 +180,56 @@ def vllm(
         enable_chunked_prefill=enable_chunked_prefill,
         tokens=tokens,
     )
-    return VllmEngine.start(settings, version=version, keep_kv=keep_kv)
+    return CoreEngine.start(VllmCore, settings, version=version, keep_kv=keep_kv)
+
+
+@register_engine(
+    "sglang",
+    capabilities=EngineCapabilities(
+        weights=("own",),
+        wants="path",
+        proof="probe",
+        devices=("cpu", "cuda"),
+        chunked_prefill=True,
+        frees=("kv_cache", "weights"),
+        in_flight=("abort", "keep"),
+        keep_kv=("old", "recompute"),
+        logprobs=("full",),
+        seeds=True,
+        lowest_temperature=1e-6,
+        package="sglang",
+        versions=">=0.5.23,<0.5.24",
+    ),
+)
+def sglang(
+    path: str,
+    *,
+    version: int = 0,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    trust_remote_code: bool = False,
+    max_num_seqs: int = 512,
+    max_num_batched_tokens: int = 16384,
+    keep_kv: KeepKV = "old",
+    gpu_memory_utilization: float = 0.8,
+    enable_chunked_prefill: bool = True,
+    context: int | None = None,
+    tokens: TokenIds | None = None,
+) -> RolloutEngine:
+    """SGLang, in this process. See ``tandem.rollout.cores``."""
+    from tandem.rollout.cores.core import CoreSettings
+    from tandem.rollout.cores.engine import CoreEngine
+    from tandem.rollout.cores.sglang import SglangCore
+
+    settings = CoreSettings(
+        path=path,
+        filled=version < 0,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=context,
+        gpu_memory_utilization=gpu_memory_utilization,
+        enable_chunked_prefill=enable_chunked_prefill,
+        tokens=tokens,
+    )
+    return CoreEngine.start(SglangCore, settings, version=version, keep_kv=keep_kv)

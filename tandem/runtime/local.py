@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tandem.config.schema import Config
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.store import LocalStore
+from tandem.plan.engine import after_swap
 from tandem.plan.plan import Plan
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.rollout.engine_pool import EnginePool
 from tandem.roles.serving import LocalScorer
-from tandem.roles.train_rank import TrainRank
 from tandem.rollout.host import build_engine
 from tandem.rollout.process import HostedEngine, ProcessEngine
 from tandem.rollout.protocol import RolloutEngine
 from tandem.runtime.build.composite import build_composite
 from tandem.runtime.build.critic import local_critic
 from tandem.runtime.build.engine_specs import build_forward_engine, engine_spec, replica, role_devices
-from tandem.weights.sync import SharedSnapshots, Snapshot
+from tandem.runtime.build.snapshots import snapshots_of
+from tandem.weights.sync import Snapshot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,19 +52,17 @@ class LocalRuntime:
         """Start the engine ``name`` again."""
         return self._start(name)
 
+    def swap(self) -> None:
+        """Start the other engine from here on."""
+        self._config = after_swap(self._config)
+
     def plane(self, ledger: Ledger) -> LocalStore:
         """A store in this process over ``ledger``."""
         return LocalStore(ledger, lease_seconds=self._config.execution.deadline_s)
 
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
-        """What copies the weights to push into shared memory, while training goes on."""
-        part, actor = self._plan.pushed, composite.actor
-        assert part != "nothing"  # an engine on the actor's own weights is sent none
-        return SharedSnapshots(
-            partial(actor.export, part),
-            base=partial(actor.ranks.call, TrainRank.base_fingerprint) if part == "adapter" else None,
-            bucket_bytes=self._config.execution.weight_sync.bucket_mb << 20,
-        )
+        """Return what copies the weights to push into shared memory, while training goes on."""
+        return snapshots_of(self._config, self._plan.pushed, composite.actor)
 
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> LocalScorer:
         """A model of its own in this process for ``role``, with weights that move or from ``path``."""

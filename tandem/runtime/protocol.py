@@ -29,6 +29,9 @@ class Runtime(Protocol):
     def restart(self, name: str) -> RolloutEngine:
         """Start an engine again in place of one that has died. Returns while it starts."""
 
+    def swap(self) -> None:
+        """Have ``restart`` start the engine of ``rollout.swap`` from here on."""
+
     def plane(self, ledger: Ledger) -> DataPlane:
         """The data plane that keeps these accounts."""
 

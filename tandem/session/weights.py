@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.observe.run_log import RunLog
@@ -25,11 +27,24 @@ class SharedWeights:
         self._rollout.acknowledge(version)
 
 
-class PushedWeights(StepPart):
-    """Engines, and in fully async scoring roles, have weights of their own, and are sent each version."""
+@dataclass(frozen=True)
+class Swap:
+    """Other engines take over with the weights of ``step``, or those with which a run goes on after it: ``change`` is
+    called before they are started, and those that serve have ``deadline_s`` to finish what they have."""
 
-    def __init__(self, workers: Workers, log: RunLog) -> None:
-        self._workers, self._log = workers, log
+    step: int
+    change: Callable[[], None]
+    deadline_s: float
+
+
+class PushedWeights(StepPart):
+    """Engines, and in fully async scoring roles, have weights of their own, and are sent each version.
+
+    ``swap``: the engines are others from some version on.
+    """
+
+    def __init__(self, workers: Workers, log: RunLog, swap: Swap | None = None) -> None:
+        self._workers, self._log, self._swap = workers, log, swap
         self._seconds: dict[str, float] = {}
 
     def push(self, version: int) -> None:
@@ -37,8 +52,13 @@ class PushedWeights(StepPart):
 
         With ``weight_sync.overlap`` it returns once they are copied, and the rest goes on behind the next step.
         """
+        workers, swap = self._workers.workers, self._swap
         with self._workers.awaiting(f"publishing version {version}"):
-            self._seconds = self._workers.workers.publish(version)
+            if swap is None or version < swap.step:
+                self._seconds = workers.publish(version)
+            else:
+                self._seconds = workers.swap(swap.change, version, swap.deadline_s)
+                self._swap = None
 
     def end_step(self, step: int) -> None:
         self._draw()

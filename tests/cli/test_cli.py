@@ -123,13 +123,13 @@ def test_plan_of_a_file_that_is_no_yaml(place: Path) -> None:
 
 
 def test_an_engine_that_can_not_run_yet_is_planned_and_refused_by_train(place: Path, entry: list[Any]) -> None:
-    engine = "actor_rollout_ref.rollout.name=sglang"
+    engine = "actor_rollout_ref.actor.strategy=megatron"
     planned = tandem("plan", "run.yaml", engine)
     assert planned.exit_code == 2
     assert "can't be run here" in planned.stdout and "no problem found" not in planned.stdout
     result = tandem("train", "run.yaml", engine)
     assert result.exit_code == 2
-    (line,) = [line for line in result.stderr.splitlines() if "rollout.name" in line]
+    (line,) = [line for line in result.stderr.splitlines() if "actor.strategy" in line]
     assert "not be run yet" in line
     assert entry == []
 
@@ -215,9 +215,10 @@ def test_doctor_works_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         assert word in result.stdout
 
 
-def test_doctor_sends_whoever_wants_vllm_to_its_own_environment() -> None:
-    (line,) = [line for line in tandem("doctor").stdout.splitlines() if "vllm" in line]
-    assert "make engine-vllm" in line and "pip install" not in line
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_doctor_sends_whoever_wants_an_engine_to_its_own_environment(engine: str) -> None:
+    (line,) = [line for line in tandem("doctor").stdout.splitlines() if engine in line]
+    assert f"make engine-{engine}" in line and "pip install" not in line
 
 
 def test_models_fetch_names_what_there_is() -> None:

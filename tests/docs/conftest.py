@@ -108,16 +108,22 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "run.yaml").write_text(yaml.safe_dump(RUN))
     (place / "sft.yaml").write_text(yaml.safe_dump(SFT))
     (place / "empty.jsonl").write_text("")
-    python = place / ".engines" / "vllm" / "bin" / "python"  # a plan asks it whether it has vllm, and imports nothing
-    site = python.parents[1] / "site"
-    (site / "vllm-0.32.0.dist-info").mkdir(parents=True)
-    (site / "vllm-0.32.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{site}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
+    for engine, version in (("vllm", "0.32.0"), ("sglang", "0.5.23")):
+        furnish_engine(place / ".engines" / engine, engine, version)
     for name in ("examples", "tools", "bench", "Makefile", "pyproject.toml"):
         (place / name).symlink_to(ROOT / name)
     return place
+
+
+def furnish_engine(folder: Path, name: str, version: str) -> None:
+    """An environment that a plan can ask whether it has an engine; nothing of it is imported."""
+    python, site = folder / "bin" / "python", folder / "site"
+    (site / f"{name}-{version}.dist-info").mkdir(parents=True)
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (site / f"{name}-{version}.dist-info" / "METADATA").write_text(metadata)
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{site}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
 
 
 @pytest.fixture

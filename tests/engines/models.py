@@ -1,4 +1,4 @@
-"""A tiny model of SmolLM2's family that vLLM's kernels take, and what it gives on plain transformers."""
+"""A tiny model of SmolLM2's family that the engines' kernels take, and what it gives on plain transformers."""
 
 from __future__ import annotations
 
@@ -99,6 +99,8 @@ def _drawn_from(logits: torch.Tensor, sampling: Sampling, greedy: bool) -> torch
     logits[:, [*KNOWN.holes, *range(KNOWN.count, V)]] = -torch.inf
     if greedy:
         return logits.log_softmax(-1)
+    if sampling.logprobs_of == "full":
+        return (logits / sampling.temperature).log_softmax(-1)
     values, order = (logits / sampling.temperature).softmax(-1).sort(-1, descending=True)
     kept = torch.ones_like(values, dtype=torch.bool)
     if sampling.top_k > 0:

@@ -106,14 +106,15 @@ def test_the_chat_example_keeps_to_the_reference(tiny_model: Path) -> None:
     assert "ref" in plan.tags
 
 
-def test_the_vllm_example_needs_the_environment_that_make_builds(tiny_model: Path) -> None:
-    words = (smollm2("grpo_vllm"), f"actor_rollout_ref.model.path={tiny_model}", "data.max_prompt_length=256")
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engines_example_needs_the_environment_that_make_builds(tiny_model: Path, engine: str) -> None:
+    words = (smollm2(f"grpo_{engine}"), f"actor_rollout_ref.model.path={tiny_model}", "data.max_prompt_length=256")
     key = "actor_rollout_ref.rollout.python"
     (missing,) = plan_of(*words, f"{key}=.engines/none/bin/python").problems
     assert missing.key == key
-    if find_spec("vllm") is None:
+    if find_spec(engine) is None:
         (lacking,) = plan_of(*words, f"{key}={sys.executable}").problems
-        assert lacking.key == key and "vllm" in lacking.reason
+        assert lacking.key == key and engine in lacking.reason
     python = load_words([words[0]], Config).actor_rollout_ref.rollout.python
     assert python is not None and python.removesuffix("/bin/python") in Path("Makefile").read_text()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
 from tandem.models.causal_lm import CausalLM
+from tandem.models.fingerprint import fingerprint
 from tandem.rollout.capabilities import EngineCapabilities
 from tandem.rollout.hf import HfEngine
 from tandem.rollout.registry import register_engine
@@ -20,6 +22,11 @@ class Apart(HfEngine):
         super().__init__(model, version=version, exact=exact)
 
 
+@register_engine("test_too", capabilities=APART)
+class ApartToo(Apart):
+    """Another of the same."""
+
+
 @register_engine("test_silent", capabilities=APART)
 class Silent(Apart):
     """Goes on with the weights that it has, under each new number."""
@@ -27,3 +34,13 @@ class Silent(Apart):
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
         self._version = version
         return None
+
+
+@register_engine("test_deaf", capabilities=replace(APART, proof="probe"))
+class Deaf(Apart):
+    """Answers for what came, and goes on with the weights that it has."""
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
+        assert weights is not None
+        self._version = version
+        return fingerprint(weights)

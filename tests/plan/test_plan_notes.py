@@ -51,8 +51,8 @@ def test_a_rank_above_the_smaller_side_of_a_matrix_is_told(place: Path, plan_of:
 def test_what_lacks_a_package_is_said_to_be_not_here_and_what_comes_later_not_yet(
     plan_of: Plans, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show(plan_of("actor_rollout_ref.rollout.name=sglang", "execution.mode=hybrid"))
-    assert "not yet: actor_rollout_ref.rollout.name = 'sglang'" in capsys.readouterr().out
+    show(plan_of("actor_rollout_ref.actor.strategy=megatron", "execution.mode=hybrid"))
+    assert "not yet: actor_rollout_ref.actor.strategy = 'megatron'" in capsys.readouterr().out
     plan = plan_of("execution.mode=hybrid")
     lacking = Problem("actor_rollout_ref.rollout.name", "vllm", "needs the package vllm", "Install it")
     show(replace(plan, later=(lacking,)))

@@ -100,6 +100,7 @@ RUNS = {
     "engine in a process": "--hybrid runtime.threads=false",
     "keep": f"--hybrid {ROLLOUT}.on_weight_update=keep",
     "abort": f"--hybrid {ROLLOUT}.on_weight_update=abort",
+    "swapped": f"--hybrid {ROLLOUT}.swap.step=1 {ROLLOUT}.swap.name=hf",
     "lora": f"{MODEL}.lora_rank=4 --hybrid",
     "episodes": f"{ROLLOUT}.episode.type=tokens {ROLLOUT}.episode.file=PLAYS {ROLLOUT}.episode.tools=TOOLS "
     f"{ROLLOUT}.episode.tool_format=hermes {MODEL}.path=CHAT",

@@ -76,6 +76,7 @@ def test_evaluation_has_sampling_settings_of_its_own() -> None:
     greedy = evaluation_sampling(EvaluationConfig(), TRAINING)
     assert greedy.greedy and greedy.n == 1
     sampled = evaluation_sampling(EvaluationConfig(temperature=0.3, n=5, top_p=0.8), TRAINING)
+    assert sampled.logprobs_of == "either"  # so that an engine that tells of one distribution alone can answer
     assert (sampled.greedy, sampled.temperature, sampled.n, sampled.top_p, sampled.top_k) == (False, 0.3, 5, 0.8, -1)
     for sampling in (greedy, sampled):
         assert sampling.max_tokens == LENGTH

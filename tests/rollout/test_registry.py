@@ -13,7 +13,7 @@ import pytest
 from tandem.base.errors import TandemError, UnknownNameError
 from tandem.rollout.capabilities import EngineCapabilities
 from tandem.rollout.hf import HfEngine
-from tandem.rollout.registry import LATER, capabilities_of, engines, find_engine, make_engine, register_engine
+from tandem.rollout.registry import capabilities_of, engines, find_engine, make_engine, register_engine
 from tandem.rollout.spec import EngineSpec
 from tests.rollout.tiny_models import lm
 
@@ -31,14 +31,6 @@ def test_hf_is_built_with_its_parameters() -> None:
     engine = find_engine("hf").target(lm(), shares_weights=True, version=3, max_num_seqs=4)
     assert isinstance(engine, HfEngine)
     assert engine.version == 3
-
-
-@pytest.mark.parametrize("name", ["sglang"])
-def test_a_known_name_that_comes_later_says_so_in_one_line(name: str) -> None:
-    assert name in LATER
-    with pytest.raises(TandemError, match="later") as caught:
-        find_engine(name)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_name_lists_the_near_ones() -> None:

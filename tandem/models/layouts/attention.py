@@ -68,6 +68,7 @@ class Seen:
 
 
 _watching = threading.local()
+_watchers = threading.RLock()  # one at a time: what is registered is so for all threads
 
 
 @contextmanager
@@ -77,10 +78,15 @@ def watched() -> Iterator[Seen]:
     A mask may say more than a layer passes on (chunks instead of windows, say), which short documents don't show.
     """
     _watching.seen = seen = Seen()
-    try:
-        yield seen
-    finally:
-        _watching.seen = None
+    with _watchers:
+        AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
+        try:
+            yield seen
+        finally:
+            _watching.seen = None
+            # Asked for a mask, transformers looks first whether documents are packed, which waits for the device. It
+            # doesn't where an attention is none that has masks.
+            AttentionMaskInterface._global_mapping.pop(IMPLEMENTATION, None)
 
 
 def layout_attention(
@@ -121,4 +127,3 @@ def _no_mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> None:
 
 
 AttentionInterface.register(IMPLEMENTATION, layout_attention)
-AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)

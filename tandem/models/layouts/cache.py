@@ -233,18 +233,29 @@ class DecodeLayout(StoringLayout):
         layers.
         """
         if window not in self._masks:
-            place = torch.arange(self._width)
-            hidden = place > self._columns[:, None]
-            distance = self._columns[:, None] - place
-            if self._shared is not None:
-                place = torch.arange(self._shared.width)
-                hidden = torch.cat([place >= self._shared.lengths[:, None], hidden], 1)
-                distance = torch.cat([self.positions[:, None] - place, distance], 1)
-            if window is not None:
-                hidden |= distance >= window
-            mask = torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
-            self._masks[window] = mask[:, None, None].to(like.device) if bool(hidden.any()) else None
+            self._masks[window] = self._hiding(window, like) if self._hides(window) else None
         return self._masks[window]
+
+    def _hides(self, window: int | None) -> bool:
+        """Say whether a row may not see some column, from the lengths that the CPU knows."""
+        shorter = int(self._columns.min()) + 1 < self._width
+        shorter |= self._shared is not None and int(self._shared.lengths.min()) < self._shared.width
+        return shorter or (window is not None and int(self.positions.max()) >= window)
+
+    def _hiding(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
+        """Build the mask where it is used: on the CPU it would cost more than a model's step, and a copy."""
+        columns = self._at[2][:, None]
+        place = torch.arange(self._width, device=like.device)
+        hidden, distance = place > columns, columns - place
+        if self._shared is not None:
+            prompts = self._shared.lengths.to(like.device)[:, None]
+            place = torch.arange(self._shared.width, device=like.device)
+            hidden = torch.cat([place >= prompts, hidden], 1)
+            distance = torch.cat([columns + prompts - place, distance], 1)
+        if window is not None:
+            hidden |= distance >= window
+        mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
+        return mask[:, None, None]
 
 
 class _SharedPrompts:

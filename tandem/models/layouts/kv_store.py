@@ -60,9 +60,11 @@ class KVStore:
         if len(source):
             self.lengths[target] = self.lengths[source]
             width = int(self.lengths[target].max())
-            for keys, values in self._layers.values():
-                for store in (keys[:, :, :width], values[:, :, :width]):
-                    store[target.to(store.device)] = store[source.to(store.device)]
+            stores = [store[:, :, :width] for pair in self._layers.values() for store in pair]
+            if stores:  # the indices go to the device once, not once a layer
+                source, target = source.to(stores[0].device), target.to(stores[0].device)
+            for store in stores:
+                store[target] = store[source]
         self.count = count
 
     def layer(self, place: Place, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -299,6 +299,11 @@ EXECUTION: tuple[Reads[Setting], ...] = (
         noted=True,
     ),
     Reads(
+        (f"{ROLLOUT}.swap",),
+        lambda s: s.config.actor_rollout_ref.rollout.swap is not None,
+        "the engine is the same to the end",
+    ),
+    Reads(
         (f"{ROLLOUT}.start_s",),
         lambda s: s.streams and not s.config.runtime.threads,
         lambda s: "no engine is started in a process of its own",

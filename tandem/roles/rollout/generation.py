@@ -64,6 +64,7 @@ def evaluation_sampling(evaluation: EvaluationConfig, training: Sampling) -> Sam
         temperature=1.0 if greedy else evaluation.temperature,
         top_p=evaluation.top_p,
         greedy=greedy,
+        logprobs_of="either",
         stop_token_ids=training.stop_token_ids,
         vocabulary=training.vocabulary,
     )

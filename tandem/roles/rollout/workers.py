@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 0.2  # between looks at an engine that starts
 _REST_S = 600.0
+_JOIN_S = 2.0  # for a loop that was asked to end
 
 
 class RolloutWorkers:
@@ -124,6 +125,48 @@ class RolloutWorkers:
                 return self.publisher.arrived
             except EngineDiedError as error:
                 self._handle_death(error)
+
+    def swap(self, change: Callable[[], None], version: int, seconds: float) -> dict[str, float]:
+        """Put other engines in place of these and publish ``version``; after ``change`` they are what ``restart``
+        starts.
+
+        What is being generated is finished before, within ``seconds``, so that no ticket is lost, and the new ones get
+        none before they have the weights and have been asked what they generate with.
+        """
+        self.gather(seconds)
+        resting, old = self._resting, list(self.alive)
+        for worker in old:
+            worker.rest(seconds)
+        for worker in old:
+            self._retire(worker)
+        change()
+        for worker in old:
+            self._gate.join(worker.name)
+            self.alive.append(self._restart(worker.name))
+        self._everyone += self.alive
+        self._await_starts()
+        for worker in self.alive:
+            self._pool.engines[worker.name] = worker.engine
+            self.publisher.join(worker.name, self._receiver(worker))
+            if resting:
+                worker.rest(_REST_S)
+                worker.engine.sleep()
+        phases = self.publish(version)
+        self.settle()
+        for worker in self.alive:
+            worker.start()
+        return phases
+
+    def _retire(self, worker: RolloutWorker) -> None:
+        """End a worker that has nothing left to do, and its engine."""
+        worker.stop()
+        if isinstance(worker.engine, Supervised):
+            worker.engine.close()
+        worker.join(seconds=_JOIN_S)
+        self._gate.leave(worker.name)
+        self.alive.remove(worker)
+        self.publisher.leave(worker.name)
+        del self._pool.engines[worker.name]
 
     def _await_starts(self) -> None:
         """Wait until every engine takes orders: a start has a limit of its own, and is no part of a push."""

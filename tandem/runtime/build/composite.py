@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -37,6 +38,7 @@ from tandem.roles.train_rank import TrainRank
 from tandem.rollout.protocol import RolloutEngine
 from tandem.rollout.registry import capabilities_of, make_engine
 from tandem.runtime.build.engine_specs import engine_spec, run_device
+from tandem.runtime.build.other_engine import other_engine
 from tandem.runtime.build.stages import batch_stages, forward_models
 from tandem.runtime.build.teachers import check_tokenizers, load_teachers, teacher_stage
 from tandem.stages.facts import REF
@@ -67,7 +69,9 @@ def build_actor_rollout_ref(section: Section | Config) -> ActorRolloutRef:
         name_epochs(config, config.trainer.total_steps)
     updates = plan.batch.optimizer_steps_in_all
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
-    return build_composite(config, plan, tokenizer, 1 if updates is None else updates)
+    composite = build_composite(config, plan, tokenizer, 1 if updates is None else updates)
+    composite.start_engine = partial(other_engine, config)
+    return composite
 
 
 def config_around(section: S | Config, kind: type[S], around: Callable[[S], Config], wanted: str) -> Config:
@@ -130,7 +134,8 @@ def require_shared_weights(engine: str) -> None:
     capabilities = capabilities_of(engine)
     if capabilities is not None and "shared" not in capabilities.weights:
         reason = "it generates with weights of its own only, and this generates with the parameters that are trained"
-        raise ConfigError([Problem("actor_rollout_ref.rollout.name", engine, reason, "Write hf")])
+        remedy = f"Write hf; in a loop of your own then call swap_rollout({engine!r}) on what this returns"
+        raise ConfigError([Problem("actor_rollout_ref.rollout.name", engine, reason, remedy)])
 
 
 def assemble_composite(

@@ -42,7 +42,8 @@ class RayRuntime:
     """By device group."""
     owns_cluster: bool
     started: list[RayEngine | RayStore] = field(default_factory=list)
-    _makers: dict[str, Callable[[], RayEngine]] = field(default_factory=dict)
+    _makers: dict[str, Callable[[EngineSpec], RayEngine]] = field(default_factory=dict)
+    _spec: EngineSpec | None = None
 
     @classmethod
     def start(cls, placements: Sequence[Placement], device: str = "auto") -> RayRuntime:
@@ -87,20 +88,25 @@ class RayRuntime:
             self._makers[name] = partial(
                 RayEngine,
                 name,
-                spec,
-                slot,
+                slot=slot,
                 part=part,
                 start_s=start_s,
                 deadline_s=deadline_s,
                 bucket_bytes=bucket_bytes,
             )
+        self._spec = spec
         return [self.restart(name) for name in names]
 
     def restart(self, name: str) -> RayEngine:
         """The engine ``name`` on its device, in place of one that has died."""
-        engine = self._makers[name]()
+        assert self._spec is not None  # whoever has a name has started an engine
+        engine = self._makers[name](self._spec)
         self.started.append(engine)
         return engine
+
+    def change_engines(self, spec: EngineSpec) -> None:
+        """Start engines by ``spec`` from here on, each where the one of its name was."""
+        self._spec = spec
 
     def store(self, ledger: Ledger, lease_seconds: float, units: int) -> RayStore:
         """The data plane of the run."""

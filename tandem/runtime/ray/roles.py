@@ -19,6 +19,7 @@ from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.loading import describe_causal_lm
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import check_vocabulary
+from tandem.plan.engine import after_swap
 from tandem.plan.plan import Plan, Pushed
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.critic import CRITIC, Critic
@@ -84,6 +85,12 @@ class RayRoles:
     def restart(self, name: str) -> RolloutEngine:
         """Start the engine ``name`` again."""
         return self._cluster.restart(name)
+
+    def swap(self) -> None:
+        """Start the other engine from here on."""
+        self._config = after_swap(self._config)
+        spec = engine_spec(self._config, self._plan.pushed, device=self._config.runtime.device)
+        self._cluster.change_engines(spec)
 
     def plane(self, ledger: Ledger) -> RayStore:
         """A store of a controller and storage units on the cluster, over ``ledger``."""

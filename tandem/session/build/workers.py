@@ -8,8 +8,8 @@ from functools import partial
 
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.store import DataPlane
-from tandem.plan.engine import engine_capabilities, probe_interval
-from tandem.roles.probing import TOLERANCES, LogprobProbe, probe_prompts
+from tandem.plan.engine import after_swap, engine_capabilities, probe_interval
+from tandem.roles.probing import LogprobProbe
 from tandem.roles.rollout.utilization import ScoringWait, StepClock
 from tandem.roles.rollout.worker import RolloutWorker, UpdatedWorker
 from tandem.roles.rollout.workers import RolloutWorkers
@@ -18,7 +18,7 @@ from tandem.rollout.protocol import RolloutEngine
 from tandem.session.build.assemble import OfMode
 from tandem.session.build.parts import Parts
 from tandem.session.rollout import Workers
-from tandem.session.weights import PushedWeights
+from tandem.session.weights import PushedWeights, Swap
 from tandem.weights.sync import WeightSync
 
 
@@ -35,7 +35,7 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = (), *, asle
     scoring = ScoringWait(clock)
     make = partial(_worker, parts, plane, gate, clock, scoring)
 
-    gives = bool(engine_capabilities(parts.config).logprobs)
+    gives = all(engine_capabilities(one).logprobs for one in (parts.config, after_swap(parts.config)))
 
     def receive(worker: RolloutWorker) -> UpdatedWorker:
         return UpdatedWorker(worker, gate, flow.on_weight_update, execution.deadline_s, logprobs=gives, asleep=asleep)
@@ -65,7 +65,9 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = (), *, asle
         stages=groups,
     )
     waits.watch(workers)
-    weights = PushedWeights(workers, log)
+    swap = parts.config.actor_rollout_ref.rollout.swap
+    other = None if swap is None else Swap(swap.step, parts.runtime.swap, execution.deadline_s)
+    weights = PushedWeights(workers, log, other)
     return OfMode(
         workers,
         weights,
@@ -131,10 +133,10 @@ def _weight_sync(
 def _probe(parts: Parts) -> LogprobProbe:
     """Return what shows that engines generate with what they were sent."""
     config, tokenizer = parts.config, parts.composite.tokenizer
-    return LogprobProbe(
+    return LogprobProbe.of(
         parts.composite.actor.ranks,
-        probe_prompts(tokenizer, config.data.max_prompt_length),
-        tokens=max(tokenizer.get_vocab().values()) + 1,
+        tokenizer,
+        longest=config.data.max_prompt_length,
         every=probe_interval(config),
-        tolerance=TOLERANCES[config.actor_rollout_ref.model.dtype],
+        dtype=config.actor_rollout_ref.model.dtype,
     )

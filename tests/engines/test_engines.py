@@ -1,10 +1,11 @@
-"""vLLM itself behind the protocol: it generates with what it was sent, and tells of what it drew from."""
+"""vLLM and SGLang behind the protocol: they generate with what they were sent, and tell of what they drew from."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ import torch
 from tandem.base.errors import ContractError, EngineDiedError, TandemError
 from tandem.models.fingerprint import fingerprint
 from tandem.rollout.process import ProcessEngine
-from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
-from tandem.rollout.spec import EngineSpec
-from tests.engines.models import KNOWN, V, difference, requests, tokens, weights
+from tandem.rollout.protocol import GroupOutput, GroupRequest, LogprobsOf, Sampling
+from tandem.rollout.registry import capabilities_of
+from tests.engines.conftest import Installed
+from tests.engines.models import difference, requests, tokens, weights
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")]
+pytestmark = pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")
 
 FULL, HALF = 2e-5, 0.25
 """What rounding explains, in nats."""
@@ -36,6 +38,13 @@ WAYS = [
 LONG = Sampling(n=2, max_tokens=40)
 
 
+def told_by(installed: Installed, sampling: Sampling) -> Sampling:
+    """The same, with log-probs of a distribution that the engine can tell of."""
+    declared = capabilities_of(installed.name)
+    assert declared is not None
+    return replace(sampling, logprobs_of="sampled" if "sampled" in declared.logprobs else "full")
+
+
 def test_it_generates_nothing_before_its_first_weights(engine: ProcessEngine) -> None:
     if engine.version >= 0:
         pytest.skip("weights were sent before")
@@ -46,9 +55,10 @@ def test_it_generates_nothing_before_its_first_weights(engine: ProcessEngine) ->
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("sampling", WAYS, ids=str)
 def test_b27_b29_logprobs_are_those_of_the_weights_that_were_sent(
-    engine: ProcessEngine, version: int, sampling: Sampling
+    engine: ProcessEngine, installed: Installed, version: int, sampling: Sampling
 ) -> None:
-    """Its head is tied to its embeddings, and it packs them apart; the second weights differ everywhere."""
+    """Its head is tied to its embeddings, and vLLM packs them apart; the second weights differ everywhere."""
+    sampling = told_by(installed, sampling)
     if engine.version != version:
         assert engine.load(weights(version), version) == fingerprint(weights(version))
     assert engine.ping(20.0) == engine.version == version
@@ -84,7 +94,7 @@ def changed(engine: ProcessEngine, abort: bool) -> list[GroupOutput]:
     """A generation under weights 1 that weights 2 meet in the middle: its groups end one after the other."""
     engine.load(weights(1), 1)
     outputs: list[GroupOutput] = []
-    for output in engine.generate(requests(24, 2, longest=20), ENDING):
+    for output in engine.generate(requests(GROUPS, 2, longest=20), ENDING):
         if not outputs:
             if abort:
                 engine.pause(abort=True)
@@ -92,10 +102,11 @@ def changed(engine: ProcessEngine, abort: bool) -> list[GroupOutput]:
             if abort:
                 engine.resume()
         outputs.append(output)
-    assert len(outputs) == 24
+    assert len(outputs) == GROUPS
     return outputs
 
 
+GROUPS = 60  # so that generation is under way when it is met, however slowly the answers are read
 ENDING = Sampling(n=2, max_tokens=100, stop_token_ids=(0, 1))
 
 
@@ -173,12 +184,15 @@ def test_b39_weights_that_come_while_it_sleeps_are_those_after_it_wakes(engine: 
     assert difference(list(engine.generate(requests(2, 2), LONG)), LONG) < FULL
 
 
-def test_what_it_cannot_do_is_refused_by_name(engine: ProcessEngine) -> None:
+def test_what_it_cannot_do_is_refused_by_name(engine: ProcessEngine, installed: Installed) -> None:
+    declared = capabilities_of(installed.name)
+    assert declared is not None
+    other: LogprobsOf = "sampled" if "full" in declared.logprobs else "full"
     for sampling, name in (
-        (Sampling(n=2, max_tokens=4, temperature=0.001), "temperature"),
-        (Sampling(n=2, max_tokens=4, top_p=0.5, logprobs_of="full"), "logprobs_of"),
+        (Sampling(n=2, max_tokens=4, temperature=declared.lowest_temperature / 2), "temperature"),
+        (Sampling(n=2, max_tokens=4, top_p=0.5, logprobs_of=other), "logprobs_of"),
         (Sampling(n=13, max_tokens=4), "max_num_seqs"),
-        (Sampling(n=2, max_tokens=126), "max_model_len is 128"),
+        (Sampling(n=2, max_tokens=126), "128"),
     ):
         with pytest.raises(ContractError, match=name):
             list(engine.generate(requests(1, sampling.n), sampling))
@@ -190,24 +204,8 @@ def test_more_groups_than_it_has_room_for_are_all_answered(engine: ProcessEngine
     assert sorted(tokens(outputs)) == list(range(30))
 
 
-def test_b83_in_half_precision_it_agrees_within_rounding_and_its_death_is_heard_of(
-    vllm_python: str, folder: Path
-) -> None:
-    spec = EngineSpec(
-        model=str(folder),
-        engine="vllm",
-        python=vllm_python,
-        dtype="bfloat16",
-        version=-1,
-        threads=1,
-        max_num_seqs=12,
-        max_num_batched_tokens=8,
-        enable_chunked_prefill=True,
-        keep_kv="recompute",
-        context=128,
-        tokens=KNOWN,
-    )
-    with ProcessEngine("rollout-0", spec, start_s=200.0, deadline_s=60.0) as engine:
+def test_b83_in_half_precision_it_agrees_within_rounding_and_its_death_is_heard_of(installed: Installed) -> None:
+    with installed.start(dtype="bfloat16", max_num_batched_tokens=8, keep_kv="recompute") as engine:
         outputs = changed(engine, abort=False)
         assert versions_within(outputs) == {1, 2}
         assert difference(outputs, ENDING) < HALF < difference(outputs, ENDING, old_kv=True)
@@ -216,8 +214,6 @@ def test_b83_in_half_precision_it_agrees_within_rounding_and_its_death_is_heard_
             list(engine.generate(requests(1, 2), LONG))
 
 
-def test_a_model_that_it_cannot_run_is_named(vllm_python: str, tmp_path: Path) -> None:
-    spec = EngineSpec(model=str(tmp_path), engine="vllm", python=vllm_python, version=-1, threads=1, context=V)
-    engine = ProcessEngine("rollout-0", spec, start_s=200.0, deadline_s=60.0)
-    with engine, pytest.raises(TandemError, match="can't start"):
+def test_a_model_that_it_cannot_run_is_named(installed: Installed, tmp_path: Path) -> None:
+    with installed.start(model=str(tmp_path)) as engine, pytest.raises(TandemError, match="can't start"):
         engine.wait_until_ready()

@@ -1,27 +1,25 @@
-"""The ``vllm`` engine: vLLM's scheduler and kernels, stepped by this process between the turns of whoever pauses it or
-changes its weights."""
+"""Engines of other packages behind the protocol: their scheduler and kernels, stepped by this process between the turns
+of whoever pauses them or changes their weights."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from tandem.base.errors import ContractError
 from tandem.models.fingerprint import fingerprint
-from tandem.models.layouts.positions import Context
-from tandem.rollout.expected_weights import ExpectedWeights
+from tandem.rollout.cores.core import Core, CoreSettings, Drawn, Wanted
+from tandem.rollout.cores.expected_weights import ExpectedWeights
 from tandem.rollout.protocol import FinishReason, GroupOutput, GroupRequest, KeepKV, SampleOutput, Sampling
 from tandem.rollout.stepping import SteppedEngine
-from tandem.rollout.vllm_core import LOWEST_TEMPERATURE, Core, CoreSettings, Drawn, VllmCore
 
 
-class VllmEngine(SteppedEngine):
+class CoreEngine(SteppedEngine):
     """A ``RolloutEngine`` over a ``core``.
 
     The samples of a group are requests of their own, each with its seed, which share the keys and values of their
@@ -46,20 +44,21 @@ class VllmEngine(SteppedEngine):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             keep_kv=keep_kv,
-            context=Context(core.max_model_len, f"vLLM's max_model_len is {core.max_model_len}"),
+            context=core.context,
             patience=patience,
             whole=whole,
         )
         self._core, self._expected = core, expected
-        self._loads = 0
         self._names = itertools.count()
         self._rows: dict[str, _Row] = {}
 
     @classmethod
-    def start(cls, settings: CoreSettings, *, version: int, keep_kv: KeepKV) -> VllmEngine:
-        """The engine on vLLM itself; one whose weights are ``filled`` generates nothing before they are."""
+    def start(
+        cls, core: Callable[[CoreSettings], Core], settings: CoreSettings, *, version: int, keep_kv: KeepKV
+    ) -> CoreEngine:
+        """The engine on the ``core`` of these settings; whose weights are ``filled`` generates nothing before."""
         return cls(
-            VllmCore(settings),
+            core(settings),
             ExpectedWeights.of(settings.path, settings.trust_remote_code),
             version=version,
             whole=not settings.filled,
@@ -69,9 +68,9 @@ class VllmEngine(SteppedEngine):
         )
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
-        """Have vLLM take the weights over between two steps. After a load that fails half-way it refuses to generate.
+        """Have the core take the weights over between two steps. After one that fails half-way it refuses to generate.
 
-        The fingerprint is of what came: what vLLM made of it, a probe of the sender's shows.
+        The fingerprint is of what came: what the core made of it, a probe of the sender's shows.
         """
         if weights is None:
             raise ContractError("this engine has parameters of its own: call load(weights, version)")
@@ -81,8 +80,7 @@ class VllmEngine(SteppedEngine):
                 self._expected.check(came)
             if not self._awake:
                 self._core.wake("weights")
-            self._core.take_over(list(came.items()))
-            self._loads += 1
+            self._core.take_over(list(came.items()), version)
         return fingerprint(came.items())
 
     def sleep(self) -> None:
@@ -97,25 +95,16 @@ class VllmEngine(SteppedEngine):
             super().wake()
 
     def _open(self, sampling: Sampling) -> RunningRequests:
-        if not sampling.greedy and sampling.temperature < LOWEST_TEMPERATURE:
-            raise ContractError(
-                f"sampling temperature = {sampling.temperature!r}: vLLM draws at {LOWEST_TEMPERATURE} or above: write "
-                "that, or greedy=True"
-            )
-        if sampling.logprobs_of == "full" and (sampling.top_p < 1 or sampling.top_k > 0) and not sampling.greedy:
-            raise ContractError(
-                "sampling logprobs_of = 'full': vLLM tells log-probs of what is left after top_p and top_k: write "
-                "'sampled', or keep all tokens"
-            )
+        if (objection := self._core.objection(sampling)) is not None:
+            raise ContractError(f"sampling {objection}")
         return RunningRequests(self, sampling, self._max_num_seqs)
 
     # --- requests of all generations, at a token boundary ------------------------------------------------------------
 
-    def begin(self, row: _Row, sampling: dict[str, Any]) -> None:
+    def begin(self, row: _Row, wanted: Wanted) -> None:
         """A sample joins what is in flight."""
         name = row.name = f"sample-{next(self._names)}"
-        # A prefix is shared by requests of one load alone: its keys and values are of those weights.
-        self._core.add(name, row.tokens_so_far(), f"load {self._loads}", sampling)
+        self._core.add(name, row.tokens_so_far(), wanted)
         self._rows[name] = row
 
     def step(self, version: int) -> None:
@@ -196,7 +185,7 @@ class _Row:
 class RunningRequests:
     """The groups of one ``generate``; see ``RunningGroups``. Several share an engine's steps, whoever makes them."""
 
-    def __init__(self, engine: VllmEngine, sampling: Sampling, limit: int) -> None:
+    def __init__(self, engine: CoreEngine, sampling: Sampling, limit: int) -> None:
         self._engine, self._sampling, self._limit = engine, sampling, limit
         self._groups: dict[_Group, None] = {}
         self._finished: deque[_Group] = deque()
@@ -217,7 +206,7 @@ class RunningRequests:
         return bool(self._finished)
 
     def admit(self, requests: list[GroupRequest], version: int) -> None:
-        """Give vLLM the samples of these prompts, with what they have begun."""
+        """Give the core the samples of these prompts, with what they have begun."""
         for request in requests:
             group = _Group(request, self._finished)
             begun: tuple[SampleOutput | None, ...] = request.begun or (None,) * len(request.seeds)
@@ -226,17 +215,17 @@ class RunningRequests:
             group.going = len(unfinished)
             self._groups[group] = None
             for i in unfinished:
-                self._engine.begin(group.rows[i], self._asked(request, group.rows[i], i))
+                self._engine.begin(group.rows[i], self._wanted(request, group.rows[i], i))
             if not unfinished:
                 self._finished.append(group)
 
     def step(self, version: int) -> None:
-        """Make a step of vLLM; none where a step of another's has ended a group of this one."""
+        """Make a step of the core; none where a step of another's has ended a group of this one."""
         if not self._finished:
             self._engine.step(version)
 
     def abort(self) -> list[GroupOutput]:
-        """Have vLLM forget what is in flight; gives it as it is, with what had ended before."""
+        """Have the core forget what is in flight; gives it as it is, with what had ended before."""
         self._engine.forget(row for group in self._groups for row in group.rows)
         ended = self.take_finished()
         going, self._groups = list(self._groups), {}
@@ -252,24 +241,26 @@ class RunningRequests:
         return ended
 
     def close(self) -> None:
-        """Have vLLM forget what is in flight, for nobody wants it."""
+        """Have the core forget what is in flight, for nobody wants it."""
         if self._groups:
             self._engine.forget(row for group in self._groups for row in group.rows)
 
-    def _asked(self, request: GroupRequest, row: _Row, index: int) -> dict[str, Any]:
-        """vLLM's parameters for the rest of a sample."""
+    def _wanted(self, request: GroupRequest, row: _Row, index: int) -> Wanted:
+        """The rest of a sample."""
         sampling = self._sampling
-        greedy = sampling.greedy or (sampling.baseline and index == sampling.n)
-        drawn: dict[str, Any] = {"temperature": 0.0}
-        if not greedy:
-            drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-            drawn["seed"] = stream(request.seeds[index], len(row.tokens))
-        left = request.limit(sampling) - len(row.tokens)
-        return {**drawn, "max_tokens": left, "stop_token_ids": list(sampling.stop_token_ids)}
+        return Wanted(
+            greedy=sampling.greedy or (sampling.baseline and index == sampling.n),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=stream(request.seeds[index], len(row.tokens)),
+            max_tokens=request.limit(sampling) - len(row.tokens),
+            stop_token_ids=sampling.stop_token_ids,
+        )
 
 
 def stream(seed: int, drawn: int) -> int:
-    """vLLM's seed for a sample that has ``drawn`` tokens: what it draws next is independent of what it drew first."""
+    """The core's seed for a sample that has ``drawn`` tokens: what comes next is independent of what came first."""
     if drawn == 0:
         return seed % 2**63
     return int.from_bytes(hashlib.blake2b(f"{seed} {drawn}".encode(), digest_size=8).digest(), "little") % 2**63

@@ -9,13 +9,14 @@ import importlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from tandem.base.errors import DataError
-from tandem.models.token_ids import TokenIds
+from tandem.models.layouts.positions import Context
+from tandem.rollout.cores.core import CoreSettings, Drawn, KvNeed, Part, Wanted, memory_for_kv
+from tandem.rollout.protocol import Sampling
 
 T = TypeVar("T")
 
@@ -25,63 +26,6 @@ CPU_BLOCK = 32
 LOWEST_TEMPERATURE = 0.01
 """vLLM raises what is below."""
 
-_FREE_PART = 0.5  # of the memory that is free on a CPU: the trainer lives in it too
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoreSettings:
-    """What vLLM is started with. ``path``: the model's folder, of whose weights nothing is read where they are
-    ``filled`` later: until then they are noise, which no comparison takes for a model. ``tokens`` that there are; None:
-    all that the model embeds."""
-
-    path: str
-    filled: bool
-    dtype: Literal["float32", "bfloat16"]
-    trust_remote_code: bool
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int | None
-    tensor_model_parallel_size: int
-    gpu_memory_utilization: float
-    enable_chunked_prefill: bool
-    tokens: TokenIds | None = None
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """What one step drew for the request ``key``: tokens, their log-probs, and why it has ended, if it has."""
-
-    key: str
-    tokens: Sequence[int]
-    logprobs: Sequence[float]
-    reason: Literal["stop", "length"] | None
-
-
-class Core(Protocol):
-    """An engine that is told what to do between two tokens."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a prompt and its answer."""
-
-    def add(self, key: str, tokens: Sequence[int], salt: str, sampling: dict[str, Any]) -> None:
-        """Begin with a request. Prompts share a prefix only under one ``salt``."""
-
-    def abort(self, keys: Sequence[str]) -> None:
-        """Forget the requests with these keys."""
-
-    def step(self) -> list[Drawn]:
-        """Draw a token more for every request."""
-
-    def take_over(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Generate with ``weights`` (Hugging Face names), a complete set, from the next step on."""
-
-    def sleep(self) -> None:
-        """Give up the device's memory; weights are kept beside."""
-
-    def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """Have this part back; weights first."""
-
 
 class VllmCore:
     """A ``Core`` over ``vllm.LLMEngine``. Raises ``DataError`` where vLLM can't be started with the settings."""
@@ -89,6 +33,7 @@ class VllmCore:
     def __init__(self, settings: CoreSettings) -> None:
         self._own = ThreadPoolExecutor(1, "vllm")
         self._cuda = torch.cuda.is_available()
+        self._loads = 0
         # Functions go to a worker's process by value: it need not find this package.
         importlib.import_module("cloudpickle").register_pickle_by_value(importlib.import_module(__name__))
         self._engine: Any = self._call(lambda: _start(settings, self._cuda))
@@ -101,14 +46,24 @@ class VllmCore:
         self._fixed = {"logprobs": 0, "detokenize": False, "ignore_eos": True, "output_kind": kinds.DELTA}
 
     @property
-    def max_model_len(self) -> int:
-        """The most tokens of a prompt and its answer, as vLLM has settled it."""
-        return int(self._engine.model_config.max_model_len)
+    def context(self) -> Context:
+        """The longest prompt with its answer, as vLLM has settled it."""
+        longest = int(self._engine.model_config.max_model_len)
+        return Context(longest, f"vLLM's max_model_len is {longest}")
 
-    def add(self, key: str, tokens: Sequence[int], salt: str, sampling: dict[str, Any]) -> None:
-        """Begin with a request; ``salt`` keeps its prefix apart from those under others."""
-        params = self._params(**self._fixed, **sampling)
-        prompt = {"prompt_token_ids": list(tokens), "cache_salt": salt}
+    def objection(self, sampling: Sampling) -> str | None:
+        """Return which part of ``sampling`` vLLM can't follow."""
+        return objection(sampling)
+
+    def add(self, key: str, tokens: Sequence[int], wanted: Wanted) -> None:
+        """Begin with a request; its prefix is shared with those of the same load alone."""
+        drawn: dict[str, Any] = {"temperature": 0.0}
+        if not wanted.greedy:
+            drawn = {"temperature": wanted.temperature, "top_p": wanted.top_p, "top_k": wanted.top_k}
+            drawn["seed"] = wanted.seed
+        ends = {"max_tokens": wanted.max_tokens, "stop_token_ids": list(wanted.stop_token_ids)}
+        params = self._params(**self._fixed, **drawn, **ends)
+        prompt = {"prompt_token_ids": list(tokens), "cache_salt": f"load {self._loads}"}
         self._call(lambda: self._engine.add_request(key, prompt, params))
 
     def abort(self, keys: Sequence[str]) -> None:
@@ -116,20 +71,22 @@ class VllmCore:
         self._call(lambda: self._engine.abort_request(list(keys)))
 
     def step(self) -> list[Drawn]:
-        """Make one step of vLLM; what it drew for each request."""
+        """Make one step of vLLM; return what it drew for each request."""
         return [_drawn(output) for output in self._call(self._engine.step)]
 
-    def take_over(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Load the weights in every worker, and forget the prefixes of the old ones."""
+    def take_over(self, weights: Sequence[tuple[str, torch.Tensor]], version: int) -> None:
+        """Load the weights in every worker, and forget the prefixes of the old ones. vLLM counts no versions."""
+        del version
         self._call(lambda: self._engine.collective_rpc(reload_weights, args=(list(weights),)))
         self._call(self._engine.reset_prefix_cache)
+        self._loads += 1
 
     def sleep(self) -> None:
         """Give up the device's memory; on a CPU vLLM frees nothing."""
         if self._cuda:
             self._call(lambda: self._engine.sleep(level=1))
 
-    def wake(self, part: Literal["weights", "kv_cache"]) -> None:
+    def wake(self, part: Part) -> None:
         """Have this part of the device's memory back; nothing to do on a CPU."""
         if self._cuda:
             self._call(lambda: self._engine.wake_up([part]))
@@ -138,8 +95,23 @@ class VllmCore:
         return self._own.submit(work).result()
 
 
+def objection(sampling: Sampling) -> str | None:
+    """Return which part of ``sampling`` vLLM can't follow, and what to write instead."""
+    if not sampling.greedy and sampling.temperature < LOWEST_TEMPERATURE:
+        return (
+            f"temperature = {sampling.temperature!r}: vLLM draws at {LOWEST_TEMPERATURE} or above: write that, or "
+            "greedy=True"
+        )
+    if sampling.logprobs_of == "full" and (sampling.top_p < 1 or sampling.top_k > 0) and not sampling.greedy:
+        return (
+            "logprobs_of = 'full': vLLM tells log-probs of what is left after top_p and top_k: write 'sampled', or "
+            "keep all tokens"
+        )
+    return None
+
+
 def reload_weights(worker: Any, weights: list[tuple[str, torch.Tensor]]) -> None:
-    """Put, in a worker of vLLM's, ``weights`` in place of the model's, and of what was made from them.
+    """In a worker of vLLM's: put ``weights`` in place of the model's, and of what was made from them.
 
     A CPU's kernels read a packed copy of each matrix. vLLM packs anew what it has loaded; of two modules that share a
     matrix, such as embedding and head, only the first is loaded, and the other would go on with its old copy.
@@ -156,7 +128,7 @@ def reload_weights(worker: Any, weights: list[tuple[str, torch.Tensor]]) -> None
 
 
 def hide_rest(worker: Any, count: int, holes: list[int]) -> None:
-    """Draw, in a worker of vLLM's, no id from ``count`` on and none of ``holes``; log-probs are among the others."""
+    """In a worker of vLLM's: draw no id from ``count`` on and none of ``holes``; log-probs are among the others."""
     gone: list[torch.Tensor] = []
 
     def hide(module: Any, inputs: Any, logits: torch.Tensor | None) -> torch.Tensor | None:
@@ -188,7 +160,7 @@ def _start(settings: CoreSettings, cuda: bool) -> Any:
 
 
 def _arguments(settings: CoreSettings, cuda: bool) -> dict[str, Any]:
-    """Return the arguments of vLLM's engine."""
+    """The arguments of vLLM's engine."""
     longest, together = settings.max_model_len, settings.max_num_batched_tokens
     # vLLM rewinds the random stream of a sample whose prompt comes in parts, and a CPU's can't be.
     in_parts = settings.enable_chunked_prefill and cuda
@@ -212,33 +184,14 @@ def _arguments(settings: CoreSettings, cuda: bool) -> dict[str, Any]:
     }
     if cuda:
         return {**arguments, "gpu_memory_utilization": settings.gpu_memory_utilization, "enable_sleep_mode": True}
-    most = int(settings.gpu_memory_utilization * _FREE_PART * free_memory())
+    need = KvNeed.of(settings, CPU_BLOCK)
+    least_bytes = (need.tokens + CPU_BLOCK) * need.bytes_each  # vLLM keeps a block for itself
     return {
         **arguments,
         "enforce_eager": True,
         "block_size": CPU_BLOCK,
-        "kv_cache_memory_bytes": min(most, needed_kv_bytes(settings)),
+        "kv_cache_memory_bytes": min(memory_for_kv(settings), least_bytes),
     }
-
-
-def needed_kv_bytes(settings: CoreSettings) -> int:
-    """Return the keys and values of as many samples as may be in flight, all as long as they may be."""
-    config: Any = importlib.import_module("transformers").AutoConfig.from_pretrained(
-        settings.path, trust_remote_code=settings.trust_remote_code
-    )
-    text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    a_token = 2 * text.num_hidden_layers * heads * size * getattr(torch, settings.dtype).itemsize
-    tokens = settings.max_model_len or text.max_position_embeddings
-    blocks = settings.max_num_seqs * -(-tokens // CPU_BLOCK) + 1  # vLLM keeps one for itself
-    return int(blocks * CPU_BLOCK * a_token)
-
-
-def free_memory() -> int:
-    """Return the bytes of memory that processes of this machine can still take."""
-    psutil: Any = importlib.import_module("psutil")  # which comes with vLLM
-    return int(psutil.virtual_memory().available)
 
 
 def _drawn(output: Any) -> Drawn:

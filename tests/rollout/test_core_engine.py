@@ -1,4 +1,4 @@
-"""What the ``vllm`` engine does around vLLM's steps, over a core that draws by a rule: every token can be told."""
+"""What an engine does around the steps of a core, over one that draws by a rule: every token can be told."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from tandem.base.errors import ContractError, TandemError
 from tandem.models.fingerprint import fingerprint
+from tandem.models.layouts.positions import Context
+from tandem.rollout.cores import sglang, vllm
+from tandem.rollout.cores.core import Drawn, Wanted
+from tandem.rollout.cores.engine import CoreEngine, stream
 from tandem.rollout.protocol import EngineStats, GroupOutput, GroupRequest, KeepKV, RolloutEngine, Sampling
 from tandem.rollout.registry import capabilities_of
-from tandem.rollout.vllm import VllmEngine, stream
-from tandem.rollout.vllm_core import LOWEST_TEMPERATURE, Drawn
 
 V = 50
 
@@ -29,19 +31,22 @@ def rule(weights: int, tokens: Sequence[int]) -> int:
 class RuleCore:
     """Draws by ``rule`` from the whole sequence; ``begun`` are all requests that were ever made."""
 
-    max_model_len = 60
+    context = Context(60, "there are 60")
 
     def __init__(self) -> None:
-        self.weights = 0
-        self.going: dict[str, tuple[list[int], dict[str, Any], int]] = {}
-        self.begun: list[tuple[str, str, dict[str, Any]]] = []
+        self.weights = self.version = 0
+        self.going: dict[str, tuple[list[int], Wanted, int]] = {}
+        self.begun: list[Wanted] = []
         self.told: list[str] = []
         self.turn = threading.Lock()
 
-    def add(self, key: str, tokens: Sequence[int], salt: str, sampling: dict[str, Any]) -> None:
+    def objection(self, sampling: Sampling) -> str | None:
+        return "top_k = 7: there are no 7" if sampling.top_k == 7 else None
+
+    def add(self, key: str, tokens: Sequence[int], wanted: Wanted) -> None:
         with self.alone():
-            self.going[key] = list(tokens), sampling, 0
-            self.begun.append((key, salt, sampling))
+            self.going[key] = list(tokens), wanted, 0
+            self.begun.append(wanted)
 
     def abort(self, keys: Sequence[str]) -> None:
         with self.alone():
@@ -53,18 +58,18 @@ class RuleCore:
             return [self._draw(key) for key in list(self.going)]
 
     def _draw(self, key: str) -> Drawn:
-        tokens, sampling, drawn = self.going[key]
+        tokens, wanted, drawn = self.going[key]
         token = rule(self.weights, tokens)
-        ended: Literal["stop", "length"] | None = "length" if drawn + 1 == sampling["max_tokens"] else None
-        ended = "stop" if token in sampling["stop_token_ids"] else ended
-        self.going[key] = [*tokens, token], sampling, drawn + 1
+        ended: Literal["stop", "length"] | None = "length" if drawn + 1 == wanted.max_tokens else None
+        ended = "stop" if token in wanted.stop_token_ids else ended
+        self.going[key] = [*tokens, token], wanted, drawn + 1
         if ended:
             del self.going[key]
         return Drawn(key, [token], [-token / V], ended)
 
-    def take_over(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
+    def take_over(self, weights: Sequence[tuple[str, torch.Tensor]], version: int) -> None:
         with self.alone():
-            self.weights = int(dict(weights)["w"])
+            self.weights, self.version = int(dict(weights)["w"]), version
 
     def sleep(self) -> None:
         self.told.append("sleep")
@@ -73,12 +78,12 @@ class RuleCore:
         self.told.append(part)
 
     def alone(self) -> threading.Lock:
-        """vLLM is called by one thread at a time."""
+        """A core is called by one thread at a time."""
         assert not self.turn.locked()
         return self.turn
 
 
-def made(**options: Any) -> tuple[VllmEngine, RuleCore]:
+def made(**options: Any) -> tuple[CoreEngine, RuleCore]:
     core = RuleCore()
     usual: dict[str, Any] = {
         "version": 0,
@@ -88,10 +93,10 @@ def made(**options: Any) -> tuple[VllmEngine, RuleCore]:
         "keep_kv": "old",
         "patience": 20.0,
     }
-    return VllmEngine(core, None, **(usual | options)), core
+    return CoreEngine(core, None, **(usual | options)), core
 
 
-def load(engine: VllmEngine, version: int) -> str | None:
+def load(engine: CoreEngine, version: int) -> str | None:
     return engine.load([("w", torch.tensor(version))], version)
 
 
@@ -158,8 +163,6 @@ def test_every_token_is_of_the_weights_that_it_tells_whatever_happens_on_the_way
     for output in finished:
         check(output, sampling)
     assert core.going == {}
-    salts = {salt for _, salt, _ in core.begun}
-    assert len(salts) <= engine.version + 1
 
 
 def test_each_sample_has_a_seed_and_what_goes_on_has_another_stream() -> None:
@@ -181,30 +184,40 @@ def test_each_sample_has_a_seed_and_what_goes_on_has_another_stream() -> None:
     first, second = core.begun[: len(core.begun) // 2], core.begun[len(core.begun) // 2 :]
     drawn = [len(sample.token_ids) for sample in half.samples]
     for begun, done in ((first, [0, 0, 0]), (second, drawn)):
-        for (_, _, asked), seed, made_before, place in zip(begun, request.seeds, done, range(3), strict=True):
-            assert asked["max_tokens"] == 9 - made_before
-            if place == 2:
-                assert asked["temperature"] == 0.0 and "seed" not in asked
-            else:
-                assert (asked["temperature"], asked["top_p"], asked["top_k"]) == (0.7, 0.9, 5)
-                assert asked["seed"] == stream(seed, made_before)
+        for asked, seed, made_before, place in zip(begun, request.seeds, done, range(3), strict=True):
+            assert asked.max_tokens == 9 - made_before
+            assert asked.greedy == (place == 2)
+            assert (asked.temperature, asked.top_p, asked.top_k) == (0.7, 0.9, 5)
+            assert asked.seed == stream(seed, made_before)
 
 
 @given(seed=st.integers(-(2**63), 2**63 - 1), drawn=st.integers(0, 5000))
-def test_a_stream_is_one_that_vllm_takes(seed: int, drawn: int) -> None:
+def test_a_stream_is_one_that_an_engine_takes(seed: int, drawn: int) -> None:
     assert 0 <= stream(seed, drawn) < 2**63  # -1 would be none
     assert stream(seed, drawn) == stream(seed, drawn)
     assert stream(seed, 1) != stream(seed, 2) != stream(seed + 1, 2)
 
 
-def test_what_the_plan_refuses_is_what_the_engine_refuses() -> None:
-    declared = capabilities_of("vllm")
-    assert declared is not None and declared.lowest_temperature == LOWEST_TEMPERATURE
-    engine, _ = made()
-    with pytest.raises(ContractError, match="temperature"):
-        list(engine.generate([], Sampling(n=1, max_tokens=1, temperature=LOWEST_TEMPERATURE / 2)))
-    with pytest.raises(ContractError, match="logprobs_of"):
-        list(engine.generate([], Sampling(n=1, max_tokens=1, top_p=0.5, logprobs_of="full")))
+def test_what_a_core_objects_to_is_refused() -> None:
+    engine, core = made()
+    with pytest.raises(ContractError, match="sampling top_k = 7: there are no 7"):
+        list(engine.generate(wanted(1, 1), Sampling(n=1, max_tokens=1, top_k=7)))
+    assert core.begun == []
+
+
+@pytest.mark.parametrize(("name", "core"), [("vllm", vllm), ("sglang", sglang)])
+def test_what_the_plan_refuses_is_what_the_core_objects_to(name: str, core: Any) -> None:
+    declared = capabilities_of(name)
+    assert declared is not None and declared.lowest_temperature == core.LOWEST_TEMPERATURE
+    (other,) = {"sampled", "full"} - set(declared.logprobs)
+    usual: dict[str, Any] = {"n": 1, "max_tokens": 1, "logprobs_of": other}
+    assert core.objection(Sampling(**usual)) is None
+    assert core.objection(Sampling(**usual, top_p=0.5, greedy=True)) is None
+    assert "temperature" in core.objection(Sampling(**usual, temperature=declared.lowest_temperature / 2))
+    for cut in ({"top_p": 0.5}, {"top_k": 5}):
+        assert core.objection(Sampling(**{**usual, "logprobs_of": "either"}, **cut)) is None
+        assert "logprobs_of" in core.objection(Sampling(**usual, **cut))
+        assert core.objection(Sampling(**{**usual, "logprobs_of": declared.logprobs[0]}, **cut)) is None
 
 
 def test_two_generations_share_the_steps() -> None:
@@ -242,6 +255,7 @@ def test_weights_come_to_a_sleeping_engine_that_wakes_for_them_alone() -> None:
     engine.sleep()
     engine.sleep()
     load(engine, 3)
+    assert core.version == 3
     engine.wake()
     engine.wake()
     assert core.told == ["sleep", "weights", "weights", "kv_cache"]

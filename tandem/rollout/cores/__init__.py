@@ -1,0 +1,1 @@
+"""Engines of other packages, each behind the few calls that a core has."""
