@@ -47,6 +47,8 @@ def batch_metrics(batch: DataProto, step: int) -> dict[str, float]:
         metrics["reward/greedy"] = _mean(batch.dense("reward_baselines")[valid].double())
     if "episode" in batch.non_tensor_batch:
         metrics |= _episode_metrics(batch.non_tensor_batch["episode"])
+    if "advantages" in batch.columns:
+        metrics |= _advantages(batch)
     counts = torch.bincount(lags, minlength=1).tolist() if len(lags) else []
     return metrics | {f"lag/count_{lag}": float(count) for lag, count in enumerate(counts)}
 
@@ -68,6 +70,19 @@ def sample_lags(batch: DataProto, step: int) -> torch.Tensor:
     oldest = torch.full((len(batch),), step, dtype=torch.int64)
     oldest.scatter_reduce_(0, sample, versions.values.long(), "amin", include_self=False)
     return (step - oldest)[versions.lengths > 0]
+
+
+def _advantages(batch: DataProto) -> dict[str, float]:
+    """Return mean, spread and the share of zeros of the trained tokens' advantages; nothing where none is trained."""
+    trained = batch.ragged("loss_mask" if "loss_mask" in batch.columns else "response_mask").values
+    values = batch.ragged("advantages").values[trained].double()
+    if not len(values):
+        return {}
+    return {
+        "advantage/mean": float(values.mean()),
+        "advantage/std": float(values.std(correction=0)),
+        "advantage/zero_share": float((values == 0).double().mean()),
+    }
 
 
 def _flat_groups(batch: DataProto, rewards: torch.Tensor, valid: torch.Tensor) -> int:

@@ -286,7 +286,8 @@ def _attention(
     if attn_mask is not None:
         masked = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -torch.inf) if masked else scores + attn_mask
-    return scores.softmax(-1) @ value
+    blind = (scores == -torch.inf).all(-1, keepdim=True)  # a row that sees nothing gives 0, as on CUDA
+    return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0) @ value
 
 
 _tensor = torch.tensor

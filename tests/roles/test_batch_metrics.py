@@ -47,3 +47,16 @@ def test_rewards_count_only_where_they_are_valid() -> None:
     assert metrics["reward/excluded"] == 2
     assert metrics["reward/groups_without_signal"] == 1
     assert (metrics["length/mean"], metrics["length/max"], metrics["lag/max"]) == (3, 3, 0)
+
+
+def test_advantages_are_those_of_trained_tokens() -> None:
+    batch = scored(1, 3, rewards=[1.0, 0.0, 0.5])
+    layout = batch.ragged("responses")
+    batch.batch["response_mask"] = layout.like(torch.tensor([True, True, False] * 3))
+    batch.batch["advantages"] = layout.like(torch.tensor([2.0, 2.0, 9.0, -1.0, -1.0, 9.0, 0.0, 0.0, 9.0]))
+    metrics = batch_metrics(batch, 0)
+    assert metrics["advantage/mean"] == pytest.approx(1 / 3)
+    assert metrics["advantage/std"] == pytest.approx((14 / 9) ** 0.5)
+    assert metrics["advantage/zero_share"] == pytest.approx(1 / 3)
+    batch.batch["loss_mask"] = layout.like(torch.zeros(9, dtype=torch.bool))
+    assert not [key for key in batch_metrics(batch, 0) if key.startswith("advantage/")]
