@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from tandem.base.errors import ContractError
 from tandem.base.interrupts import unwinding
@@ -20,6 +19,7 @@ from tandem.data.catalog import OnBadRow
 from tandem.data.examples import Example
 from tandem.data.length import Overlong
 from tandem.data.mixture import Counted, rows_in_words
+from tandem.models.lora import Tuned
 from tandem.models.numerics import prepare_process
 from tandem.observe.run_log import RunLog
 from tandem.observe.trackers import RunInfo
@@ -42,7 +42,7 @@ class BaseTrainer:
     follow the config.
     """
 
-    model: PreTrainedModel | PeftModel
+    model: Tuned
     tokenizer: PreTrainedTokenizerBase
 
     def __init__(self, config: SftConfig) -> None:

@@ -9,32 +9,36 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, PeftModel, TaskType
-from peft.tuners.lora.layer import ParamWrapper
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
+from tandem.base.lazy import LazyModule
 from tandem.base.manifest import write_manifest
 from tandem.models.adapter_spec import CONFIG, WEIGHTS, AdapterSpec
 from tandem.models.lora import adapted_layers, get_lora_model, hold_base, is_adapter
 
+if TYPE_CHECKING:
+    import peft
+else:
+    peft = LazyModule("peft")
+
 _PREFIX = "base_model.model."
 
 
-def with_adapters(model: PreTrainedModel, spec: AdapterSpec) -> PeftModel:
+def with_adapters(model: PreTrainedModel, spec: AdapterSpec) -> peft.PeftModel:
     """Return ``model`` with the adapters of ``spec``; its layers are replaced, their weights cast where the spec says
     so.
     """
     if spec.path is None:
         targets = spec.target_modules
         adapted = get_lora_model(model, spec.rank, alpha=spec.alpha, target_modules=targets, seed=spec.seed)
-        assert isinstance(adapted, PeftModel)  # the rank is positive
+        assert isinstance(adapted, peft.PeftModel)  # the rank is positive
     else:
         adapted = load_adapter(model, spec.path)
     hold_base(model, spec.base_dtype)
@@ -65,14 +69,14 @@ def save_adapter(
         write_manifest(scratch)
 
 
-def load_adapter(model: PreTrainedModel, folder: str) -> PeftModel:
+def load_adapter(model: PreTrainedModel, folder: str) -> peft.PeftModel:
     """Return ``model`` with the adapters in ``folder``, in float32 and ready to be trained; its layers are replaced.
 
     Raises ``DataError`` for a folder that holds none, or some that are not of this model.
     """
     place = Path(folder).expanduser()
     try:
-        adapted = PeftModel.from_pretrained(model, str(place), is_trainable=True)
+        adapted = peft.PeftModel.from_pretrained(model, str(place), is_trainable=True)
         with safe_open(place / WEIGHTS, framework="pt") as file:
             saved = set(file.keys())
     except Exception as error:  # whatever a broken folder provokes in peft: many types, none documented
@@ -81,7 +85,9 @@ def load_adapter(model: PreTrainedModel, folder: str) -> PeftModel:
             f"adapter {folder!r}: it could not be loaded onto the model ({type(error).__name__}: {said}). Write a "
             "folder that PEFT saved for this model"
         ) from error
-    experts = [name for name, layer in adapted_layers(model).items() if isinstance(layer, ParamWrapper)]
+    experts = [
+        name for name, layer in adapted_layers(model).items() if isinstance(layer, peft.tuners.lora.layer.ParamWrapper)
+    ]
     if experts:
         raise DataError(
             f"adapter {folder!r}: {experts[0]} is adapted, which is no linear module but the experts of a layer in "
@@ -120,12 +126,12 @@ def peft_name(name: str) -> str:
     return f"{_PREFIX}{owner}.{weight}.{kind}"
 
 
-def _config_of(weights: Mapping[str, torch.Tensor], spec: AdapterSpec, base: str) -> LoraConfig:
+def _config_of(weights: Mapping[str, torch.Tensor], spec: AdapterSpec, base: str) -> peft.LoraConfig:
     adapted = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in weights})
     targets = adapted if spec.target_modules == "all-linear" else list(spec.target_modules)
     local = Path(base).expanduser()
-    return LoraConfig(
-        task_type=TaskType.CAUSAL_LM,
+    return peft.LoraConfig(
+        task_type=peft.TaskType.CAUSAL_LM,
         base_model_name_or_path=str(local.resolve()) if local.is_dir() else base,
         r=spec.rank,
         lora_alpha=spec.alpha,  # type: ignore[arg-type]  # a float is fine: it is only divided

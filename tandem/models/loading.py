@@ -8,10 +8,9 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from peft import PeftModel
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
@@ -33,6 +32,9 @@ from tandem.models.lora import merged_weights
 from tandem.models.precision import Precision
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 ComputeType = Literal["float32", "bfloat16"]
 
@@ -287,6 +289,6 @@ def _first_line(error: Exception) -> str:
 
 def _without_peft(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     """Return the model itself; adapters are inside its layers."""
-    plain = model.get_base_model() if isinstance(model, PeftModel) else model
+    plain = model if isinstance(model, PreTrainedModel) else model.get_base_model()
     assert isinstance(plain, PreTrainedModel)
     return plain

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
-from peft import LoraConfig, PeftModel, TaskType, get_peft_model
-from peft.tuners.lora import LoraLayer
-from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tandem.base.errors import ContractError
+from tandem.base.lazy import LazyModule
 from tandem.config.model import ModelConfig
 from tandem.models.families import UNADAPTED
 
+if TYPE_CHECKING:
+    import peft
+else:  # imported where there are adapters: it takes a sixth of the time that a process needs to start
+    peft = LazyModule("peft")
+
 Model = TypeVar("Model", bound=PreTrainedModel)
+Tuned: TypeAlias = "PreTrainedModel | peft.PeftModel"
+"""A model, with adapters or without."""
 
 _ALPHA: float = ModelConfig.model_fields["lora_alpha"].default
 _TARGETS: list[str] | str = ModelConfig.model_fields["lora_target_modules"].default
@@ -32,7 +38,7 @@ def get_lora_model(
     alpha: float = _ALPHA,
     target_modules: Sequence[str] | str = _TARGETS,
     seed: int = 0,
-) -> Model | PeftModel:
+) -> Model | peft.PeftModel:
     """Return ``model`` with adapters of rank ``lora_rank`` as its only trained weights; rank 0 gives it back as it is.
 
     The layers of ``model`` itself are replaced. Adapters start as a change of zero; their random half depends on
@@ -47,8 +53,8 @@ def get_lora_model(
         return model
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     targets = modules_to_adapt(model, target_modules, head)
-    config = LoraConfig(
-        task_type=TaskType.CAUSAL_LM,
+    config = peft.LoraConfig(
+        task_type=peft.TaskType.CAUSAL_LM,
         r=lora_rank,
         lora_alpha=alpha,  # type: ignore[arg-type]  # a float is fine: it is only divided
         target_modules=targets,
@@ -56,9 +62,9 @@ def get_lora_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        adapted = get_peft_model(model, config)
-    assert isinstance(adapted, PeftModel)
-    if isinstance(model.get_output_embeddings(), LoraLayer):  # type: ignore[no-untyped-call]
+        adapted = peft.get_peft_model(model, config)
+    assert isinstance(adapted, peft.PeftModel)
+    if isinstance(model.get_output_embeddings(), peft.tuners.lora.LoraLayer):  # type: ignore[no-untyped-call]
         raise ContractError(f"target_modules = {target_modules!r} puts an adapter on the head: leave lm_head out of it")
     return adapted
 
@@ -112,7 +118,9 @@ def _means_experts(model: PreTrainedModel, name: str) -> bool:
     """Return whether PEFT takes a target of this ``name`` for a parameter of fused experts: what the name meant
     before.
     """
-    config = LoraConfig(target_modules=[name])
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    config = peft.LoraConfig(target_modules=[name])
     try:
         convert_peft_config_for_transformers(config, model, [])
     except ValueError:  # it wants others of the same parameter too
@@ -175,9 +183,11 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def adapted_layers(model: nn.Module) -> dict[str, LoraLayer]:
+def adapted_layers(model: nn.Module) -> dict[str, peft.tuners.lora.LoraLayer]:
     """Return the layers of ``model`` that have adapters, by name."""
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    if "peft" not in sys.modules:
+        return {}  # nothing has made any
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, peft.tuners.lora.LoraLayer)}
 
 
 def _change(layer: Any) -> torch.Tensor:

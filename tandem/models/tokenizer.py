@@ -109,8 +109,14 @@ def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
     An end token that some tokenizers append is left out: a prompt goes on.
     """
+    return [*_leading_ids(tokenizer, tokenizer.bos_token_id, getattr(tokenizer, "add_bos_token", None))]
+
+
+@functools.lru_cache(maxsize=8)
+def _leading_ids(tokenizer: PreTrainedTokenizerBase, begin: int | None, put: bool | None) -> tuple[int, ...]:
+    """Ask once for each setting, for asking takes as long as encoding a short text does."""
     around: list[int] = tokenizer("", verbose=False)["input_ids"]
-    return around[:1] if around and around[0] == tokenizer.bos_token_id else []
+    return (around[0],) if around and around[0] == begin else ()
 
 
 def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

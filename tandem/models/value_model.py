@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
-from peft import LoraConfig, TaskType, inject_adapter_in_model
 from torch import nn
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import DataError
+from tandem.base.lazy import LazyModule
 from tandem.config.model import ModelConfig
 from tandem.models.causal_lm import CausalLM
 from tandem.models.head import Head
 from tandem.models.loading import below_another_head, from_pretrained, prepared
 from tandem.models.lora import hold_base, modules_to_adapt
+
+if TYPE_CHECKING:
+    import peft
+else:
+    peft = LazyModule("peft")
 
 
 class ValueModel(CausalLM):
@@ -88,8 +94,8 @@ def _adapt(plain: PreTrainedModel, model: ModelConfig) -> None:
     same.
     """
     head = _projection(plain)
-    config = LoraConfig(
-        task_type=TaskType.TOKEN_CLS,
+    config = peft.LoraConfig(
+        task_type=peft.TaskType.TOKEN_CLS,
         r=model.lora_rank,
         lora_alpha=model.lora_alpha,  # type: ignore[arg-type]  # a float is fine: it is only divided
         target_modules=modules_to_adapt(plain, model.lora_target_modules, head),
@@ -98,7 +104,7 @@ def _adapt(plain: PreTrainedModel, model: ModelConfig) -> None:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        inject_adapter_in_model(config, plain)
+        peft.inject_adapter_in_model(config, plain)
     head.requires_grad_(True)
     hold_base(plain, model.lora_base_dtype)
 

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 from tandem.base.errors import ContractError, DeadlineError
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
+from tandem.dataflow.partition import Order
 from tandem.models.causal_lm import CausalLM
 from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.lora import adapted_layers, base_weights
@@ -23,6 +24,9 @@ from tandem.weights.sync import LEFT_OUT, Weights
 class ServingRole:
     """``name`` in plan and messages. ``stages`` run on ``groups`` groups at a time; ``columns`` are what they read.
 
+    ``order`` is that in which groups are taken: what is computed over a whole partition is summed in canonical order,
+    so that it is the same in every mode.
+
     ``begin`` is called before the first groups of each partition.
     """
 
@@ -30,6 +34,7 @@ class ServingRole:
     stages: tuple[BatchStage, ...]
     columns: tuple[str, ...]
     groups: int
+    order: Order
     begin: Callable[[int], None]
 
     @property

@@ -95,7 +95,7 @@ class ServingRoles(StepPart):
         run.
         """
         names = list(dict.fromkeys([*role.columns, "reward_valid", "response_mask"]))
-        request = Request(role.name, names, role.groups, partition, consumer=role.name)
+        request = Request(role.name, names, role.groups, partition, order=role.order, consumer=role.name)
         while not self._stopping.is_set():
             try:
                 lease = self._plane.take(request, timeout=_TICK_S)

@@ -108,6 +108,8 @@ def test_a_plain_prompt_begins_as_the_tokenizer_says(tmp_path: Path) -> None:
     )
     assert begins("a")["input_ids"] == [2, 3, 1]
     assert leading_ids(begins) == [2]
+    begins.bos_token = "a"  # another is seen, though each is asked for once
+    assert leading_ids(begins) == []
 
 
 def test_a_chat_template_can_be_replaced(tmp_path: Path, chat_tokenizer: PreTrainedTokenizerFast) -> None:

@@ -25,6 +25,9 @@ SMOLLM2 = ["addition", "addition_chat", "reasoning_gym"]
 VARIED = {"type": "vowels", "file": str(Path(__file__).with_name("vowels.py"))}
 """A part of the reward that differs between a random model's answers: without any signal a run ends with an error."""
 
+FEW = "data.source={file: examples/quickstart/sums.py, type: SumsWithErrors, rows: 100}"
+"""Of the 96,000 rows of the warm-up's source, as many as a shortened run needs."""
+
 Run = Callable[..., list[Row]]
 
 
@@ -128,8 +131,7 @@ def test_make_quickstart_trains_in_hybrid_mode() -> None:
 
 def test_the_quickstart_runs_shortened(tmp_path: Path, run: Run) -> None:
     small = ["data.train_batch_size=8", "trainer.total_steps=2"]
-    poor = "data.source={file: examples/quickstart/sums.py, type: SumsWithErrors, rows: 100}"
-    warm_up = run("sft", "examples/quickstart/sft.yaml", "sft", *small, poor, "evaluation.interval=2")
+    warm_up = run("sft", "examples/quickstart/sft.yaml", "sft", *small, FEW, "evaluation.interval=2")
     assert len(values(warm_up, "loss/sft")) == 2
     assert len(values(warm_up, "eval/accuracy")) == 1
     start = f"actor_rollout_ref.model.path={tmp_path / 'sft' / 'final'}"
@@ -196,10 +198,9 @@ def test_the_student_and_its_teacher_are_what_the_quickstart_makes() -> None:
 def test_distillation_runs_shortened(tmp_path: Path, run: Run) -> None:
     """From a teacher of the student's shape, which is a tag, and from one of another, which is beside it."""
     small = ["data.train_batch_size=8", "evaluation.interval=2"]
-    poor = "data.source={file: examples/quickstart/sums.py, type: SumsWithErrors, rows: 100}"
     own, other = "examples/quickstart/sft.yaml", "examples/distillation/small.yaml"
     for config, out, steps in ((own, "teacher", 3), (own, "same", 2), (other, "other", 2)):
-        run("sft", config, out, *small, poor, f"trainer.total_steps={steps}")
+        run("sft", config, out, *small, FEW, f"trainer.total_steps={steps}")
     teacher = f"actor_rollout_ref.teacher.path={tmp_path / 'teacher' / 'final'}"
     for student, roles in (("same", ("actor", "rollout")), ("other", ("actor", "rollout", "teacher"))):
         words = [teacher, f"actor_rollout_ref.model.path={tmp_path / student / 'final'}", "trainer.total_steps=2"]

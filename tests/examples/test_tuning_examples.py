@@ -51,6 +51,7 @@ def test_preferences_run_shortened(tiny_model: Path, tmp_path: Path) -> None:
     words = [
         f"actor_rollout_ref.model.path={tiny_model}", "trainer.total_steps=2", "data.train_batch_size=4",
         "evaluation.interval=2", "evaluation.max_prompts=8",
+        "data.source={file: examples/dpo/preferences.py, type: WrongDigits, rows: 100}",
     ]  # fmt: skip
     for loss in ("dpo", "orpo"):
         run("train", DPO, *words, f"algorithm.policy_loss.type={loss}", f"trainer.output_dir={tmp_path / loss}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -46,6 +47,17 @@ DECIDERS = {"config", "plan", "speed"}
 def modules() -> list[tuple[Path, ast.Module]]:
     files = sorted((ROOT / "tandem").rglob("*.py"))
     return [(file.relative_to(ROOT / "tandem"), ast.parse(file.read_text("utf-8"))) for file in files]
+
+
+@cache
+def definitions() -> dict[str, list[Path]]:
+    """Where each function is defined."""
+    found = defaultdict[str, list[Path]](list)
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                found[node.name].append(path)
+    return found
 
 
 def words_of(node: ast.AST) -> set[object]:
@@ -92,13 +104,8 @@ def test_only_the_plan_and_the_speed_model_look_at_modes() -> None:
 
 @pytest.mark.parametrize("question", sorted(DECIDED))
 def test_each_question_about_a_config_is_answered_in_one_place(question: str) -> None:
-    definitions = [
-        path
-        for path, tree in modules()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and node.name == question
-    ]
-    assert len(definitions) == 1 and definitions[0].parts[0] == "plan"
+    (defined,) = definitions()[question]
+    assert defined.parts[0] == "plan"
 
 
 def test_what_runs_asks_the_plan() -> None:

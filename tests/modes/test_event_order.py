@@ -230,6 +230,7 @@ def test_peak_memory_of_a_forward_falls_with_the_sub_batches(
             task,
             tmp_path / str(count),
             "data.train_batch_size=16",
+            "trainer.total_steps=1",
             num_iters_per_train_update=count,
             train_pipelining=pipelining,
         )

@@ -8,7 +8,13 @@ import pytest
 
 from tests.e2e.seven import Run, distance, equal, train
 
-FIVE = ("trainer.total_steps=5", "trainer.rollouts_per_step=16", "trainer.exact=true")
+FOUR = (
+    "trainer.total_steps=4",
+    "data.train_batch_size=8",
+    "actor_rollout_ref.rollout.n=4",
+    "trainer.rollouts_per_step=16",
+    "trainer.exact=true",
+)
 SYNCHRONOUS = {
     "hybrid in one piece": "{mode: hybrid, max_staleness: 0}",
     "hybrid in 4 sub-batches": "{mode: hybrid, max_staleness: 0, num_iters_per_train_update: 4}",
@@ -41,7 +47,7 @@ def algorithm(request: pytest.FixtureRequest) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def colocated(task: Path, algorithm: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The synchronous run."""
-    return train(task, f"trainer.output_dir={tmp_path_factory.mktemp('colocate')}", *FIVE, *algorithm)
+    return train(task, f"trainer.output_dir={tmp_path_factory.mktemp('colocate')}", *FOUR, *algorithm)
 
 
 def told(run: Run) -> list[tuple[object, ...]]:
@@ -64,7 +70,7 @@ def told(run: Run) -> list[tuple[object, ...]]:
 def test_samples_and_weights_are_bit_equal(
     task: Path, algorithm: tuple[str, ...], colocated: Run, tmp_path: Path, mode: str
 ) -> None:
-    run = train(task, f"trainer.output_dir={tmp_path}", f"execution={SYNCHRONOUS[mode]}", *FIVE, *algorithm)
+    run = train(task, f"trainer.output_dir={tmp_path}", f"execution={SYNCHRONOUS[mode]}", *FOUR, *algorithm)
     assert run.prompts == colocated.prompts
     assert told(run) == told(colocated)
     assert equal(run.weights, colocated.weights)

@@ -129,7 +129,8 @@ def _serving(parts: Parts) -> Iterator[ServingRole]:
         own = tuple(run)
         in_parts = all(stage.phase == "sub_batch" for stage in own)
         groups = batch.sub_batch_prompts if in_parts else whole
-        yield ServingRole(role, own, columns_read(own), groups, begins.get(role, _nothing))
+        order: Order = "arrival" if in_parts else "canonical"
+        yield ServingRole(role, own, columns_read(own), groups, order, begins.get(role, _nothing))
 
 
 def _begins(parts: Parts) -> dict[str, Callable[[int], None]]:
