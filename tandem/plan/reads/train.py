@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem.config.schema import Config
-from tandem.plan.checks.episode import plays_episodes
 from tandem.plan.engine import engine_asks_for, engine_capabilities
 from tandem.plan.entries import Entries
 from tandem.plan.placement import train_ranks
 from tandem.plan.preference import learns_preferences
+from tandem.plan.reads.episode import episode_reads
 from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads
 from tandem.plan.teacher import learns_from_reward, uses_teacher
 
@@ -204,21 +204,7 @@ def _engine_asks_for(setting: str, s: Setting) -> bool:
 _TAKES_TURNS = "the engine generates with the actor's own weights, in turns with it"
 
 EXECUTION: tuple[Reads[Setting], ...] = (
-    Reads(
-        tuple(
-            f"{ROLLOUT}.episode.{name}"
-            for name in ("file", "tools", "tool_format", "max_turns", "timeout_s", "workers", "concurrency", "start_s")
-        ),
-        lambda s: plays_episodes(s.config),
-        "an episode is one answer, which has no tools and no turns",
-        f"Write {ROLLOUT}.episode.type: tool_calls, or leave it out",
-    ),
-    Reads(
-        (f"{ROLLOUT}.episode.tool_format",),
-        lambda s: s.config.actor_rollout_ref.rollout.episode.tools is not None,
-        "there are no tools to call",
-        f"Write {ROLLOUT}.episode.tools, or leave it out",
-    ),
+    *episode_reads(lambda s: s.config),
     Reads(
         (f"{ROLLOUT}.on_weight_update",),
         lambda s: s.config.execution.mode != "colocate",
