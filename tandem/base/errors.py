@@ -11,6 +11,7 @@ TandemError                       the base; the command line prints its message 
 ├── UnknownNameError              a name that nothing is registered under, with those near it
 ├── WriteError                    a file or folder that can't be written
 ├── ContractError                 code that broke its contract: a missing column, a wrong shape or dtype
+├── PolicyError                   a question to the policy that an episode may not ask: tandem.episodes.policy
 ├── RewardError                   a failed reward, where the config says that one ends the run
 ├── StarvationError               a partition that can't be filled: too many prompts were dropped
 ├── DeadlineError                 a wait that ended without its event, with who blocks it

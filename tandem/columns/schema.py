@@ -158,8 +158,18 @@ _OBJECT_COLUMNS = (
     ("data_source", "str", "name of the data set"),
     ("extra_info", "dict", "whatever else the data set says of the prompt"),
     ("prompt_text", "str", "the prompt before tokenisation"),
+    (
+        "messages",
+        "object",
+        "chat messages of the prompt, or of the whole episode; None where it is plain text",
+    ),
+    (
+        "answer_text",
+        "str",
+        "what is scored where that is not all of responses: the last turn of an episode",
+    ),
     ("scoring", "dict", "what the scorer said beside the reward: why there is none, further numbers, words"),
-    ("messages", "object", "the chat messages that the prompt was rendered from, None where it is plain text"),
+    ("episode", "dict", "turns, tool calls, seconds, why it was cut, and the messages of an episode"),
 )
 
 declare_column("prompts", Kind.RAGGED, "int64", "prompt token ids as the engine got them")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from tandem.config.node import File, MaybeFile, Node, Section
+from tandem.config.node import Count, File, MaybeFile, Node, Seconds, Section, TypedNode
 
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -103,6 +103,29 @@ class ActorConfig(Node):
     optim: OptimConfig = OptimConfig()
 
 
+class EpisodeConfig(TypedNode):
+    """What a sample is: one answer, or an episode of several turns. ``type``, its parameters, and where it runs."""
+
+    type: str = "single_turn"
+    """single_turn, tool_calls, or the name of an async function of ``file``."""
+    file: MaybeFile = None
+    """A .py file that defines the episode named by ``type``."""
+    tools: MaybeFile = None
+    """A .py file whose functions are the tools that a model may call."""
+    tool_format: Literal["auto", "hermes", "llama3", "mistral", "pythonic"] = "auto"
+    """How the model writes calls; ``auto`` is what the chat template shows."""
+    max_turns: PositiveInt = 8
+    """Turns after which an episode is cut."""
+    timeout_s: Seconds = 60.0
+    """Seconds that an episode may take outside of the policy, for its tools and its environment."""
+    workers: Count = 1
+    """Processes in which episodes run."""
+    concurrency: Count = 256
+    """Most episodes at a time in one process."""
+    start_s: Seconds = 120.0
+    """Deadline of a process to get ready (imports), in seconds."""
+
+
 class SwapConfig(Node):
     """Another engine that takes over between two steps."""
 
@@ -152,6 +175,7 @@ class RolloutConfig(Node):
     """What a running generation does when weights arrive."""
     partial: Literal["resume", "discard"] = "resume"
     """What becomes of an aborted generation."""
+    episode: EpisodeConfig = EpisodeConfig()
     keep_kv: Literal["old", "recompute"] = "old"
     """Under ``keep``: go on with the old keys and values, or recompute them."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.8

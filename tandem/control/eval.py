@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from tandem.observe.metrics import CONFIG_FILE
 from tandem.plan.checks.run_folder import RESUME
 from tandem.plan.plan import PREFERENCE, Plan, compile_plan
 from tandem.roles.reward import build_reward_manager
+from tandem.roles.rollout.making import SingleAnswers
 from tandem.runtime.build.composite import build_composite, model_tokenizer
+from tandem.runtime.build.episodes import build_episodes
 from tandem.runtime.build.sources import held_out_prompts, prompt_tables
 from tandem.session.build.parts import build_evaluator
 from tandem.session.preferences import held_out_evaluator
@@ -45,9 +47,14 @@ def run_eval(source: Path, words: Sequence[str]) -> int:
     if not prompts:
         raise DataError("nothing to evaluate on: name data.val_files, or a data.source with a get_val_dataset()")
     rewards = build_reward_manager(config.reward_manager, tokenizer=tokenizer, plugins=config.plugins)
-    with closing(rewards):
+    with closing(rewards), ExitStack() as stack:
+        episodes = build_episodes(config, tokenizer)
+        if episodes is not None:
+            stack.callback(episodes.close)
+            episodes.await_ready()
         composite = build_composite(config, replace(plan, teachers=()), tokenizer, 1)  # no one learns here
-        evaluator = build_evaluator(config, composite, prompts, rewards)
+        make = SingleAnswers if episodes is None else episodes
+        evaluator = build_evaluator(config, composite, prompts, rewards, make)
         answers = evaluator.answers()
         evaluator.require_scored()
         for name, value in evaluator.metrics(answers).items():

@@ -19,7 +19,7 @@ from tandem.data.length import Overlong, cut
 from tandem.data.rows import Row, RowError, Table
 from tandem.data.sampler import Sampler
 from tandem.data.template import Template
-from tandem.data.tools import read_tools, require_place_for_tools
+from tandem.data.tools import Tools, read_tools, require_place_for_tools
 from tandem.models.tokenizer import begins, decode_text, encode_plain
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class PromptColumns:
 
     ``prompt_key`` holds text or chat messages; ``template`` builds the text from several columns instead, as
     ``Template`` says (``"{x:2d}+{y:2d}="``). ``chat`` wraps text as a user message, after ``system_prompt`` if given.
-    ``tools_key`` holds definitions of tools for the chat template, as a list of mappings or as JSON text.
+    ``tools_key`` holds definitions of tools for the chat template, as a list of mappings or as JSON text; ``tools`` are
+    those of rows without any.
     ``uid_key`` None: the uid is "table index:row number". ``data_source_key`` None: the file's name without its ending.
     A key may reach into a nested column by dots (``reward_model.ground_truth``).
     """
@@ -64,6 +65,7 @@ class PromptColumns:
     chat: bool = False
     system_prompt: str | None = None
     tools_key: str | None = None
+    tools: Tools | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class PromptEncoder:
     ) -> None:
         if columns.chat:
             require_chat_template(tokenizer)
-        if columns.tools_key is not None:
+        if columns.tools_key is not None or columns.tools is not None:
             require_place_for_tools(tokenizer)
         if columns.system_prompt is not None and not columns.chat:
             raise DataError("system_prompt is used with chat: true only: set chat: true, or write it into the prompt")
@@ -114,6 +116,7 @@ class PromptEncoder:
                     raise row.bad("no place for tools", "tools belong to chat messages: write chat: true")
                 return Rendered(value, encode_plain(self._tokenizer, value), None)
             messages = self._messages(row, value)
+            tools = self._columns.tools if tools is None else tools
             text, ids = encode_chat_prompt(self._tokenizer, messages, tools=tools)
             return Rendered(text, ids, tuple(messages))
         except RowError:

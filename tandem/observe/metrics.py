@@ -17,6 +17,8 @@ Keys of a metrics line; a part that does not exist in a run leaves its keys out:
                                ``time/rollout`` is how long engines worked in the step, for whichever partitions,
                                ``time/wait`` how long the actor waited, ``time/push_PHASE`` the last push of weights
 ``push/bytes``                 what each engine took over in it
+``episode/...``                means over episodes: turns, tool calls and errors, seconds outside of the model; and the
+                               share that a limit has cut
 ``limit/step_s``               seconds of the best possible step with these parts
 ``limit/fraction``             how much of that the step reached
 ``limit/resumed_after``        in the first line after a resume: the step before it
@@ -113,7 +115,8 @@ class MetricLog(StepLog):
 class RolloutRecord:
     """One sample as a person reads it; ``reward`` None if scoring failed.
 
-    ``version`` is the weights version of its oldest token, ``version_max`` that of its newest.
+    ``version`` is the weights version of its oldest token, ``version_max`` that of its newest. ``messages`` are
+    those of an episode, and are left out for a plain answer.
     """
 
     prompt: str
@@ -122,6 +125,7 @@ class RolloutRecord:
     ground_truth: object
     version: int
     version_max: int | None = None
+    messages: object = None
 
 
 class RolloutLog(StepLog):
@@ -133,7 +137,7 @@ class RolloutLog(StepLog):
     def record(self, step: int, records: list[RolloutRecord]) -> None:
         """Append the samples of one step."""
         for record in records:
-            self.append(step, vars(record))
+            self.append(step, {key: v for key, v in vars(record).items() if key != "messages" or v is not None})
 
 
 def _line(row: Mapping[str, object]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
+from tandem.plan.checks.episode import EPISODE, plays_episodes
 from tandem.plan.entries import advantage_name
 from tandem.plan.plan import PREFERENCE, Plan
 from tandem.plan.reads.form import unread
@@ -38,6 +39,10 @@ def check_own_loop(config: Config, plan: Plan) -> Iterator[Problem]:
         reason = "a loop of your own draws its prompts itself, so nobody draws others for groups that are left out"
         remedy = "Write false and leave out groups yourself, or use `tandem train`"
         yield Problem("algorithm.filter_groups.enable", True, reason, remedy)
+    if plays_episodes(config):
+        reason = "a loop of your own asks for one answer to each prompt, and plays no episodes"
+        remedy = "Write single_turn, or use `tandem train`"
+        yield Problem(f"{EPISODE}.type", config.actor_rollout_ref.rollout.episode.type, reason, remedy)
     if config.trainer.resume is not None:
         reason = "a loop of your own runs from start to end"
         yield Problem("trainer.resume", config.trainer.resume, reason, "Leave it out, or use `tandem train`")

@@ -22,6 +22,7 @@ from tandem.plan.checks.correction import correction_notes
 from tandem.plan.checks.critic import check_critic, check_critic_schedule, read_critic
 from tandem.plan.checks.data import check_data, notes_on_files
 from tandem.plan.checks.engine import check_engine, engine_notes
+from tandem.plan.checks.episode import check_episode
 from tandem.plan.checks.execution import check_execution
 from tandem.plan.checks.folder import check_ends, check_files_of, check_nucleus, check_template, notes_on_ends
 from tandem.plan.checks.model import check_context, check_exact, exact_notes, read_checked
@@ -255,6 +256,7 @@ def _contradictions(
         yield from check_algorithm(config, entries)
         yield from check_stages(config, entries)
         yield from check_reward(config)
+        yield from check_episode(config)
         yield from check_teacher(config, entries, facts)
         yield from check_data(config)
         yield from check_ends(config, facts)

@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 def samples_of(data: DataProto) -> list[Sample]:
     """Return one sample per row of ``data``.
 
-    Needs the column ``responses`` and a tokenizer, which makes text of it without special tokens. The prompt is
+    Needs the column ``responses`` and a tokenizer, which makes text of it without special tokens, unless the batch has
+    ``answer_text``: then that is the answer. The prompt is
     ``prompt_text`` where that is there, else decoded from ``prompts``, else empty. ``ground_truth``, ``data_source``,
     ``extra_info``, ``truncated`` and ``messages`` are None, empty or False where the batch has no such column.
     """
     if data.tokenizer is None:
         raise ContractError("rewards read answers as text: give the batch a tokenizer, DataProto(..., tokenizer=...)")
     responses = data.ragged("responses").rows()
-    texts = _decode(data.tokenizer, responses)
+    if "answer_text" in data.non_tensor_batch:
+        texts: Sequence[str] = data.non_tensor_batch["answer_text"]
+    else:
+        texts = _decode(data.tokenizer, responses)
     if "prompt_text" in data.non_tensor_batch:
         prompts: Sequence[str] = data.non_tensor_batch["prompt_text"]
     elif "prompts" in data.batch:

@@ -75,6 +75,26 @@ def _describe_file(type_: str, path: Path) -> Signature | str:
     return f"{path} defines no {names}: {hint}"
 
 
+def describe_episode(name: str, file: Path) -> Signature | str:
+    """Return the parameters of the async function ``name`` that ``file`` defines, or in words why it is no episode."""
+    try:
+        bound = dict(_bindings(ast.parse(file.read_bytes()).body))
+    except OSError as error:
+        return f"can't be read: {error.strerror or error}"
+    except (SyntaxError, ValueError) as error:
+        return f"not Python: {error}"
+    node = bound.get(name)
+    if node is None:
+        public = [known for known in bound if not known.startswith("_")]
+        return f"{file} defines no {name}: {near(name, public) if public else 'it defines nothing at all'}"
+    if not isinstance(node, ast.AsyncFunctionDef):
+        return f"{name} of {file} is no async function: an episode is `async def {name}(task, policy)`"
+    taken = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+    if len(taken) != 2:
+        return f"{name} of {file} takes ({', '.join(taken)}): an episode takes (task, policy), parameters behind a *"
+    return Signature(tuple(taken), (), _keyword_only(node.args, bound), node.args.kwarg is not None)
+
+
 def describe_class(name: str, file: Path, *, root: str) -> Signature | str:
     """Return the parameters of the class ``name`` that ``file`` defines, or in words why there are none to be known.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 
 from tandem.base.errors import ContractError
@@ -42,10 +45,22 @@ def batch_metrics(batch: DataProto, step: int) -> dict[str, float]:
     }
     if "reward_baselines" in batch.columns:
         metrics["reward/greedy"] = _mean(batch.dense("reward_baselines")[valid].double())
+    if "episode" in batch.non_tensor_batch:
+        metrics |= _episode_metrics(batch.non_tensor_batch["episode"])
     if "advantages" in batch.columns:
         metrics |= _advantages(batch)
     counts = torch.bincount(lags, minlength=1).tolist() if len(lags) else []
     return metrics | {f"lag/count_{lag}": float(count) for lag, count in enumerate(counts)}
+
+
+def _episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return means over episodes of what was counted in each, and the shares of those that a limit has cut, by
+    limit.
+    """
+    counted = ("turns", "tool_calls", "tool_errors", "unparsed", "tool_seconds", "seconds", "sampled")
+    found = {f"episode/{name}": sum(float(one[name]) for one in episodes) / len(episodes) for name in counted}
+    cuts = {limit: sum(one["cut"] == limit for one in episodes) / len(episodes) for limit in ("turns", "tokens")}
+    return found | {f"episode/cut_{limit}": share for limit, share in cuts.items()}
 
 
 def sample_lags(batch: DataProto, step: int) -> torch.Tensor:

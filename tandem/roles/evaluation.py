@@ -14,9 +14,8 @@ from tandem.data.prompts import Prompt
 from tandem.reward.outcome import Scores
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import first_failure
-from tandem.roles.rollout.generation import as_batch, request
+from tandem.roles.rollout.making import Beginning, MakeGroups, SingleAnswers, make_groups
 from tandem.rollout.protocol import RolloutEngine, Sampling
-from tandem.rollout.sound import sound_outputs
 
 SOLVED = 1.0
 """A sample with at least this reward passes."""
@@ -56,6 +55,7 @@ class Evaluator:
         *,
         k: Sequence[int] = (),
         seed: int = 0,
+        make: MakeGroups = SingleAnswers,
     ) -> None:
         self._engine = engine
         self._prompts = list(prompts)
@@ -64,22 +64,27 @@ class Evaluator:
         self._tokenizer = tokenizer
         self._k = tuple(k)
         self._seed = seed
+        self._make = make
         self._scores: list[Scores] = []
         self._batches: list[DataProto] = []
 
     def answers(self) -> list[list[Answer]]:
         """Return n answers to each prompt, in the order of the prompts."""
-        requests = (
-            request(i, prompt, self._sampling.n, self._seed, "evaluation") for i, prompt in enumerate(self._prompts)
-        )
+        making, left = self._make(self._sampling, self._tokenizer), iter(enumerate(self._prompts))
+
+        def begin() -> bool:
+            number, prompt = next(left, (-1, None))
+            if prompt is not None:
+                making.begin(Beginning(str(number), prompt, number, (self._seed, "evaluation")))
+            return prompt is not None
+
         scored = {}
-        for output in sound_outputs(self._engine, requests, self._sampling):
-            number = int(output.request.key)
-            batch = as_batch(self._prompts[number], output, number, self._tokenizer)
+        for made in make_groups(self._engine, making, begin):
+            number, batch = int(made.key), made.batch
             label = f"held-out prompt {self._prompts[number].uid}"
             texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in batch.ragged("responses")]
             lengths = batch.ragged("responses").lengths.tolist()
-            scored[number] = batch, texts, lengths, self._rewards.submit(batch, label)
+            scored[number] = batch, texts, lengths, self._rewards.submit(batch, label, made.verdicts)
         groups, self._scores, self._batches = [], [], []
         for number, prompt in enumerate(self._prompts):
             batch, texts, lengths, handle = scored[number]

@@ -16,7 +16,7 @@ from tandem.columns.proto import DataProto
 from tandem.config.schema import NO_REWARD, Config, RewardConfig
 from tandem.models.tokenizer import load_tokenizer
 from tandem.reward.failures import Failures
-from tandem.reward.outcome import Scores, apply_policy
+from tandem.reward.outcome import Scores, Verdict, apply_policy
 from tandem.reward.parts import component_names
 from tandem.reward.process.inline import InlineScoring
 from tandem.reward.process.job import Handle
@@ -82,9 +82,15 @@ class RewardManager:
         """Wait until scoring can begin. Raises ``RewardError`` where the scorer can't be made, or doesn't start."""
         self._scoring.await_ready()
 
-    def submit(self, group: DataProto, label: str) -> Handle:
-        """Begin to score ``group``; ``label`` names it in messages."""
-        return self._scoring.submit(group, label)
+    def submit(self, group: DataProto, label: str, verdicts: Sequence[Verdict | None] = ()) -> Handle:
+        """Begin to score ``group``; ``label`` names it in messages. The ``verdicts`` that are there already stay."""
+        if verdicts and None not in verdicts:
+            handle = Handle(label, len(group))
+            handle.put(0, [verdict for verdict in verdicts if verdict is not None])
+            return handle
+        handle = self._scoring.submit(group, label)
+        handle.know(verdicts)
+        return handle
 
     def collect(self, handle: Handle) -> tuple[Scores, bool]:
         """Return the scores, and whether the group must be drawn anew.

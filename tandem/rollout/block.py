@@ -39,6 +39,7 @@ class Block:
         self._stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64)
         self._seeds = torch.zeros(limit, dtype=torch.int64)
         self._drawn = torch.zeros(limit, dtype=torch.int64)
+        self._limits = torch.zeros(limit, dtype=torch.int64)  # tokens at which a row ends
         self._last = torch.zeros(limit, dtype=torch.int64)
         self._tokens = torch.empty(limit, sampling.max_tokens, dtype=torch.int64)
         self._logprobs = torch.empty(limit, sampling.max_tokens, dtype=torch.float32)
@@ -75,6 +76,7 @@ class Block:
         rows = slice(first, self.count)
         self._seeds[rows] = torch.tensor([seed for r in requests for seed in r.seeds])
         self._drawn[rows] = 0
+        self._limits[rows] = torch.tensor([r.limit(self._sampling) for r in requests for _ in r.seeds])
         ids = torch.cat([r.prompt_ids for r in requests])
         ends = layout.last.to(self._device)
 
@@ -104,6 +106,7 @@ class Block:
         rows = slice(first, self.count)
         self._seeds[rows] = torch.tensor([group.request.seeds[i] for group, i in owners])
         self._drawn[rows] = drawn
+        self._limits[rows] = torch.tensor([group.request.limit(self._sampling) for group, _ in owners])
         for row, sample in enumerate(begun, start=first):
             length = len(sample.token_ids)
             self._tokens[row, :length] = sample.token_ids
@@ -191,7 +194,7 @@ class Block:
         self._last[rows] = tokens
         self._drawn[rows] += 1
         stopped = torch.isin(tokens, self._stops)
-        ended = stopped | (self._drawn[rows] == self._sampling.max_tokens)
+        ended = stopped | (self._drawn[rows] == self._limits[rows])
         if bool(ended.any()):
             chosen = ended.nonzero()[:, 0]
             self._finish(chosen + rows.start, ["stop" if stop else "length" for stop in stopped[chosen].tolist()])
@@ -225,7 +228,7 @@ class Block:
         source, target = closing(kept)
         self._cache.move(source, target, count)
         width = int(self._drawn[source].max()) if len(source) else 0
-        for array in (self._seeds, self._drawn, self._last):
+        for array in (self._seeds, self._drawn, self._limits, self._last):
             array[target] = array[source]
         for table in (self._tokens, self._logprobs, self._versions):
             table[target, :width] = table[source, :width]

@@ -84,12 +84,19 @@ class GroupRequest:
 
     ``begun`` (none, or one per sample) is what an aborted generation gave. Its finished samples are taken over; the
     others are prefilled with the tokens they have, whose log-probs and versions stay, and go on in their random stream.
+
+    ``max_tokens`` of each sample, where that is less than the sampling's.
     """
 
     key: int | str
     prompt_ids: torch.Tensor
     seeds: tuple[int, ...]
     begun: tuple[SampleOutput, ...] = ()
+    max_tokens: int | None = None
+
+    def limit(self, sampling: Sampling) -> int:
+        """The most tokens of a sample, under ``sampling``."""
+        return sampling.max_tokens if self.max_tokens is None else min(self.max_tokens, sampling.max_tokens)
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,7 @@ class RunningBatch:
             return
         for request in requests:
             n = self._sampling.samples
-            cache = self._model.new_cache(n, len(request.prompt_ids) + self._sampling.max_tokens)
+            cache = self._model.new_cache(n, len(request.prompt_ids) + request.limit(self._sampling))
             block = Block(self._model, self._sampling, cache, n)
             block.admit([request], version)
             self._blocks.append(block)

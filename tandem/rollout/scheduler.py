@@ -73,15 +73,18 @@ class Scheduler:
                 f"{name} has {len(request.seeds)} seeds for n = {self._sampling.samples} samples: give one each"
             )
         self._check_begun(request)
-        if self._context is not None and length + self._sampling.max_tokens > self._context.tokens:
-            most = self._context.tokens - self._sampling.max_tokens
+        limit = request.limit(self._sampling)
+        if limit < 1:
+            raise ContractError(f"{name} may have {limit} tokens: give at least one, or don't ask")
+        if self._context is not None and length + limit > self._context.tokens:
+            most = self._context.tokens - limit
             raise ContractError(
-                f"{name}: {length} prompt tokens + max_tokens {self._sampling.max_tokens} are too many, for "
+                f"{name}: {length} prompt tokens + max_tokens {limit} are too many, for "
                 f"{self._context.why}: shorten the prompt to {most} tokens, or lower max_tokens"
             )
 
     def _check_begun(self, request: GroupRequest) -> None:
-        name, begun, most = f"prompt {request.key!r}", request.begun, self._sampling.max_tokens
+        name, begun, most = f"prompt {request.key!r}", request.begun, request.limit(self._sampling)
         n = self._sampling.samples
         if len(begun) not in (0, n):
             raise ContractError(f"{name} has {len(begun)} begun samples for n = {n}: give one for each seed, or none")

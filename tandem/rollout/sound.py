@@ -76,13 +76,12 @@ def _wrong(output: Any, asked: set[int | str], sampling: Sampling) -> str | None
     for number, sample in enumerate(samples):
         if not isinstance(sample, SampleOutput):
             return f"{sample!r} as sample {number} of group {key!r} instead of a SampleOutput"
-        if wrong := _wrong_sample(sample, sampling):
+        if wrong := _wrong_sample(sample, request.limit(sampling), sampling.vocabulary):
             return f"sample {number} of group {key!r} {wrong}"
     return None
 
 
-def _wrong_sample(sample: SampleOutput, sampling: Sampling) -> str | None:
-    most, ids_below = sampling.max_tokens, sampling.vocabulary
+def _wrong_sample(sample: SampleOutput, most: int, ids_below: int | None) -> str | None:
     ids: Any = sample.token_ids
     reason: Any = sample.finish_reason
     columns: list[tuple[str, Any, bool]] = [("logprobs", sample.logprobs, True), ("versions", sample.versions, False)]

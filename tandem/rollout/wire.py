@@ -119,14 +119,16 @@ def pack_request(request: GroupRequest) -> tuple[dict[str, Any], dict[str, torch
     """Fields and tensors of a message."""
     fields, tensors = pack_samples(request.begun)
     prompt = request.prompt_ids.contiguous()
-    return {"key": request.key, "seeds": request.seeds, "begun": fields}, {"prompt_ids": prompt, **tensors}
+    asked = {"key": request.key, "seeds": request.seeds, "max_tokens": request.max_tokens, "begun": fields}
+    return asked, {"prompt_ids": prompt, **tensors}
 
 
 def unpack_request(message: Message) -> GroupRequest:
     """The request that ``pack_request`` was given."""
     fields = message.fields
     begun = unpack_samples(fields["begun"], message.tensors)
-    return GroupRequest(fields["key"], message.tensors["prompt_ids"], tuple(fields["seeds"]), begun)
+    prompt, seeds = message.tensors["prompt_ids"], tuple(fields["seeds"])
+    return GroupRequest(fields["key"], prompt, seeds, begun, fields["max_tokens"])
 
 
 def pack_samples(samples: Sequence[SampleOutput]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

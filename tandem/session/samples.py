@@ -133,6 +133,7 @@ class Samples(StepPart):
                 ground_truth=item.non_tensor_batch["ground_truth"],
                 version=min(item.batch["token_versions"].tolist(), default=step),
                 version_max=max(item.batch["token_versions"].tolist(), default=step),
+                messages=item.non_tensor_batch.get("episode", {}).get("messages"),
             )
             for item in (batch[row] for row in firsts)
         ]

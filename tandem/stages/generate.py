@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tandem.episodes.built_in import SINGLE_TURN
 from tandem.stages.facts import ROLLOUT, Step
 from tandem.stages.stage import Stage
 
@@ -20,7 +21,8 @@ class Generate(Stage):
         return ("prompts",)
 
     def gives(self, step: Step) -> tuple[str, ...]:
-        return ROLLOUT_COLUMNS
+        played = step.config.actor_rollout_ref.rollout.episode.type != SINGLE_TURN
+        return (*ROLLOUT_COLUMNS, "episode") if played else ROLLOUT_COLUMNS
 
     def role(self, step: Step) -> str:
         return ROLLOUT

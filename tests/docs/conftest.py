@@ -37,7 +37,7 @@ REGISTRIES: tuple[Registry[Any], ...] = (
 )
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>"
-    "{% endif %}"
+    "{% endif %}{# tools #}"
 )
 RUN = {
     "actor_rollout_ref": {"model": {"path": "model"}, "actor": {"optim": {"lr": 3.0e-3}}, "rollout": {"n": 8}},

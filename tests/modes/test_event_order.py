@@ -131,20 +131,20 @@ def stop_generation_within_partition_1(session: Streaming, log: EventLog, until:
     """Once its samples have some of their tokens and not all, the engine waits for ``until``."""
     stream: Any = session.rollout.alive[0]
     boundary: Any = real_engine(session)._boundary
-    ask, token = stream._ask, boundary.token
-    begun: list[int] = []  # tokens made when each group of the partition was asked for
+    begin, token = stream._begin, boundary.token
+    begun: list[int] = []  # tokens made when each group of the partition was begun
 
-    def asking(ticket: Ticket, *args: Any) -> Any:
+    def beginning(ticket: Ticket, *args: Any) -> Any:
         if ticket.partition == 1:
             begun.append(boundary.steps)
-        return ask(ticket, *args)
+        return begin(ticket, *args)
 
     def slow(aborts: int) -> Any:
         if begun and boundary.steps > begun[-1]:
             log.wait_for(until, "what lets generation go on")
         return token(aborts)
 
-    stream._ask, boundary.token = asking, slow
+    stream._begin, boundary.token = beginning, slow
 
 
 def new_weights_at(engine: HfEngine) -> Callable[[], bool]:

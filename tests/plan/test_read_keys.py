@@ -31,6 +31,7 @@ Plans = Callable[..., Plan]
 Problems = Callable[..., list[Problem]]
 SftPlans = Callable[..., SftPlan]
 
+EPISODES = Path(__file__).parents[1] / "episodes"
 ROLLOUT = "actor_rollout_ref.rollout"
 MODEL = "actor_rollout_ref.model"
 OPTIM = "actor_rollout_ref.actor.optim"
@@ -101,6 +102,8 @@ RUNS = {
     "abort": f"--hybrid {ROLLOUT}.on_weight_update=abort",
     "swapped": f"--hybrid {ROLLOUT}.swap.step=1 {ROLLOUT}.swap.name=hf",
     "lora": f"{MODEL}.lora_rank=4 --hybrid",
+    "episodes": f"{ROLLOUT}.episode.type=tokens {ROLLOUT}.episode.file=PLAYS {ROLLOUT}.episode.tools=TOOLS "
+    f"{ROLLOUT}.episode.tool_format=hermes {MODEL}.path=CHAT",
     "preferences": f"{LOSS}.type=dpo {PAIRS}",
     "labelled": f"{LOSS}.type=kto data.label_key=good {PAIRS}",
 }
@@ -111,7 +114,9 @@ RUNS = {
 def changed(task: Path) -> Callable[[str], Config]:
     """The task with some words changed; names of files in capitals stand for files."""
     chat = Path(shutil.copytree(task.parent / "model", task.parent / "chat"))
-    (chat / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    (chat / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.content }}{% endfor %}{# tools #}"
+    )
     answers = {"rejected": "00", "response": "11"}
     pairs = [{"prompt": f"{d}>", "chosen": str(d), "good": d > 4, **answers} for d in range(10)]
     held_out = [{"prompt": f"{d}>", "answer": str(d) * 4} for d in (3, 8)]
@@ -123,6 +128,8 @@ def changed(task: Path) -> Callable[[str], Config]:
         "PARQUET": task.parent / "train.parquet",
         "VAL": write_rows(task.parent / "held_out.jsonl", held_out),
         "MODEL": task.parent / "model",
+        "PLAYS": EPISODES / "plays.py",
+        "TOOLS": EPISODES / "slow_tools.py",
     }
 
     def made(words: str) -> Config:

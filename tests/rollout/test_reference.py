@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -112,7 +113,8 @@ def check(model: PreTrainedModel, outputs: list[GroupOutput], requests: list[Gro
     for output in outputs:
         assert len(output.samples) == sampling.n
         for seed, sample in zip(output.request.seeds, output.samples, strict=True):
-            tokens, logprobs = reference(model, output.request.prompt_ids.tolist(), seed, sampling)
+            asked = replace(sampling, max_tokens=output.request.limit(sampling))
+            tokens, logprobs = reference(model, output.request.prompt_ids.tolist(), seed, asked)
             assert sample.token_ids.tolist() == tokens
             assert sample.logprobs.tolist() == pytest.approx(logprobs, abs=2e-5)
             assert sample.finish_reason == ("stop" if tokens[-1] in sampling.stop_token_ids else "length")
@@ -138,7 +140,12 @@ def test_any_composition_of_the_batch_equals_the_reference(name: str, data: st.D
     lengths = data.draw(st.lists(st.integers(3, 40), min_size=1, max_size=5))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     requests = [
-        GroupRequest(key, torch.randint(V, (length,), generator=generator), tuple(range(100 * key, 100 * key + n)))
+        GroupRequest(
+            key,
+            torch.randint(V, (length,), generator=generator),
+            tuple(range(100 * key, 100 * key + n)),
+            max_tokens=data.draw(st.none() | st.integers(1, 40)),
+        )
         for key, length in enumerate(lengths)
     ]
     engine = HfEngine(

@@ -21,7 +21,7 @@ _SAID = "what was said"
 def notes_on_template(config: Config) -> Iterator[str]:
     """Note what to know of a run whose prompts the chat template wraps."""
     if config.data.chat:
-        yield from _notes(*_of_folder(config.actor_rollout_ref.model.tokenizer))
+        yield from _notes(*template_of(config.actor_rollout_ref.model.tokenizer))
 
 
 def notes_on_conversations(config: SftConfig) -> Iterator[str]:
@@ -31,7 +31,7 @@ def notes_on_conversations(config: SftConfig) -> Iterator[str]:
     if not any(found.chat or found.messages_key is not None for found in columns):
         return
     if new is None:
-        yield from _notes(*_of_folder(config.model.tokenizer))
+        yield from _notes(*template_of(config.model.tokenizer))
     elif new.chat_template is not None:
         yield from _notes(new.chat_template, [new.alphabet[:1]])
 
@@ -47,7 +47,7 @@ def _notes(template: str | None, ends: list[str]) -> Iterator[str]:
         yield endless_turns(ending, ", ".join(map(repr, ends)))
 
 
-def _of_folder(path: str) -> tuple[str | None, list[str]]:
+def template_of(path: str) -> tuple[str | None, list[str]]:
     """Return the chat template and the texts of the end tokens; None or none where the files don't tell."""
     folder = model_folder(path)
     if folder is None:

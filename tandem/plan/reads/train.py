@@ -10,6 +10,7 @@ from tandem.plan.engine import engine_asks_for, engine_capabilities
 from tandem.plan.entries import Entries
 from tandem.plan.placement import train_ranks
 from tandem.plan.preference import learns_preferences
+from tandem.plan.reads.episode import episode_reads
 from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads
 from tandem.plan.teacher import learns_from_reward, uses_teacher
 
@@ -203,6 +204,7 @@ def _engine_asks_for(setting: str, s: Setting) -> bool:
 _TAKES_TURNS = "the engine generates with the actor's own weights, in turns with it"
 
 EXECUTION: tuple[Reads[Setting], ...] = (
+    *episode_reads(lambda s: s.config),
     Reads(
         (f"{ROLLOUT}.on_weight_update",),
         lambda s: s.config.execution.mode != "colocate",

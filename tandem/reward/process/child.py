@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tandem.reward.process.wire import Inbox, Setup, send
@@ -21,14 +22,13 @@ if TYPE_CHECKING:
 _SEND_S = 30.0  # a process that takes nothing for so long is stopped, not slow
 
 
-class ScoringProcess:
-    """A child that runs ``tandem.reward.process.worker``, in a process group and with a temporary folder of its own.
+class ForeignProcess:
+    """A child that runs ``module`` on code of the user's, in a process group and with a temporary folder of its own.
 
-    ``jobs`` is the message that it works on and ``answered`` the numbers of the jobs done; ``since`` is when it began
-    with what it does now: its start, the message, or (jobs in turn) the current job.
+    ``path`` is its ``sys.path`` and ``first`` the first message to it. ``since`` is when it began with what it does.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, module: str, path: Sequence[str], first: bytes) -> None:
         self._place = TemporaryPlace(SCORER)
         self.channel, theirs = socket.socketpair()
         with theirs:
@@ -36,7 +36,7 @@ class ScoringProcess:
                 sys.executable,
                 "-P",
                 "-m",
-                "tandem.reward.process.worker",
+                module,
                 str(theirs.fileno()),
                 str(os.getpid()),
             ]
@@ -46,20 +46,52 @@ class ScoringProcess:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 env=os.environ
-                | {"PYTHONPATH": os.pathsep.join(setup.path), "OMP_NUM_THREADS": "1", "TMPDIR": str(self._place.path)},
+                | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "TMPDIR": str(self._place.path)},
             )
         self.channel.settimeout(_SEND_S)
         self.inbox = Inbox(self.channel)
         self.ready = False
-        self.jobs: list[Job] = []
-        self.answered: set[int] = set()
         self.since = time.monotonic()
-        self.send(pickle.dumps(setup))
+        self.send(first)
 
     @property
     def pid(self) -> int:
         """The process id of the child, which leads its process group."""
         return self._child.pid
+
+    def send(self, message: bytes) -> None:
+        """Send, if the process still listens; that it doesn't is seen when its end of the socket is found closed."""
+        try:
+            send(self.channel, message)
+        except OSError:
+            self.inbox.closed = True
+
+    def kill(self) -> str:
+        """End the process and its children at once; how it ended: ``was killed by SIGSEGV``, ``exited with status 3``.
+
+        One that is ending by itself has a moment to do so, that its own way of ending can be seen.
+        """
+        if self.inbox.closed:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(1.0)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in the group
+            os.killpg(self.pid, signal.SIGKILL)
+        code = self._child.wait()
+        self.channel.close()
+        self._place.remove()
+        return f"exited with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+
+
+class ScoringProcess(ForeignProcess):
+    """A child that scores. ``jobs`` is the message that it works on and ``answered`` the numbers of the jobs done.
+
+    ``since`` is its start, that of the message, or (jobs in turn) of the current job.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self.jobs: list[Job] = []
+        self.answered: set[int] = set()
+        super().__init__("tandem.reward.process.worker", setup.path, pickle.dumps(setup))
 
     @property
     def idle(self) -> bool:
@@ -72,13 +104,6 @@ class ScoringProcess:
         if not self.ready:
             return "starts"
         return "scores " + ", ".join(job.name for job in self.unanswered[:1])
-
-    def send(self, message: bytes) -> None:
-        """Send, if the process still listens; that it doesn't is seen when its end of the socket is found closed."""
-        try:
-            send(self.channel, message)
-        except OSError:
-            self.inbox.closed = True
 
     def assign(self, jobs: list[Job]) -> None:
         """Give an idle process its next message."""
@@ -98,18 +123,3 @@ class ScoringProcess:
     def unanswered(self) -> list[Job]:
         """What is left of the message, in its order."""
         return [job for i, job in enumerate(self.jobs) if i not in self.answered]
-
-    def kill(self) -> str:
-        """End the process and its children at once; how it ended: ``was killed by SIGSEGV``, ``exited with status 3``.
-
-        One that is ending by itself has a moment to do so, that its own way of ending can be seen.
-        """
-        if self.inbox.closed:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(1.0)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in the group
-            os.killpg(self.pid, signal.SIGKILL)
-        code = self._child.wait()
-        self.channel.close()
-        self._place.remove()
-        return f"exited with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"

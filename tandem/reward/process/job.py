@@ -27,6 +27,7 @@ class Handle:
     def __init__(self, label: str, size: int) -> None:
         self.label = label
         self._verdicts: list[Verdict | None] = [None] * size
+        self._known: dict[int, Verdict] = {}
         self._missing = size
         self._done = threading.Event()
         if size == 0:
@@ -51,13 +52,18 @@ class Handle:
         if self._missing == 0:
             self._done.set()
 
+    def know(self, verdicts: Sequence[Verdict | None]) -> None:
+        """Keep these verdicts, where there are some, whatever scoring says of their samples."""
+        self._known = {i: verdict for i, verdict in enumerate(verdicts) if verdict is not None}
+
     def missing(self) -> list[str]:
         """Return the names of the samples without a verdict."""
         return [f"{self.label}[{i}]" for i, verdict in enumerate(self._verdicts) if verdict is None]
 
     def scores(self) -> Scores:
         """Return the verdicts as columns; all must be there."""
-        return Scores.of([verdict for verdict in self._verdicts if verdict is not None], self.label)
+        verdicts = [self._known.get(i, verdict) for i, verdict in enumerate(self._verdicts)]
+        return Scores.of([verdict for verdict in verdicts if verdict is not None], self.label)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,13 +6,10 @@ a scorer prints goes to standard error.
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import json
 import os
 import pickle
-import shutil
-import signal
 import socket
 import sys
 import threading
@@ -20,11 +17,11 @@ import time
 from typing import Any
 
 from tandem.reward.outcome import Sample, Verdict, failed, timed_out
+from tandem.reward.process.lifeline import LastResort, clear, end_with
 from tandem.reward.process.wire import Setup, pack_verdicts, receive, send
 from tandem.reward.resolve import bind
 from tandem.reward.scoring import Scorer, describe_error, run_now
 
-_WATCH_S = 0.5
 _LAST_RESORT_S = 2.0  # beyond the deadline, at which a living parent has ended this process
 
 
@@ -36,8 +33,8 @@ def main(fd: int, parent: int) -> None:
     if first is None:
         return
     setup: Setup = pickle.loads(first)
-    last_resort = _LastResort(setup.deadline_s + _LAST_RESORT_S)
-    threading.Thread(target=_end_with, args=(parent, last_resort), daemon=True).start()
+    last_resort = LastResort(setup.deadline_s + _LAST_RESORT_S)
+    threading.Thread(target=end_with, args=(parent, last_resort), daemon=True).start()
     sys.path[:] = setup.path
     try:
         scorer = bind(setup.spec)
@@ -104,44 +101,8 @@ def _score_batch(channel: socket.socket, scorer: Scorer, job: bytes, tokenizer: 
     send(channel, pack_verdicts(0, verdicts, time.perf_counter() - started))
 
 
-class _LastResort:
-    """Ends this process unless it is put off in time; works even while a C call holds the interpreter."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._nowhere = open(os.devnull, "w")  # noqa: SIM115  (stays open: the timer writes a traceback there)
-        self._armed = False
-
-    def arm(self) -> None:
-        """Start the timer. Not before the scorer is made: imports may take long."""
-        self._armed = True
-        self.put_off()
-
-    def put_off(self) -> None:
-        """Start the timer anew, if it runs."""
-        if self._armed:
-            faulthandler.dump_traceback_later(self._seconds, exit=True, file=self._nowhere)
-
-
-def _end_with(parent: int, last_resort: _LastResort) -> None:
-    """Kill this process and what it started once the parent is gone, whatever the scorer is doing.
-
-    A scorer inside one long C call (a regular expression, say) keeps this thread from running: hence the last resort.
-    """
-    while os.getppid() == parent:
-        last_resort.put_off()
-        time.sleep(_WATCH_S)
-    _clear()
-    os.killpg(0, signal.SIGKILL)
-
-
-def _clear() -> None:
-    """Remove this process's folder of temporary files, whose owner is gone and can't."""
-    shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
-
-
 if __name__ == "__main__":
     try:
         main(int(sys.argv[1]), int(sys.argv[2]))
     finally:
-        _clear()
+        clear()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tandem.base.errors import ContractError, EngineDiedError
@@ -16,12 +18,105 @@ if TYPE_CHECKING:
     import torch
 
 
+_END = object()
+_ASK_AGAIN_S = 0.01  # between questions to a source that had nothing
+
+
 @dataclass(frozen=True)
 class _Ended:
     """One engine has no more answers; ``error`` is what ended it, if anything did."""
 
     name: str
     error: BaseException | None
+
+
+class _Share:
+    """The requests of one engine, which pulls them in a thread of its own.
+
+    ``owed`` are those without an answer; ``unanswered`` counts those in the engine, in its thread.
+    """
+
+    def __init__(self) -> None:
+        self.owed: dict[int | str, GroupRequest] = {}
+        self.unanswered = 0
+        self._waiting: queue.SimpleQueue[GroupRequest | None] = queue.SimpleQueue()
+
+    def ask(self, request: GroupRequest | None) -> None:
+        """Have the engine asked this; None: there is nothing more to ask."""
+        if request is not None:
+            self.owed[request.key] = request
+        self._waiting.put(request)
+
+    def requests(self) -> Iterator[GroupRequest | None]:
+        """Return what the engine pulls; it waits only while the engine has nothing."""
+        while True:
+            try:
+                request = self._waiting.get(block=self.unanswered == 0)
+            except queue.Empty:
+                yield None
+                continue
+            if request is None:
+                return
+            self.unanswered += 1
+            yield request
+
+
+class _Sharded:
+    """Requests dealt to ``engines``, each of which generates in a thread of its own."""
+
+    def __init__(self, engines: dict[str, RolloutEngine], sampling: Sampling) -> None:
+        self._news: queue.SimpleQueue[GroupOutput | _Ended] = queue.SimpleQueue()
+        self._shares = {name: _Share() for name in engines}
+        self._turns = itertools.count()
+        for name, engine in engines.items():
+            run = partial(self._answer, name, engine, self._shares[name], sampling)
+            threading.Thread(target=run, name=f"answers-of-{name}", daemon=True).start()
+
+    @property
+    def owed(self) -> int:
+        """Requests that have no answer."""
+        return sum(len(share.owed) for share in self._shares.values())
+
+    def ask(self, request: GroupRequest) -> None:
+        """Give the request to the engine whose turn it is."""
+        if not self._shares:
+            raise ContractError("there are requests and no rollout engine to answer them")
+        names = list(self._shares)
+        self._shares[names[next(self._turns) % len(names)]].ask(request)
+
+    def next_output(self, seconds: float | None) -> GroupOutput | None:
+        """Return the next group that an engine has finished; None where none has for so long. Raises what ended an
+        engine.
+        """
+        try:
+            found = self._news.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        if isinstance(found, GroupOutput):
+            for share in self._shares.values():
+                share.owed.pop(found.request.key, None)
+            return found
+        share = self._shares.pop(found.name)
+        if found.error is not None and (not isinstance(found.error, EngineDiedError) or not self._shares):
+            raise found.error
+        for request in share.owed.values():
+            self.ask(request)
+        return None
+
+    def end(self) -> None:
+        """Ask nothing more: the threads end with what they have."""
+        for share in self._shares.values():
+            share.ask(None)
+
+    def _answer(self, name: str, engine: RolloutEngine, share: _Share, sampling: Sampling) -> None:
+        try:
+            for output in engine.generate(share.requests(), sampling):
+                share.unanswered -= 1
+                self._news.put(output)
+        except BaseException as error:  # raised to whoever asked
+            self._news.put(_Ended(name, error))
+        else:
+            self._news.put(_Ended(name, None))
 
 
 class EnginePool:
@@ -35,48 +130,29 @@ class EnginePool:
         return min(engine.version for engine in self.engines.values())
 
     def generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
-        """Deal the requests to the engines in turns, all at the start; groups come as they finish.
+        """Deal the requests to the engines in turns, as they come; groups come as they finish.
 
         What an engine that dies owed is asked of the others; ``EngineDiedError`` once there is none.
         """
-        owed = {request.key: request for request in requests if request is not None}
-        alive = dict(self.engines)
-        while owed:
-            if not alive:
-                raise ContractError(f"{len(owed)} requests and no rollout engine to answer them")
-            for output in self._round(list(owed.values()), sampling, alive):
-                del owed[output.request.key]
-                yield output
-
-    def _round(
-        self, requests: list[GroupRequest], sampling: Sampling, alive: dict[str, RolloutEngine]
-    ) -> Iterator[GroupOutput]:
-        """Yield the answers of all; takes those that die out of ``alive``."""
-        news: queue.SimpleQueue[GroupOutput | _Ended] = queue.SimpleQueue()
-
-        def answer(name: str, engine: RolloutEngine, share: list[GroupRequest]) -> None:
-            try:
-                for output in engine.generate(share, sampling):
-                    news.put(output)
-            except BaseException as error:  # raised to whoever asked
-                news.put(_Ended(name, error))
-            else:
-                news.put(_Ended(name, None))
-
-        under_way = list(alive)
-        for i, (name, engine) in enumerate(alive.items()):
-            share = requests[i :: len(under_way)]
-            threading.Thread(target=answer, args=(name, engine, share), name=f"answers-of-{name}", daemon=True).start()
-        while under_way:
-            found = news.get()
-            if isinstance(found, GroupOutput):
-                yield found
-                continue
-            under_way.remove(found.name)
-            if found.error is not None:
-                if not isinstance(found.error, EngineDiedError) or len(alive) == 1:
-                    raise found.error
-                del alive[found.name]
+        source, more = iter(requests), True
+        sharded = _Sharded(dict(self.engines), sampling)
+        try:
+            while True:
+                while more:
+                    request = next(source, _END)
+                    if request is None:
+                        break
+                    if isinstance(request, GroupRequest):
+                        sharded.ask(request)
+                    else:
+                        more = False
+                if not more and not sharded.owed:
+                    return
+                output = sharded.next_output(_ASK_AGAIN_S if more else None)
+                if output is not None:
+                    yield output
+        finally:
+            sharded.end()
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
         """Load every engine, one after the other; all must answer the same fingerprint."""

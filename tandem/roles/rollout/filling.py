@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,10 +19,9 @@ from tandem.dataflow.tickets import Ticket
 from tandem.reward.outcome import Scores
 from tandem.reward.process.job import Handle
 from tandem.roles.reward import RewardManager
-from tandem.roles.rollout.generation import as_batch, request
+from tandem.roles.rollout.making import Beginning, Made, Making, SingleAnswers, make_groups
 from tandem.roles.rollout.utilization import ScoringWait
-from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
-from tandem.rollout.sound import sound_outputs
+from tandem.rollout.protocol import RolloutEngine, Sampling
 
 FAILED, FILTERED = "reward failed", "equal rewards"
 
@@ -58,6 +57,7 @@ class Rollout:
 
     ``name`` is the engine's in the gate and in messages. Of the last partition filled, ``counts`` are the groups
     dropped by reason and ``report`` the scorer's own metrics. ``scoring_wait`` measures how long scores are waited for.
+    ``making`` turns tickets into groups; by default each is one request of plain answers.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Rollout:
         filling: Filling,
         tokenizer: Any,
         scoring_wait: ScoringWait | None = None,
+        making: Making | None = None,
     ) -> None:
         self.name = name
         self.scoring_wait = ScoringWait() if scoring_wait is None else scoring_wait
@@ -83,7 +84,7 @@ class Rollout:
         self._plane = plane
         self._gate = gate
         self._filling = filling
-        self._tokenizer = tokenizer
+        self._making = SingleAnswers(filling.sampling, tokenizer) if making is None else making
 
     def acknowledge(self, version: int) -> None:
         """Note that the engine generates with weights ``version`` from now on."""
@@ -115,23 +116,27 @@ class Rollout:
     def _round(self, scores: list[Scores]) -> int:
         """Generate a group for every ticket that is due; score them; how many of them were dropped."""
         pending: dict[Ticket, Pending] = {}
-        by_key: dict[int | str, Ticket] = {}
+        by_key: dict[str, Ticket] = {}
+
+        def begin() -> bool:
+            ticket = self._gate.admit(self.name)
+            if isinstance(ticket, Closed):
+                return False
+            self._begin(ticket, pending, by_key)
+            return True
+
         self.scoring_wait.generates(self.name, 1)
-        for output in sound_outputs(self.engine, self._requests(pending, by_key), self._filling.sampling):
-            self._store(by_key[output.request.key], pending, output)
+        for made in make_groups(self.engine, self._making, begin):
+            self._store(by_key[made.key], pending, made)
         self.scoring_wait.generates(self.name, -1)
         return sum(self._settle(ticket, pending[ticket], scores) for ticket in sorted(pending))
 
-    def _requests(self, pending: dict[Ticket, Pending], by_key: dict[int | str, Ticket]) -> Iterator[GroupRequest]:
-        while not isinstance(ticket := self._gate.admit(self.name), Closed):
-            yield self._ask(ticket, pending, by_key)
-
-    def _ask(self, ticket: Ticket, pending: dict[Ticket, Pending], by_key: dict[int | str, Ticket]) -> GroupRequest:
-        """Return the request that fills ``ticket``, noted in ``pending`` and under its key."""
+    def _begin(self, ticket: Ticket, pending: dict[Ticket, Pending], by_key: dict[str, Ticket]) -> None:
+        """Begin the group that fills ``ticket``, noted in ``pending`` and under its key."""
         prompt, key = self._draw(ticket), str(ticket)
         pending[ticket], by_key[key] = Pending(prompt), ticket
         self._plane.assign(ticket, self.name)
-        return request(key, prompt, self._filling.sampling.samples, self._filling.seed, "sample", *ticket)
+        self._making.begin(Beginning(key, prompt, ticket.place, (self._filling.seed, "sample", *ticket)))
 
     def _draw(self, ticket: Ticket) -> Prompt:
         """Draw the prompt of a ticket: a function of the ticket, whichever engine asks, and whether or not another has
@@ -141,16 +146,16 @@ class Rollout:
             return self._source.refill(*ticket)
         return self._source.draw(ticket.partition * self._gate.tickets + ticket.place)
 
-    def _store(self, ticket: Ticket, pending: dict[Ticket, Pending], output: GroupOutput) -> None:
+    def _store(self, ticket: Ticket, pending: dict[Ticket, Pending], made: Made) -> None:
         """Put a finished group into the plane and have it scored while others are generated."""
-        group = pending[ticket]
-        batch = as_batch(group.prompt, output, ticket.place, self._tokenizer)
+        group, batch = pending[ticket], made.batch
         drawn = batch[: self._filling.sampling.n]  # a greedy answer is scored and not trained
         self._plane.put([ticket], drawn, timeout=self._filling.deadline_s)
         group.truncated = drawn.dense("truncated")
         self.scoring_wait.scores(1)
         with self.scoring_wait.blocking(self.name):
-            group.handle = self._rewards.submit(batch, f"{ticket}, prompt {group.prompt.uid}")
+            label = f"{ticket}, prompt {group.prompt.uid}"
+            group.handle = self._rewards.submit(batch, label, made.verdicts)
 
     def _settle(self, ticket: Ticket, group: Pending, scores: list[Scores]) -> bool:
         """Store the rewards of a group, or drop it; says whether it was dropped."""

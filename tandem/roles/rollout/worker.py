@@ -21,9 +21,10 @@ from tandem.reward.outcome import Scores
 from tandem.roles.probing import ask
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import Filling, Pending, Rollout
+from tandem.roles.rollout.making import Making
 from tandem.roles.rollout.utilization import ScoringWait, Utilization, wall
 from tandem.rollout.connection import QUIET_S
-from tandem.rollout.protocol import EngineStats, GroupOutput, GroupRequest, Heartbeat, RolloutEngine, Supervised
+from tandem.rollout.protocol import EngineStats, GroupRequest, Heartbeat, RolloutEngine, Supervised
 from tandem.rollout.sound import sound_outputs
 from tandem.weights.probe import Answer
 
@@ -59,8 +60,9 @@ class RolloutWorker(Rollout):
         partial: Literal["resume", "discard"] = "resume",
         clock: Callable[[], float] = wall,
         scoring_wait: ScoringWait | None = None,
+        making: Making | None = None,
     ) -> None:
-        super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer, scoring_wait)
+        super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer, scoring_wait, making)
         self._partial = partial
         self.error: BaseException | None = None
         waited = self.scoring_wait
@@ -68,8 +70,9 @@ class RolloutWorker(Rollout):
             lambda: clock() - waited.blocked_s(name), lambda change: waited.generates(name, change)
         )
         self._pending: dict[Ticket, Pending] = {}
-        self._by_key: dict[int | str, Ticket] = {}
-        self._generating = 0
+        self._by_key: dict[str, Ticket] = {}
+        self._generating = 0  # groups
+        self._unanswered = 0  # requests
         self._scores: defaultdict[int, list[Scores]] = defaultdict(list)
         self._again: deque[GroupRequest] = deque()
         self._stopping = threading.Event()
@@ -140,6 +143,11 @@ class RolloutWorker(Rollout):
         waiting = [t for t, group in self._pending.copy().items() if group.handle is not None and not group.handle.done]
         return self._rewards.activity() if waiting else None
 
+    @property
+    def outside(self) -> str:
+        """What its episodes wait for outside of the engine, in words; empty for nothing."""
+        return self._making.activity()
+
     def _run(self) -> None:
         try:
             try:
@@ -150,6 +158,7 @@ class RolloutWorker(Rollout):
         except BaseException as error:  # handed to the thread that trains
             self.error = error
         finally:
+            self._making.abandon()
             self._gate.wake()
 
     def _serve(self) -> None:
@@ -160,12 +169,13 @@ class RolloutWorker(Rollout):
                 self._gate.wait(_TICK_S)
                 continue
             self._calling = True
-            for output in sound_outputs(self.engine, self._stream(), self._filling.sampling):
-                self._generating -= 1
+            for output in sound_outputs(self.engine, self._stream(), self._making.sampling):
+                self._unanswered -= 1
                 if output.aborted:
                     self._again.append(output.resumed() if self._partial == "resume" else output.restarted())
                 else:
-                    self._keep(output)
+                    self._making.hear(output)
+                self._keep_made()
                 self._settle_done()
             self._calling = False
             self._gate.wake()
@@ -175,6 +185,7 @@ class RolloutWorker(Rollout):
         scored.
         """
         self.utilization.abandon()
+        self._making.abandon()
         self._pending = {ticket: group for ticket, group in self._pending.items() if group.handle is not None}
         self._gate.leave(self.name, self._pending.keys())
         self._left.set()
@@ -182,27 +193,32 @@ class RolloutWorker(Rollout):
             self._settle_done()
             self._idle()
 
-    def _keep(self, output: GroupOutput) -> None:
-        ticket = self._by_key.pop(output.request.key)
-        self.utilization.end(ticket)
-        if self._generating == 0:
-            self._gate.wake()
-        self._store(ticket, self._pending, output)
+    def _keep_made(self) -> None:
+        """Store the groups that are whole."""
+        for made in self._making.finished():
+            ticket = self._by_key.pop(made.key)
+            self.utilization.end(ticket)
+            self._generating -= 1
+            if self._generating == 0:
+                self._gate.wake()
+            self._store(ticket, self._pending, made)
 
     def _stream(self) -> Iterator[GroupRequest | None]:
         """Yield the requests as tickets are admitted; None while there is nothing to ask and the engine is at work."""
         while not self._stopping.is_set():
+            self._keep_made()
             self._settle_done()
-            if self._again:
-                self._generating += 1
-                yield self._again.popleft()
+            request = self._again.popleft() if self._again else self._making.next()
+            if request is not None:
+                self._unanswered += 1
+                yield request
                 continue
             ticket = None if self._resting else self._gate.admit(self.name)
             if isinstance(ticket, Ticket):
                 self._generating += 1
                 self.utilization.begin(ticket)
-                yield self._ask(ticket, self._pending, self._by_key)
-            elif self._generating:
+                self._begin(ticket, self._pending, self._by_key)
+            elif self._unanswered:
                 yield None
             elif self._resting and not self._pending:
                 return
@@ -216,9 +232,11 @@ class RolloutWorker(Rollout):
             self.engine.check()
 
     def _idle(self) -> None:
-        """Wait for a scoring, or for the gate: nothing is generated and no ticket is free."""
+        """Wait for an episode, a scoring, or the gate: nothing is generated and no ticket is free."""
         handles = [group.handle for group in self._pending.values() if group.handle is not None]
-        if handles:
+        if self._making.awaits:
+            self._making.wait(_TICK_S)
+        elif handles:
             handles[0].wait(_TICK_S)
         else:
             self._gate.wait(_TICK_S)
@@ -359,6 +377,8 @@ def cause_of_stall(
             continue
         if quiet := silence(rollout):
             causes.append(f"{rollout.name} {quiet}")
+        if outside := rollout.outside:
+            causes.append(f"{rollout.name} has episodes outside: {outside}")
         with suppress(TandemError):
             closed: Closed | None = gate.closed(rollout.name)
             if closed is not None and not closed.exhausted:

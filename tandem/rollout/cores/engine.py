@@ -215,7 +215,7 @@ class RunningRequests:
             group.going = len(unfinished)
             self._groups[group] = None
             for i in unfinished:
-                self._engine.begin(group.rows[i], self._wanted(request.seeds[i], group.rows[i], i))
+                self._engine.begin(group.rows[i], self._wanted(request, group.rows[i], i))
             if not unfinished:
                 self._finished.append(group)
 
@@ -245,7 +245,7 @@ class RunningRequests:
         if self._groups:
             self._engine.forget(row for group in self._groups for row in group.rows)
 
-    def _wanted(self, seed: int, row: _Row, index: int) -> Wanted:
+    def _wanted(self, request: GroupRequest, row: _Row, index: int) -> Wanted:
         """The rest of a sample."""
         sampling = self._sampling
         return Wanted(
@@ -253,8 +253,8 @@ class RunningRequests:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            seed=stream(seed, len(row.tokens)),
-            max_tokens=sampling.max_tokens - len(row.tokens),
+            seed=stream(request.seeds[index], len(row.tokens)),
+            max_tokens=request.limit(sampling) - len(row.tokens),
             stop_token_ids=sampling.stop_token_ids,
         )
 

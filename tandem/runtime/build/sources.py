@@ -23,11 +23,13 @@ from tandem.data.preferences import Lengths, Preference, PreferenceColumns, Pref
 from tandem.data.prompts import Prompt, PromptColumns, PromptSource
 from tandem.data.rows import Table
 from tandem.data.tasks import TaskTable
+from tandem.data.tools import Tools
 from tandem.models.tokenizer import load_tokenizer
 from tandem.plan.batch import epochs, name_epochs
 from tandem.plan.mix import example_columns, mix_names
 from tandem.plan.teacher import taught_sources
 from tandem.reward.scoring import describe_error
+from tandem.runtime.build.episodes import offered_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,7 +71,7 @@ def prompt_source(
     return PromptSource(
         tables.train,
         tokenizer=tokenizer,
-        columns=_prompt_columns(data),
+        columns=_prompt_columns(data, offered_tools(config)),
         max_prompt_length=data.max_prompt_length,
         on_overlong=Overlong(data.on_overlong_prompt),
         on_bad_row=OnBadRow(data.on_bad_row),
@@ -221,7 +223,7 @@ def held_out_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, tables:
     source = PromptSource(
         tables.held_out,
         tokenizer=tokenizer,
-        columns=_prompt_columns(data),
+        columns=_prompt_columns(data, offered_tools(config)),
         max_prompt_length=data.max_prompt_length,
         on_overlong=Overlong(data.on_overlong_prompt),
         on_bad_row=OnBadRow(data.on_bad_row),
@@ -260,7 +262,7 @@ def _held_out_task(config: Config, task: dict[str, Any]) -> list[Table]:
     return [TaskTable(**{**task, "size": size, "seed": seed})] if wanted else []
 
 
-def _prompt_columns(data: DataConfig) -> PromptColumns:
+def _prompt_columns(data: DataConfig, tools: Tools | None = None) -> PromptColumns:
     procedural = data.reasoning_gym is not None
     return PromptColumns(
         prompt_key="question" if procedural else data.prompt_key,
@@ -272,6 +274,7 @@ def _prompt_columns(data: DataConfig) -> PromptColumns:
         chat=data.chat,
         system_prompt=data.system_prompt,
         tools_key=data.tools_key,
+        tools=tools,
     )
 
 

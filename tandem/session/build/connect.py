@@ -32,7 +32,15 @@ def connect_shared(parts: Parts) -> Session[TimeShared]:
     """Connect colocate with one engine on the actor's own weights, one partition at a time."""
     composite, plane, gate = parts.composite, parts.runtime.plane(parts.ledger(1)), parts.gate(0, [ENGINE])
     filler = Rollout(
-        ENGINE, composite.engine, parts.source, parts.rewards, plane, gate, parts.filling(), composite.tokenizer
+        ENGINE,
+        composite.engine,
+        parts.source,
+        parts.rewards,
+        plane,
+        gate,
+        parts.filling(),
+        composite.tokenizer,
+        making=parts.making(),
     )
     log = parts.open_log()
     sharing = _time_sharing(parts, log)

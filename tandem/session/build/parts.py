@@ -18,6 +18,7 @@ from tandem.roles.evaluation import Evaluator
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import Filling
 from tandem.roles.rollout.generation import evaluation_sampling
+from tandem.roles.rollout.making import MakeGroups, Making, SingleAnswers
 from tandem.runtime.protocol import Runtime
 from tandem.session.keep.exports import Exporter
 from tandem.session.progress import Progress
@@ -31,7 +32,8 @@ from tandem.train.checkpoint import Checkpoint
 class Parts:
     """The roles and facts that exist before a mode connects them.
 
-    ``closing`` ends what was started for them; ``resumed`` is the checkpoint that the run goes on from.
+    ``closing`` ends what was started for them; ``resumed`` is the checkpoint that the run goes on from; ``make`` turns
+    prompts into groups.
     """
 
     config: Config
@@ -44,6 +46,7 @@ class Parts:
     progress: Progress
     closing: ExitStack
     resumed: Checkpoint | None = None
+    make: MakeGroups = SingleAnswers
 
     def gate(self, max_staleness: int, engines: Sequence[str], capacity: int | None = None) -> Gate:
         """Return a gate over the steps that are left, with engines that have loaded nothing yet."""
@@ -78,6 +81,10 @@ class Parts:
             "reward_components" if estimated is not None and "reward_components" in estimated.needs else "rewards",
         )
 
+    def making(self) -> Making:
+        """Return what turns the tickets of one engine into groups."""
+        return self.make(self.composite.sampling, self.composite.tokenizer)
+
     @property
     def output_dir(self) -> Path:
         """The folder of the run."""
@@ -100,7 +107,9 @@ class Parts:
 
     def evaluator(self) -> Evaluator | None:
         """Return the evaluation, where there are held-out prompts."""
-        return build_evaluator(self.config, self.composite, self.held_out, self.rewards) if self.held_out else None
+        if not self.held_out:
+            return None
+        return build_evaluator(self.config, self.composite, self.held_out, self.rewards, self.make)
 
     def exporter(self) -> Exporter:
         """Return what writes the actor's model."""
@@ -109,7 +118,11 @@ class Parts:
 
 
 def build_evaluator(
-    config: Config, composite: ActorRolloutRef, prompts: list[Prompt], rewards: RewardManager
+    config: Config,
+    composite: ActorRolloutRef,
+    prompts: list[Prompt],
+    rewards: RewardManager,
+    make: MakeGroups = SingleAnswers,
 ) -> Evaluator:
     """Build the evaluation that the config describes, on the composite's engine."""
     return Evaluator(
@@ -120,4 +133,5 @@ def build_evaluator(
         composite.tokenizer,
         k=config.evaluation.k,
         seed=config.trainer.seed,
+        make=make,
     )

@@ -12,8 +12,10 @@ from tandem.models.numerics import prepare_process
 from tandem.plan.plan import Plan, check_counted
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.reward import build_reward_manager
+from tandem.roles.rollout.making import SingleAnswers
 from tandem.runtime.build.composite import model_tokenizer
 from tandem.runtime.build.critic import check_tokens
+from tandem.runtime.build.episodes import build_episodes
 from tandem.runtime.build.sources import held_out_prompts, prompt_source, prompt_tables
 from tandem.runtime.local import LocalRuntime
 from tandem.runtime.protocol import Runtime
@@ -57,14 +59,20 @@ def build_session(config: Config, plan: Plan) -> Session[Any]:
     )
     closing = ExitStack()
     closing.callback(rewards.close)
+    episodes = build_episodes(config, tokenizer)
+    if episodes is not None:
+        closing.callback(episodes.close)
     try:
         runtime = RUNTIMES[plan.runtime](config, plan)
         closing.callback(runtime.close)
         composite = runtime.composite(tokenizer, progress.last)
         rewards.await_ready()  # loaded beside the model; what can't be made is reported before anything is generated
+        if episodes is not None:
+            episodes.await_ready()
         if resumed is not None:
             _restore(composite, resumed)
-        parts = Parts(config, plan, runtime, composite, source, held_out, rewards, progress, closing, resumed)
+        make = SingleAnswers if episodes is None else episodes
+        parts = Parts(config, plan, runtime, composite, source, held_out, rewards, progress, closing, resumed, make)
         session = connect_shared(parts) if plan.pushed == "nothing" else CONNECTORS[plan.mode](parts)
         if resumed is not None:
             resumed.restore_random_state()  # last: what was built here has drawn

@@ -104,6 +104,7 @@ def _worker(
         partial=parts.config.actor_rollout_ref.rollout.partial,
         clock=clock,
         scoring_wait=scoring,
+        making=parts.making(),
     )
 
 

@@ -1,0 +1,1 @@
+"""Episodes: answers of several turns, with tools or an environment between them."""

@@ -1,0 +1,46 @@
+"""The episodes that come with Tandem, and how one of the user's is found. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
+
+from tandem.base.user_code import import_file
+from tandem.episodes.policy import Policy, Task
+
+Episode: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
+
+SINGLE_TURN = "single_turn"
+"""The episode of one answer, for which no process is needed."""
+
+
+async def tool_calls(task: Task, policy: Policy, *, tool_timeout_s: float = 10.0) -> None:
+    """Let the model answer, call tools and be told their results, until it calls none.
+
+    What can't be read as a call is told to it too. A tool has ``tool_timeout_s`` seconds.
+    """
+    if task.messages is None:
+        raise ValueError("tool_calls needs chat messages, and the prompt is plain text: write data.chat: true")
+    messages = list(task.messages)
+    while True:
+        answer = await policy.chat(messages)
+        messages.append(answer.message)
+        if answer.finish_reason == "length" or not (answer.calls or answer.errors):
+            return
+        messages += [await policy.call(call, timeout_s=tool_timeout_s) for call in answer.calls]
+        messages += [{"role": "tool", "content": f"Error: {error}"} for error in answer.errors]
+
+
+BUILT_IN: dict[str, Episode] = {"tool_calls": tool_calls}
+"""Episodes by the names that a config gives them, besides ``single_turn``."""
+
+
+def find_episode(type_: str, file: str | None) -> Episode:
+    """Return the episode ``type_``: a function of ``file`` where one is given, else a built-in one.
+
+    What running the file raises passes through.
+    """
+    if file is None:
+        return BUILT_IN[type_]
+    found: Episode = getattr(import_file(file), type_)
+    return found

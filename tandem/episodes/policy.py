@@ -1,0 +1,158 @@
+"""What an episode is handed: its task, and the policy under training to talk to. Imports no torch.
+
+An episode is ``async def NAME(task: Task, policy: Policy, *, ...parameters)``. It returns a reward (a number, or a dict
+with ``score`` and further numbers, as a scorer does), or None: then the reward manager scores its last answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.base.errors import TandemError
+from tandem.episodes.tools import Tool, as_text
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of the data, as an episode sees it.
+
+    ``messages`` is the conversation of the prompt, None where it is plain text; ``prompt`` and ``prompt_ids`` are what
+    the model would be given. ``seed`` is for what the episode draws itself: equal episodes have equal ones.
+    """
+
+    uid: str
+    prompt: str
+    prompt_ids: list[int]
+    messages: list[dict[str, Any]] | None
+    ground_truth: Any
+    data_source: str
+    extra_info: dict[str, Any]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A turn of the model: the ``message`` to append to the messages, its ``content``, and what was sampled.
+
+    ``calls`` are the tool calls of the message (OpenAI's form, arguments as a mapping), ``errors`` say why something in
+    it was no call. ``finish_reason`` is ``length`` where the turn was cut by a limit.
+    """
+
+    message: dict[str, Any]
+    content: str
+    calls: list[dict[str, Any]]
+    errors: list[str]
+    token_ids: list[int]
+    finish_reason: str
+
+
+class PolicyError(TandemError):
+    """The policy can't be asked this: the messages were changed, or the chat template refuses them."""
+
+
+class EpisodeOver(BaseException):
+    """The episode has reached a limit of turns or tokens; what it did until then counts. Not to be caught."""
+
+
+Ask = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+"""Sends a question to the driver and gives its answer."""
+
+
+class Policy:
+    """The policy under training, as one episode talks to it: one question at a time.
+
+    ``definitions`` are those of the tools that the config names, which ``chat`` offers unless told otherwise.
+    """
+
+    def __init__(self, ask: Ask, tools: Mapping[str, Tool]) -> None:
+        self.definitions = [tool.definition for tool in tools.values()]
+        self.facts: Counter[str] = Counter()
+        self.leaked = False  # a thread of a tool goes on though nobody waits for it
+        self._ask, self._tools = ask, tools
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Answer:
+        """Ask for the model's next turn after ``messages``, which begin with those of the chats before.
+
+        ``tools`` are definitions for the first turn, by default the config's; they stay. Raises ``PolicyError`` for
+        messages that were changed.
+        """
+        given = None if tools is None else [dict(tool) for tool in tools]
+        return self._answer(await self._ask({"op": "chat", "messages": list(messages), "tools": given}))
+
+    async def generate(self, token_ids: Sequence[int]) -> Answer:
+        """Ask for the model's next tokens after ``token_ids``, which begin with all those of the turns before."""
+        return self._answer(await self._ask({"op": "generate", "token_ids": [int(token) for token in token_ids]}))
+
+    async def call(self, call: Mapping[str, Any], *, timeout_s: float = 10.0) -> dict[str, Any]:
+        """Run the tool that the model ``call``s; gives the message that tells it the result, or what went wrong."""
+        name, given = call["function"]["name"], call["function"]["arguments"]
+        started = time.monotonic()
+        self.facts["tool_calls"] += 1
+        try:
+            text = await self._run(name, given, timeout_s)
+        except (Exception, SystemExit) as error:  # the user's tool: whatever it raises is an answer to the model
+            self.facts["tool_errors"] += 1
+            text = f"Error: {error}" if isinstance(error, ValueError) else f"Error: {type(error).__name__}: {error}"
+        self.facts["tool_ms"] += round((time.monotonic() - started) * 1000)
+        return {"role": "tool", "name": name, "tool_call_id": call["id"], "content": text}
+
+    async def _run(self, name: str, given: Mapping[str, Any], timeout_s: float) -> str:
+        if name not in self._tools:
+            raise ValueError(f"there is no tool {name!r}; there are {', '.join(self._tools) or 'none'}")
+        tool = self._tools[name]
+        arguments = tool.bind(given)
+        limit = asyncio.timeout(timeout_s)
+        try:
+            async with limit:
+                return as_text(await (tool.function(**arguments) if tool.is_async else _in_thread(tool, arguments)))
+        except TimeoutError:
+            if limit.expired():
+                self.leaked = self.leaked or not tool.is_async
+                raise ValueError(f"{name} gave no result in {timeout_s:g} s") from None
+            raise
+        except asyncio.CancelledError:
+            self.leaked = self.leaked or not tool.is_async
+            raise
+
+    def _answer(self, reply: Mapping[str, Any]) -> Answer:
+        if "over" in reply:
+            raise EpisodeOver(reply["over"])
+        if "error" in reply:
+            raise PolicyError(reply["error"])
+        found = Answer(**reply)
+        self.facts["unparsed"] += len(found.errors)
+        return found
+
+
+async def _in_thread(tool: Tool, arguments: Mapping[str, Any]) -> Any:
+    """Run a tool that is not async in a thread of its own: however long it takes, other episodes go on."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def settle(error: BaseException | None, value: Any) -> None:
+        if done.done():  # nobody waits any more
+            return
+        if error is None:
+            done.set_result(value)
+        else:
+            done.set_exception(error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}"))
+
+    def run() -> None:
+        error: BaseException | None = None
+        value = None
+        try:
+            value = tool.function(**arguments)
+        except BaseException as found:  # handed to whoever called
+            error = found
+        loop.call_soon_threadsafe(settle, error, value)
+
+    threading.Thread(target=run, daemon=True, name=f"tool-{tool.definition['function']['name']}").start()
+    return await done

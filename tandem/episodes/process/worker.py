@@ -1,0 +1,123 @@
+"""A process in which episodes run as coroutines, many at a time. It ends with its parent.
+
+Messages are JSON both ways. In: ``begin`` an episode, an ``answer`` to its question, ``cancel`` it. Out: ``ready`` or
+``broken``, an ``asks`` of an episode, an episode ``ended``. Whatever an episode prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+from functools import partial
+from typing import Any
+
+from tandem.episodes.built_in import Episode, find_episode
+from tandem.episodes.policy import EpisodeOver, Policy, Task
+from tandem.episodes.tools import Tool, load_tools
+from tandem.reward.outcome import Verdict, as_verdict, failed
+from tandem.reward.process.lifeline import LastResort, clear, end_with
+from tandem.reward.process.wire import pack_verdicts, receive, send
+from tandem.reward.scoring import describe_error
+
+_LENGTH = struct.Struct("!I")
+_LAST_RESORT_S = 5.0  # beyond an episode's time, at which a living parent has ended this process
+
+
+def main(fd: int, parent: int) -> None:
+    """Serve until the parent closes the socket or is gone."""
+    os.dup2(2, 1)
+    channel = socket.socket(fileno=fd)
+    first = receive(channel)
+    if first is None:
+        return
+    setup = json.loads(first)
+    last_resort = LastResort(setup["timeout_s"] + _LAST_RESORT_S)
+    threading.Thread(target=end_with, args=(parent, last_resort), daemon=True).start()
+    sys.path[:] = setup["path"]
+    try:
+        episode = find_episode(setup["type"], setup["file"])
+        tools = load_tools(setup["tools"]) if setup["tools"] is not None else {}
+    except BaseException as error:
+        send(channel, json.dumps({"kind": "broken", "text": describe_error(error)}).encode())
+        return
+    last_resort.arm()
+    asyncio.run(Host(channel, partial(episode, **setup["parameters"]), tools).serve())
+
+
+class Host:
+    """The episodes of this process. ``episode`` takes a task and a policy."""
+
+    def __init__(self, channel: socket.socket, episode: Episode, tools: dict[str, Tool]) -> None:
+        self._channel, self._episode, self._tools = channel, episode, tools
+        self._plays: dict[str, asyncio.Task[None]] = {}
+        self._asked: dict[str, asyncio.Future[dict[str, Any]]] = {}
+
+    async def serve(self) -> None:
+        """Do what the parent says until it closes the line."""
+        self._channel.setblocking(False)
+        reader, self._writer = await asyncio.open_connection(sock=self._channel)
+        self._send(kind="ready")
+        try:
+            while True:
+                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                self._hear(json.loads(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            clear()
+            os._exit(0)  # threads of tools may go on for ever
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        name = message["id"]
+        match message["kind"]:
+            case "begin":
+                self._plays[name] = asyncio.create_task(self._play(name, Task(**message["task"])))
+            case "answer":
+                waiting = self._asked.pop(name, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(message["reply"])
+            case "cancel":
+                if name in self._plays:
+                    self._plays[name].cancel()
+
+    async def _play(self, name: str, task: Task) -> None:
+        policy = Policy(partial(self._ask, name), self._tools)
+        verdict: Verdict | None = None
+        try:
+            value = await self._episode(task, policy)
+            verdict = None if value is None else as_verdict(value)
+        except EpisodeOver:
+            pass  # what it did until then is scored
+        except asyncio.CancelledError:
+            verdict = failed("cancelled")  # the parent knows why
+        except BaseException as error:  # also SystemExit and the like: only the episode fails
+            verdict = failed(describe_error(error))
+        del self._plays[name]
+        packed = None if verdict is None else json.loads(pack_verdicts(0, [verdict], 0.0))
+        self._send(kind="ended", id=name, verdict=packed, facts=dict(policy.facts), leaked=policy.leaked)
+
+    async def _ask(self, name: str, question: dict[str, Any]) -> dict[str, Any]:
+        if name in self._asked:
+            return {"error": "an episode asks the policy one thing at a time: await the answer first"}
+        waiting: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._asked[name] = waiting
+        try:
+            self._send(kind="asks", id=name, **question)
+            return await waiting
+        finally:
+            self._asked.pop(name, None)
+
+    def _send(self, **message: Any) -> None:
+        """Send a message. Raises ``TypeError`` for what JSON can't say, to the episode that gave it."""
+        text = json.dumps(message).encode()
+        self._writer.write(_LENGTH.pack(len(text)) + text)
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]))
+    finally:
+        clear()

@@ -1,0 +1,31 @@
+"""What a file of tools says of itself without being run. Imports no torch."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+
+def wrong_tools(file: Path) -> str | None:
+    """Say why the functions of ``file`` can't be tools; None where nothing speaks against them."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except OSError as error:
+        return f"can't be read: {error.strerror or error}"
+    except (SyntaxError, ValueError) as error:
+        return f"not Python: {error}"
+    functions = [
+        node
+        for node in body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_")
+    ]
+    if not functions:
+        return "it defines no function without an underscore in front, so there is no tool"
+    for node in functions:
+        arguments = node.args
+        if arguments.vararg or arguments.kwarg or arguments.posonlyargs:
+            return f"{node.name} (line {node.lineno}) has parameters that can't be given by their names"
+        for argument in (*arguments.args, *arguments.kwonlyargs):
+            if argument.annotation is None:
+                return f"{node.name} (line {node.lineno}): parameter {argument.arg!r} has no type hint"
+    return None

@@ -1,0 +1,92 @@
+"""Contradictions in the episode: its name, its file, its parameters, its tools, and what the model is for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tandem.base.errors import Problem
+from tandem.base.registry import Signature, near, read_signature
+from tandem.config.model import EpisodeConfig
+from tandem.config.schema import Config
+from tandem.episodes.built_in import BUILT_IN, SINGLE_TURN
+from tandem.episodes.parsers import format_of
+from tandem.episodes.static import wrong_tools
+from tandem.plan.checks.folder import NO_TEMPLATE, WITH_TEMPLATE, tokenizer_of
+from tandem.plan.checks.parameters import check_parameters
+from tandem.plan.checks.template import template_of
+from tandem.plan.entries import estimator_columns
+from tandem.reward.static import describe_episode
+
+EPISODE = "actor_rollout_ref.rollout.episode"
+_OWN = tuple(EpisodeConfig.model_fields)
+_NOTHING = Signature((), (), {}, accepts_any=False)
+
+
+def check_episode(config: Config) -> Iterator[Problem]:
+    """Return every problem of ``rollout.episode``, without running a file of the user's."""
+    episode = config.actor_rollout_ref.rollout.episode
+    signature = _signature(episode)
+    if isinstance(signature, Problem):
+        yield signature
+    else:
+        yield from check_parameters(EPISODE, "episode", episode.type, episode.parameters, signature, _OWN)
+    if plays_episodes(config):
+        yield from _check_tools(config)
+        yield from _check_estimator(config)
+
+
+def plays_episodes(config: Config) -> bool:
+    """Tell whether a sample is more than one answer."""
+    return config.actor_rollout_ref.rollout.episode.type != SINGLE_TURN
+
+
+def _signature(episode: EpisodeConfig) -> Signature | Problem:
+    """Return the parameters of the episode, or what is wrong with its name or file."""
+    if episode.file is not None:
+        found = describe_episode(episode.type, Path(episode.file))
+        if isinstance(found, Signature):
+            return found
+        if found.startswith(("can't be read", "not Python")):
+            return Problem(f"{EPISODE}.file", episode.file, found, "Write an existing Python file, and mend it")
+        return Problem(f"{EPISODE}.type", episode.type, found, "Write the name of an async function of the file")
+    if episode.type == SINGLE_TURN:
+        return _NOTHING
+    if episode.type not in BUILT_IN:
+        reason = f"there is no episode {episode.type!r}: {near(episode.type, [SINGLE_TURN, *BUILT_IN])}"
+        return Problem(f"{EPISODE}.type", episode.type, reason, "Write a known name, or file: FILE for your own")
+    return read_signature(BUILT_IN[episode.type])
+
+
+def _check_tools(config: Config) -> Iterator[Problem]:
+    episode, key = config.actor_rollout_ref.rollout.episode, f"{EPISODE}.tools"
+    if episode.tools is None:
+        if episode.type in BUILT_IN and episode.file is None:
+            yield Problem(key, None, "there is no tool to call", "Write the path of a .py file that defines some")
+        return
+    if (wrong := wrong_tools(Path(episode.tools))) is not None:
+        remedy = "Write a .py file of functions whose parameters have types, as in def add(x: int, y: int)"
+        yield Problem(key, episode.tools, wrong, remedy)
+    if config.data.tools_key is not None:
+        reason = "the tools of a row are offered in place of those that can be called"
+        yield Problem(
+            "data.tools_key", config.data.tools_key, reason, "Leave it out: all rows get the tools of the file"
+        )
+    facts = tokenizer_of(config.actor_rollout_ref.model)
+    if facts is None:
+        return
+    template, _ = template_of(config.actor_rollout_ref.model.tokenizer)
+    if template is None:
+        yield Problem(key, episode.tools, NO_TEMPLATE, WITH_TEMPLATE)
+    elif "tools" not in template:
+        reason = "the chat template of the model has no place for tools, so it would not know of them"
+        yield Problem(key, episode.tools, reason, "Use the model's own template for tools, or a model that has one")
+    elif episode.tool_format == "auto" and format_of(template) is None:
+        reason = "the chat template doesn't show how the model writes calls"
+        yield Problem(f"{EPISODE}.tool_format", "auto", reason, "Write hermes, llama3, mistral or pythonic")
+
+
+def _check_estimator(config: Config) -> Iterator[Problem]:
+    if "reward_baselines" in estimator_columns(config):
+        reason = "the estimator needs a greedy answer to each prompt, and an episode has no greedy twin"
+        yield Problem(f"{EPISODE}.type", config.actor_rollout_ref.rollout.episode.type, reason, "Write grpo or rloo")

@@ -1,0 +1,29 @@
+"""Which keys of an episode are read only in some configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tandem.config.schema import Config
+from tandem.plan.checks.episode import EPISODE, plays_episodes
+from tandem.plan.reads.form import Reads, S
+
+_PLAYED = ("file", "tools", "tool_format", "max_turns", "timeout_s", "workers", "concurrency", "start_s")
+
+
+def episode_reads(config_of: Callable[[S], Config]) -> tuple[Reads[S], ...]:
+    """Return the reads of ``rollout.episode``."""
+    return (
+        Reads(
+            tuple(f"{EPISODE}.{name}" for name in _PLAYED),
+            lambda s: plays_episodes(config_of(s)),
+            "an episode is one answer, which has no tools and no turns",
+            f"Write {EPISODE}.type: tool_calls, or leave it out",
+        ),
+        Reads(
+            (f"{EPISODE}.tool_format",),
+            lambda s: config_of(s).actor_rollout_ref.rollout.episode.tools is not None,
+            "there are no tools to call",
+            f"Write {EPISODE}.tools, or leave it out",
+        ),
+    )

@@ -1,0 +1,337 @@
+"""Groups of episodes: what each asks becomes a request, what is sampled goes back to it, its end makes a sample."""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from tandem.base.errors import DataError, TandemError
+from tandem.base.seeding import derive_seed
+from tandem.columns.proto import DataProto
+from tandem.columns.ragged import Ragged
+from tandem.data.chat import Message, encode_chat_prompt
+from tandem.data.tools import Tools
+from tandem.episodes.conversation import checked_new, continuation, turn_text
+from tandem.episodes.parsers import FORMATS, Parsed
+from tandem.episodes.policy import Task
+from tandem.episodes.process.pool import Asks, Ended, EpisodePool, Event, Restarted
+from tandem.episodes.trajectory import Trajectory
+from tandem.reward.outcome import Verdict, failed
+from tandem.roles.rollout.making import Beginning, Made
+from tandem.rollout.protocol import GroupOutput, GroupRequest, SampleOutput, Sampling
+
+
+class _Over(Exception):
+    """A limit is reached; its text is which one."""
+
+
+@dataclass(frozen=True)
+class EpisodeRules:
+    """What holds for all episodes: at most ``max_turns``, and ``max_prompt`` tokens before the first.
+
+    ``tools`` are on offer, and calls of them are written as ``tool_format`` says.
+    """
+
+    max_turns: int
+    max_prompt: int
+    tools: Tools | None
+    tool_format: str | None
+
+
+@dataclass
+class _Play:
+    """One episode as the driver knows it. ``messages`` None: nothing was said yet, or it talks in tokens."""
+
+    group: _Group
+    index: int
+    trajectory: Trajectory | None = None
+    messages: list[Message] | None = None
+    tools: Tools | None = None
+    cut: str = ""
+    ended: Ended | None = None
+
+
+@dataclass
+class _Group:
+    begun: Beginning
+    plays: list[_Play] = field(default_factory=list)
+
+
+class EpisodeGroups:
+    """Groups of ``sampling.n`` episodes each. See ``Making``.
+
+    ``sampling.max_tokens`` bounds all that follows the first prompt of an episode. A turn's random stream depends on
+    the group's origin, the prompt, the episode's index and the number of the turn.
+    """
+
+    def __init__(self, pool: EpisodePool, rules: EpisodeRules, sampling: Sampling, tokenizer: Any) -> None:
+        self.sampling = replace(sampling, n=1)
+        self._n = sampling.n
+        self._pool, self._rules, self._tokenizer = pool, rules, tokenizer
+        self._ends = sampling.stop_token_ids
+        self._prefix = pool.number()
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._plays: dict[str, _Play] = {}  # under way
+        self._ready: deque[GroupRequest] = deque()
+        self._asked: dict[str, Asks] = {}  # by the key of the request that was made of it
+        self._made: list[Made] = []
+
+    @property
+    def awaits(self) -> bool:
+        """Whether an episode is under way."""
+        return bool(self._plays)
+
+    def begin(self, beginning: Beginning) -> None:
+        """Begin the episodes of a group."""
+        prompt, group = beginning.prompt, _Group(beginning)
+        for index in range(self._n):
+            play = _Play(group, index)
+            group.plays.append(play)
+            name = f"{self._prefix} {beginning.key} [{index}]"
+            self._plays[name] = play
+            task = Task(
+                prompt.uid,
+                prompt.text,
+                list(prompt.prompt_ids),
+                None if prompt.messages is None else list(prompt.messages),
+                prompt.ground_truth,
+                prompt.data_source,
+                prompt.extra_info,
+                derive_seed(*beginning.origin, prompt.uid, index, "episode"),
+            )
+            self._pool.begin(name, task, self._events)
+
+    def next(self) -> GroupRequest | None:
+        """Return the next turn that an episode asks for. Raises ``TandemError`` where none can be played any more."""
+        self._take_events()
+        if self._ready:
+            return self._ready.popleft()
+        self._pool.check()
+        return None
+
+    def hear(self, output: GroupOutput) -> None:
+        """Give a sampled turn to the episode that asked for it, if it still does."""
+        asks = self._asked.pop(str(output.request.key), None)
+        play = None if asks is None else self._plays.get(asks.id)
+        if asks is None or play is None or play.trajectory is None:
+            return
+        (sample,) = output.samples
+        play.trajectory.sample(sample)
+        self._pool.answer(asks.id, asks.number, self._reply(play, sample))
+
+    def finished(self) -> list[Made]:
+        """Return the groups all of whose episodes have ended since the last call."""
+        self._take_events()
+        made, self._made = self._made, []
+        return made
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a question or an end."""
+        with suppress(queue.Empty):
+            self._take(self._events.get(timeout=seconds))
+
+    def abandon(self) -> None:
+        """End the episodes that are under way."""
+        names, self._plays = list(self._plays), {}
+        self._asked.clear()
+        self._ready.clear()
+        with suppress(TandemError):  # a pool that is broken has ended them
+            for name in names:
+                self._pool.cancel(name)
+
+    def activity(self) -> str:
+        """Say what the processes of the episodes do, where one is under way."""
+        return self._pool.activity() if self._plays else ""
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def _take_events(self) -> None:
+        while not self._events.empty():
+            self._take(self._events.get())
+
+    def _take(self, event: Event) -> None:
+        play = self._plays.get(event.id)
+        if play is None:  # abandoned
+            return
+        if isinstance(event, Asks):
+            self._take_question(play, event)
+            return
+        self._asked = {key: asks for key, asks in self._asked.items() if asks.id != event.id}
+        if isinstance(event, Restarted):
+            play.trajectory, play.messages, play.tools, play.cut = None, None, None, ""
+            return
+        del self._plays[event.id]
+        play.ended = event
+        if all(other.ended is not None for other in play.group.plays):
+            self._made.append(self._as_made(play.group))
+
+    def _take_question(self, play: _Play, asks: Asks) -> None:
+        """Make a request of a question, or answer at once why there is none."""
+        try:
+            self._ready.append(self._request(play, asks))
+        except _Over as over:
+            play.cut = str(over)
+            self._pool.answer(asks.id, asks.number, {"over": play.cut})
+        except DataError as error:
+            self._pool.answer(asks.id, asks.number, {"error": str(error)})
+
+    def _request(self, play: _Play, asks: Asks) -> GroupRequest:
+        """Return the next turn. Raises ``_Over`` beyond a limit, ``DataError`` for what can't be asked."""
+        question, origin = asks.question, (*play.group.begun.origin, play.group.begun.prompt.uid, play.index)
+        trajectory = play.trajectory
+        turn = 0 if trajectory is None else len(trajectory.turns)
+        talk = play.messages is not None or trajectory is None
+        if (question["op"] == "chat") != talk and turn:
+            raise DataError("an episode talks in messages or in tokens, and not in both: keep to chat(), or generate()")
+        new = self._chat(play, question) if question["op"] == "chat" else self._generate(play, question)
+        if turn == self._rules.max_turns:
+            raise _Over("turns")
+        if trajectory is None and len(new) > self._rules.max_prompt:
+            most = self._rules.max_prompt
+            raise DataError(f"it begins with {len(new)} tokens, more than data.max_prompt_length = {most}")
+        left = self.sampling.max_tokens - (0 if trajectory is None else len(trajectory.ids) + len(new))
+        if left < 1:
+            raise _Over("tokens")
+        if trajectory is None:
+            trajectory = play.trajectory = Trajectory(list(new))
+        else:
+            trajectory.insert(new)
+        key = f"{asks.id} question {asks.number}"
+        self._asked[key] = asks
+        seed = derive_seed(*origin) if turn == 0 else derive_seed(*origin, "turn", turn)
+        whole = torch.tensor(trajectory.whole, dtype=torch.int64)
+        return GroupRequest(key, whole, (seed,), max_tokens=left)
+
+    def _chat(self, play: _Play, question: Mapping[str, Any]) -> Sequence[int]:
+        """Return the ids that new messages add; of the first ones, the prompt."""
+        ids: Sequence[int]
+        if play.trajectory is not None:
+            assert play.messages is not None
+            new = checked_new(play.messages, question["messages"])
+            ids = continuation(self._tokenizer, new, self._ends, play.tools)
+            play.messages += new
+            return ids
+        messages, prompt = checked_new([], question["messages"]), play.group.begun.prompt
+        given = question["tools"]
+        play.tools = self._rules.tools if given is None else given
+        if given is None and prompt.messages is not None and messages == list(prompt.messages):
+            ids = prompt.prompt_ids
+        else:
+            ids = encode_chat_prompt(self._tokenizer, messages, tools=play.tools)[1]
+        play.messages = messages
+        return ids
+
+    def _generate(self, play: _Play, question: Mapping[str, Any]) -> Sequence[int]:
+        """Return the ids after those that are known."""
+        ids: list[int] = question["token_ids"]
+        known = [] if play.trajectory is None else play.trajectory.whole
+        if ids[: len(known)] != known:
+            raise DataError("generate() goes on from the tokens of the turns before: give all of them, then yours")
+        if not ids:
+            raise DataError("generate() needs at least one token to go on from")
+        vocabulary = len(self._tokenizer)
+        if wrong := [token for token in ids[len(known) :] if not 0 <= token < vocabulary]:
+            raise DataError(f"there is no token {wrong[0]}: the tokenizer has {vocabulary}")
+        return ids[len(known) :]
+
+    def _reply(self, play: _Play, sample: SampleOutput) -> dict[str, Any]:
+        """Return a sampled turn as the episode sees it; a chat goes on with its message."""
+        ids = sample.token_ids.tolist()
+        text, cut = turn_text(self._tokenizer, ids, self._ends), sample.finish_reason == "length"
+        parsed = Parsed(text)
+        if cut:
+            play.cut = "tokens"
+        elif play.tools and self._rules.tool_format is not None:
+            parsed = FORMATS[self._rules.tool_format](text)
+        assert play.trajectory is not None
+        turn = len(play.trajectory.turns)
+        calls = [
+            {
+                "id": f"{turn:04d}{i:05d}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for i, call in enumerate(parsed.calls)
+        ]
+        message: Message = {"role": "assistant", "content": parsed.content, **({"tool_calls": calls} if calls else {})}
+        if play.messages is not None:
+            play.messages.append(message)
+        return {
+            "message": message,
+            "content": parsed.content,
+            "calls": calls,
+            "errors": list(parsed.errors),
+            "token_ids": ids,
+            "finish_reason": sample.finish_reason,
+        }
+
+    # --- groups ------------------------------------------------------------------------------------------------------
+
+    def _as_made(self, group: _Group) -> Made:
+        """Return a whole group as columns, with the verdicts that its episodes brought."""
+        begun, count = group.begun, self._n
+        prompt = begun.prompt
+        paths = [
+            Trajectory(list(prompt.prompt_ids)) if play.trajectory is None else play.trajectory.until_sampled()
+            for play in group.plays
+        ]
+        rows = [path.columns() for path in paths]
+        batch = DataProto(
+            {
+                "prompts": Ragged.from_rows([torch.tensor(path.prompt, dtype=torch.int64) for path in paths]),
+                **{name: Ragged.from_rows([row[name] for row in rows]) for name in rows[0]},
+                "group_ids": torch.full((count,), begun.group_id, dtype=torch.int64),
+                "sample_index": torch.arange(count),
+                "truncated": torch.tensor([bool(play.cut) for play in group.plays]),
+            },
+            {
+                "uid": [prompt.uid] * count,
+                "prompt_text": [prompt.text] * count,
+                "ground_truth": [prompt.ground_truth] * count,
+                "data_source": [prompt.data_source] * count,
+                "extra_info": [prompt.extra_info] * count,
+                "messages": [play.messages for play in group.plays],
+                "answer_text": [self._last_text(path) for path in paths],
+                "episode": [_facts(play, path) for play, path in zip(group.plays, paths, strict=True)],
+            },
+            tokenizer=self._tokenizer,
+        )
+        return Made(
+            begun.key, batch, tuple(_verdict(play, path) for play, path in zip(group.plays, paths, strict=True))
+        )
+
+    def _last_text(self, path: Trajectory) -> str:
+        """Return the text of the last turn, without special tokens."""
+        last = path.ids[len(path.ids) - path.turns[-1] :] if path.turns else []
+        return str(self._tokenizer.decode(last, skip_special_tokens=True))
+
+
+def _verdict(play: _Play, path: Trajectory) -> Verdict | None:
+    """Return the verdict that the episode brought; a failure where it said nothing, since there is nothing to score."""
+    assert play.ended is not None
+    if play.ended.verdict is None and not path.turns:
+        return failed("the episode ended before the policy said anything")
+    return play.ended.verdict
+
+
+def _facts(play: _Play, path: Trajectory) -> dict[str, Any]:
+    """Return what is worth knowing of one episode."""
+    assert play.ended is not None
+    facts = dict.fromkeys(("tool_calls", "tool_errors", "unparsed", "tool_ms"), 0.0) | dict(play.ended.facts)
+    return {
+        "turns": len(path.turns),
+        "tool_calls": facts["tool_calls"],
+        "tool_errors": facts["tool_errors"],
+        "unparsed": facts["unparsed"],
+        "tool_seconds": facts["tool_ms"] / 1000,
+        "seconds": play.ended.seconds,
+        "sampled": sum(path.turns),
+        "cut": play.cut,
+        "messages": play.messages,
+    }

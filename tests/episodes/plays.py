@@ -1,0 +1,68 @@
+"""Episodes that tests play: good ones, and each way in which one goes wrong. Their prompts say which happens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+
+async def talk(task: Any, policy: Any, *, turns: int = 2) -> float:
+    """Some turns, whatever the model says; the reward is the number of different tokens that it sampled."""
+    messages = list(task.messages)
+    seen: set[int] = set()
+    for turn in range(turns):
+        answer = await policy.chat(messages)
+        seen |= set(answer.token_ids)
+        messages += [answer.message, {"role": "user", "content": str(turn)}]
+    return float(len(seen))
+
+
+async def tokens(task: Any, policy: Any, *, turns: int = 2) -> float:
+    """The same in tokens: after each turn comes the first token of the prompt again."""
+    ids = list(task.prompt_ids)
+    for _ in range(turns):
+        ids += (await policy.generate(ids)).token_ids
+        ids.append(task.prompt_ids[0])
+    return float(len(ids))
+
+
+async def faulty(task: Any, policy: Any) -> Any:
+    """What the prompt says: it raises, hangs, blocks, dies, returns nonsense, or changes what was said."""
+    messages = list(task.messages)
+    answer = await policy.chat(messages)
+    await asyncio.sleep(0.01)
+    match task.extra_info["fate"]:
+        case "raises":
+            raise ValueError("the wheel came off")
+        case "exits":
+            raise SystemExit(3)
+        case "hangs":
+            await asyncio.sleep(1000)
+        case "refuses":
+            while True:
+                try:
+                    await asyncio.sleep(1000)
+                except asyncio.CancelledError:
+                    continue
+        case "blocks":
+            time.sleep(1000)
+        case "dies":
+            os.kill(os.getpid(), 9)
+        case "nonsense":
+            return "very good"
+        case "rewrites":
+            messages[0] = {"role": "user", "content": "something else"}
+            await policy.chat([*messages, answer.message, {"role": "user", "content": "go on"}])
+        case "parallel":
+            new = [*messages, answer.message, {"role": "user", "content": "go on"}]
+            await asyncio.gather(policy.chat(new), policy.chat(new))
+        case "silent":
+            return None
+    return 1.0
+
+
+async def once(task: Any, policy: Any) -> None:
+    """One turn, which the reward manager scores."""
+    await policy.chat(task.messages)

@@ -1,0 +1,104 @@
+"""What ``tandem plan`` says of episodes: what it refuses, and that it reads their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tandem.base.errors import ConfigError
+from tandem.config.load import load_words
+from tandem.config.schema import Config
+from tandem.plan.plan import Plan
+from tandem.runtime.build.composite import build_actor_rollout_ref
+from tests.plan.conftest import place, plan_of
+
+__all__ = ["place", "plan_of"]
+
+EPISODE = "actor_rollout_ref.rollout.episode"
+FILES = {
+    "tools.py": 'def add(x: int, y: int) -> int:\n    """Add."""\n    return x + y\n',
+    "bare.py": "def add(x, y):\n    return x + y\n",
+    "own.py": (
+        "async def play(task, policy, *, most: int = 3):\n    return 1.0\n"
+        "def plain(task, policy):\n    return 1.0\nasync def three(task, policy, more):\n    return 1.0\n"
+    ),
+}
+TEMPLATES = {"hermes": "{{ tools }} <tool_call> {{ messages }}", "mute": "{{ tools }} {{ messages }}"}
+
+
+@pytest.fixture
+def furnished(place: Path) -> Path:
+    """The run's folder with tools, episodes, and a template that shows calls."""
+    for name, text in FILES.items():
+        (place / name).write_text(text)
+    (place / "model" / "chat_template.jinja").write_text(TEMPLATES["hermes"])
+    return place
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "reason"),
+    [
+        ("{type: tool_cals, tools: tools.py}", "type", "there is no episode 'tool_cals': did you mean 'tool_calls'"),
+        ("{type: tool_calls}", "tools", "there is no tool to call"),
+        ("{type: tool_calls, tools: none.py}", "tools", "can't be read"),
+        ("{type: tool_calls, tools: bare.py}", "tools", "add (line 1): parameter 'x' has no type hint"),
+        ("{type: tool_calls, tools: tools.py, tool_timeout: 3}", "tool_timeout", "no parameter 'tool_timeout'"),
+        ("{type: tool_calls, tools: tools.py, tool_timeout_s: soon}", "tool_timeout_s", "a text where a number"),
+        ("{type: plays, file: own.py}", "type", "defines no plays: did you mean 'play'"),
+        ("{type: plain, file: own.py}", "type", "is no async function"),
+        ("{type: three, file: own.py}", "type", "takes (task, policy, more)"),
+        ("{type: play, file: none.py}", "file", "can't be read"),
+        ("{type: play, file: own.py, most: few}", "most", "a text where an integer"),
+        ("{type: play, file: own.py, tool_format: hermes}", "tool_format", "there are no tools to call"),
+        ("{max_turns: 3}", "max_turns", "which has no tools and no turns"),
+        ("{turns: 3}", "turns", "has no parameter 'turns'"),
+    ],
+)
+def test_refused(furnished: Path, plan_of: Callable[..., Plan], word: str, key: str, reason: str) -> None:
+    (problem,) = plan_of(f"{EPISODE}={word}").problems
+    assert problem.key == f"{EPISODE}.{key}"
+    assert reason in problem.reason + problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("template", "key", "reason"),
+    [
+        ("{{ messages }}", "tools", "has no place for tools, so it would not know of them"),
+        (TEMPLATES["mute"], "tool_format", "doesn't show how the model writes calls"),
+    ],
+)
+def test_a_template_must_show_tools(
+    furnished: Path, plan_of: Callable[..., Plan], template: str, key: str, reason: str
+) -> None:
+    (furnished / "model" / "chat_template.jinja").write_text(template)
+    (problem,) = plan_of(f"{EPISODE}={{type: tool_calls, tools: tools.py}}").problems
+    assert problem.key == f"{EPISODE}.{key}"
+    assert reason in problem.reason
+
+
+def test_an_estimator_with_a_greedy_answer_is_refused(furnished: Path, plan_of: Callable[..., Plan]) -> None:
+    problems = plan_of(f"{EPISODE}={{type: play, file: own.py}}", "algorithm.adv_estimator=remax").problems
+    assert ["an episode has no greedy twin" in problem.reason for problem in problems] == [True]
+
+
+def test_rows_bring_no_tools_of_their_own(furnished: Path, plan_of: Callable[..., Plan]) -> None:
+    words = (f"{EPISODE}={{type: tool_calls, tools: tools.py}}", "data.chat=true", "data.tools_key=topic")
+    (problem,) = plan_of(*words).problems
+    assert problem.key == "data.tools_key"
+
+
+@pytest.mark.parametrize(
+    "word", ["{type: tool_calls, tools: tools.py, tool_timeout_s: 3.0}", "{type: play, file: own.py, most: 2}"]
+)
+def test_a_good_episode_gives_its_column(furnished: Path, plan_of: Callable[..., Plan], word: str) -> None:
+    plan = plan_of(f"{EPISODE}={word}")
+    assert plan.problems == ()
+    assert "episode" in plan.group_columns
+
+
+def test_a_loop_of_ones_own_plays_none(furnished: Path) -> None:
+    config = load_words([str(furnished / "run.yaml"), f"{EPISODE}={{type: play, file: own.py}}"], Config)
+    with pytest.raises(ConfigError, match="plays no episodes"):
+        build_actor_rollout_ref(config)
