@@ -39,7 +39,7 @@ class Wrong(Exception):
 
 def train(folder: str, device: str) -> str:
     """Train one step on both: the weights end up at the same place, measured by how far they went."""
-    start = dict(load_causal_lm(folder).model.named_parameters())
+    start = dict(load_causal_lm(folder).model.state_dict())
     ends = []
     for place in ("cpu", device):
         # So wide an eps makes the step the gradient: Adam's own takes a whole step by one that is rounding.

@@ -17,13 +17,13 @@ check() { # name, seconds
     esac
 }
 
-check train 80
+check train 70
 check generate 60
 check bfloat16 50
 check sleep 50
 check tags 50
-check colocate 100
+check colocate 90
 check hybrid 70
-check vllm 5
-check sglang 5
+check vllm 20
+check sglang 20
 exit $wrong

@@ -16,6 +16,7 @@ import threading
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -300,6 +301,7 @@ def _tensor_there(data: Any, *, device: Any = None, **options: Any) -> torch.Ten
     return _tensor(data, **options).to(device)
 
 
+_device_constructors()  # what `with torch.device(...)` acts on is looked up once: torch's own function must be among it
 torch.tensor = _tensor_there  # type: ignore[assignment]
 _fallback = torch.library.Library("_", "IMPL")
 _fallback.fallback(lambda op, *args, **kwargs: _run(op, args, kwargs), "PrivateUse1")  # what makes tensors here
