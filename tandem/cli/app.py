@@ -255,7 +255,9 @@ def export(
 @app.command()
 def view(
     runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, or folders that hold such.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any that is free.")] = 0,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0, or none: any that is free.")
+    ] = None,
     browse: Annotated[bool, typer.Option("--open", help="Open it in the browser of this machine.")] = False,
     export: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Write the page as one file to send on, and end.")
@@ -267,7 +269,9 @@ def view(
 
         paths = runs or [Path("runs")]
         if export is None:
-            serve.view(paths, typer.echo, port=port, browse=browse)
+            serve.view(paths, typer.echo, port=port or 0, browse=browse)
+        elif port is not None or browse:
+            raise TandemError("--export writes a file and serves nothing: leave --port and --open away")
         else:
             serve.export(paths, export, typer.echo)
 

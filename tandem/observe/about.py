@@ -19,12 +19,17 @@ from tandem.base.folders import flush
 from tandem.base.hidden import hide, hide_words
 from tandem.base.interrupts import requested
 from tandem.base.run_folder import ABOUT_FILE, METRICS_FILE
+from tandem.observe.metrics import from_json
 
 PACKAGES = ("tandem-rl", "torch", "transformers", "vllm", "ray")
 QUIET_S = 600.0
 """A run on another machine that has written nothing for so long is taken for dead."""
 
+OUTCOMES = ("finished", "failed", "interrupted")
+"""Ends that a run notes."""
+
 _GIT_S = 5.0
+_PIDS = 1 << 31  # ids of processes are less
 
 
 @dataclass(frozen=True)
@@ -37,12 +42,12 @@ class State:
 
 def note_begin(folder: Path, resumed_step: int | None) -> None:
     """Note a start in ``folder``; starts before it stay in the list."""
-    starts = read_about(folder).get("starts", []) if resumed_step is not None else []
+    starts = starts_in(read_about(folder)) if resumed_step is not None else []
     start = {
         "began": _now(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "command": hide_words([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": hide_words([_program(), *sys.argv[1:]]),
         "folder": os.getcwd(),
         "commit": _commit(),
         "python": sys.version.split()[0],
@@ -67,24 +72,40 @@ def note_end(folder: Path, error: BaseException | None) -> None:
 def read_about(folder: Path) -> dict[str, Any]:
     """Read what the run in ``folder`` noted; nothing where it is older than such notes, or they can't be read."""
     try:
-        found = json.loads((folder / ABOUT_FILE).read_text("utf-8"))
+        found = from_json((folder / ABOUT_FILE).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
+def starts_in(about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the starts in ``about``, whatever else stands among them."""
+    found = about.get("starts")
+    return [start for start in found if isinstance(start, dict)] if isinstance(found, list) else []
+
+
 def state_of(folder: Path, about: Mapping[str, Any]) -> State:
-    """Say how the run in ``folder`` stands, which noted ``about``."""
+    """Say how the run in ``folder`` stands, which noted ``about``; unknown where that isn't as runs write it."""
     if ended := about.get("ended"):
-        return State(ended["outcome"], f"{ended['at']} {ended['words']}".strip())
-    if not about.get("starts"):
+        if not isinstance(ended, dict) or ended.get("outcome") not in OUTCOMES:
+            return State("unknown", f"what {ABOUT_FILE} says of its end can't be read")
+        return State(ended["outcome"], f"{ended.get('at', '')} {ended.get('words', '')}".strip())
+    starts = starts_in(about)
+    if not starts:
         return State("unknown", "it left no note of its start")
-    start = about["starts"][-1]
-    here = start["host"] == socket.gethostname()
-    process = f"process {start['pid']} on {start['host']}"
-    if _lives(start["pid"]) if here else _written_s(folder) < QUIET_S:
+    host, pid = starts[-1].get("host"), starts[-1].get("pid")
+    if not isinstance(host, str) or not isinstance(pid, int) or not 0 < pid < _PIDS:
+        return State("unknown", f"what {ABOUT_FILE} says of its start can't be read")
+    process = f"process {pid} on {host}"
+    if _lives(pid) if host == socket.gethostname() else _written_s(folder) < QUIET_S:
         return State("running", process)
     return State("died", f"{process} is gone and left no word: killed, or out of memory")
+
+
+def _program() -> str:
+    """Return the command's name; ``python -m tandem`` has it too."""
+    name = Path(sys.argv[0]).name
+    return "tandem" if name == "__main__.py" else name
 
 
 def _lives(pid: int) -> bool:

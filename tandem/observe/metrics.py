@@ -37,7 +37,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tandem.base.run_folder import CONFIG_FILE as CONFIG_FILE
 from tandem.base.run_folder import METRICS_FILE as METRICS_FILE
@@ -63,6 +63,25 @@ def to_json(value: object) -> object:
     return str(value)
 
 
+def from_json(text: str | bytes) -> Any:
+    """Read JSON, whoever wrote it: a number that no float holds, such as ``NaN`` or ``1e999``, is None.
+
+    Raises ``ValueError`` for what is no JSON, or is nested too deeply to be read.
+    """
+    try:
+        return json.loads(text, parse_float=_finite, parse_int=_whole, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _finite(text: str) -> float | None:
+    return value if math.isfinite(value := float(text)) else None
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if math.isfinite(float(text)) else None
+
+
 def read_rows(path: Path) -> list[Row]:
     """Read the whole lines of a JSON-lines file. A line cut by a crash is left out; a file that isn't there gives no
     rows.
@@ -73,8 +92,8 @@ def read_rows(path: Path) -> list[Row]:
     with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
         for line in lines:
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
+                row = from_json(line)
+            except ValueError:
                 continue
             if isinstance(row, dict):
                 rows.append(row)

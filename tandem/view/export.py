@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
 from tandem.base.folders import write_error
-from tandem.observe.samples.parts import KINDS, Kind, parts_in
+from tandem.observe.metrics import to_json
+from tandem.observe.samples.parts import KINDS, Kind
 from tandem.view.document import self_contained
+from tandem.view.files import UnreadableError, files_in, of_kind, read, rows_in
 from tandem.view.findings import find
 from tandem.view.runs import RunFolder
 
@@ -33,30 +33,36 @@ def write_export(runs: Mapping[str, RunFolder], out: Path) -> int:
 
 def _run(run: RunFolder) -> dict[str, Any]:
     run.look()
-    described = run.describe()
-    return {
-        **described,
-        "curves": run.curves(),
-        "findings": [asdict(finding) for finding in find(run.metrics.rows, described["config"])],
-        "kept": {kind: exported_samples(run.path, kind) for kind in KINDS},
+    tables = {
+        "kept": {kind: to_json(exported_samples(run.path, kind)) for kind in KINDS},
         "prompts": {kind: run.samples.prompts(kind) for kind in KINDS},
         "failures": {kind: run.samples.failures(kind) for kind in KINDS},
+    }
+    described = run.describe()  # after them: it says which files could not be read
+    return {
+        **described,
+        **tables,
+        "curves": run.curves(),
+        "findings": [asdict(finding) for finding in find(run.metrics.rows, described["config"])],
     }
 
 
 def exported_samples(folder: Path, kind: Kind, most: int = MOST_SAMPLES) -> list[dict[str, Any]]:
     """Return samples of whole steps: the newest and the first, then those between, evenly, until there are ``most``."""
-    parts = [part for part in parts_in(folder) if part.kind == kind]
-    counts = {part: pq.ParquetFile(part.path).metadata.num_rows for part in parts}
-    chosen, room = list[int](), most
-    for place in _outside_in(len(parts)):
-        if counts[parts[place]] <= room or not chosen:
-            chosen.append(place)
-            room -= counts[parts[place]]
-    rows: list[dict[str, Any]] = []
-    for place in sorted(chosen):
-        rows += pq.read_table(parts[place].path).slice(0, most).to_pylist()
-    return [_cut(row) for row in rows]
+    try:
+        files = of_kind(files_in(folder), kind)
+    except UnreadableError:
+        return []
+    chosen, room = dict[int, list[dict[str, Any]]](), most
+    for place in _outside_in(len(files)):
+        try:
+            count = rows_in(files[place])
+            if count <= room or not chosen:
+                chosen[place] = [_cut(row) for row in read(files[place]).slice(0, most).to_pylist()]
+                room -= count
+        except UnreadableError:
+            continue
+    return [row for place in sorted(chosen) for row in chosen[place]]
 
 
 def _outside_in(count: int) -> list[int]:

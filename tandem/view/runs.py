@@ -12,15 +12,16 @@ import yaml
 from tandem.base.errors import DataError
 from tandem.base.hidden import hide_in
 from tandem.base.run_folder import ABOUT_FILE, CONFIG_FILE, METRICS_FILE
-from tandem.observe.about import read_about, state_of
-from tandem.observe.metrics import Row
+from tandem.observe.about import read_about, starts_in, state_of
+from tandem.observe.metrics import Row, to_json
 from tandem.view.samples import SampleIndex
 from tandem.view.tail import Tail
 
 MOST_POINTS = 4000
 """Points of a curve that a page is sent; of a longer one, evenly spaced."""
 
-_SIGNS = (METRICS_FILE, CONFIG_FILE, ABOUT_FILE)
+_SIGNS = (METRICS_FILE, ABOUT_FILE)
+"""What only runs write: a ``config.yaml`` may be anybody's."""
 
 
 class RunFolder:
@@ -43,7 +44,7 @@ class RunFolder:
             found = yaml.safe_load((self.path / CONFIG_FILE).read_text("utf-8"))
         except (OSError, ValueError, yaml.YAMLError):
             return {}
-        return dict(_flat(hide_in(found))) if isinstance(found, dict) else {}
+        return {key: to_json(value) for key, value in _flat(hide_in(found))} if isinstance(found, dict) else {}
 
     def describe(self) -> dict[str, Any]:
         """Return what the list of runs shows of this one."""
@@ -54,13 +55,22 @@ class RunFolder:
             "name": self.name,
             "path": str(self.path),
             "state": state.kind,
-            "words": state.words,
-            "starts": about.get("starts", []),
+            "words": "; ".join(filter(None, [state.words, *(f"can't be read: {what}" for what in self.left_out())])),
+            "starts": starts_in(about),
             "config": self.config(),
             "step": rows[-1]["step"] if rows else 0,
             "last": last_values(rows),
             "samples": self.samples.steps(),
         }
+
+    def nothing_but(self, words: str) -> dict[str, Any]:
+        """Return such a description of a run of which nothing can be shown, for the reason in ``words``."""
+        blank = {"starts": [], "config": {}, "step": 0, "last": {}, "samples": {}}
+        return {"name": self.name, "path": str(self.path), "state": "unknown", "words": words, **blank}
+
+    def left_out(self) -> list[str]:
+        """Return the files that can't be read, as far as they were looked at, and why."""
+        return [*([self.metrics.trouble] if self.metrics.trouble else []), *self.samples.left_out()]
 
     def curves(self, after: int = 0, generation: int | None = None) -> dict[str, Any]:
         """Return the rows of ``metrics.jsonl`` after the first ``after``, by key; all where ``generation`` is another.
@@ -87,7 +97,9 @@ def find_runs(paths: Sequence[Path]) -> dict[str, RunFolder]:
     for path in paths:
         own = list(_runs_under(path))
         if not own:
-            raise DataError(f"{path}: no run is there ({METRICS_FILE} is missing). Name a run's folder, or one of runs")
+            raise DataError(
+                f"{path}: no run is there ({' and '.join(_SIGNS)} are missing). Name a run's folder, or one of runs"
+            )
         found |= dict.fromkeys(own)
     names = _short_names(list(found))
     return {name: RunFolder(name, path) for name, path in zip(names, found, strict=True)}
@@ -96,12 +108,13 @@ def find_runs(paths: Sequence[Path]) -> dict[str, RunFolder]:
 def _runs_under(path: Path) -> Iterable[Path]:
     if not path.is_dir():
         return
-    if any((path / name).exists() for name in _SIGNS):
-        yield path.resolve()
-        return
-    for child in sorted(path.iterdir()):
-        if child.is_dir() and (child / METRICS_FILE).exists():
-            yield child.resolve()
+    places = [path] if _is_run(path) else filter(_is_run, sorted(path.iterdir()))
+    for place in places:
+        yield place.resolve()
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).exists() for name in _SIGNS)
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:

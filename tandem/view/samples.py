@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from tandem.observe.samples.parts import Kind, Part, parts_in
+from tandem.observe.samples.parts import Kind
+from tandem.view.files import File, UnreadableError, files_in, of_kind, read
 
 NUMBERS = ("step", "reward", "advantage", "length", "prompt_length", "lag", "version", "trained_tokens")
 WORDS = ("uid", "data_source", "finish", "failure")
@@ -48,9 +48,9 @@ class Query:
 
 @dataclass(frozen=True)
 class _Search:
-    """The rows of each part in which a text stands; parts are added as they are read."""
+    """The rows of each file in which a text stands; files are added as they are read."""
 
-    found: dict[Part, pa.Array]
+    found: dict[File, pa.Array]
 
 
 class SampleIndex:
@@ -59,35 +59,44 @@ class SampleIndex:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._tables: dict[Part, pa.Table] = {}
-        self._joined: dict[str, tuple[list[Part], pa.Table]] = {}
+        self._tables: dict[File, pa.Table] = {}
+        self._unreadable: dict[File, str] = {}  # replaced, not changed: others read it meanwhile
+        self._joined: dict[str, tuple[list[File], list[File], pa.Table]] = {}
         self._searches: OrderedDict[str, _Search] = OrderedDict()
 
     def steps(self) -> dict[str, list[int]]:
         """Return the steps that have samples, by kind."""
         found: dict[str, list[int]] = {}
-        for part in parts_in(self._folder):
-            found.setdefault(part.kind, []).append(part.step)
+        for file in self._files():
+            found.setdefault(file.part.kind, []).append(file.part.step)
         return found
+
+    def left_out(self) -> list[str]:
+        """Return which files can't be read, as far as they were looked at, and why."""
+        return [words for _, words in sorted(self._unreadable.items())]
 
     def page(self, query: Query) -> dict[str, Any]:
         """Return the rows of one page, texts cut to ``SHORT`` characters, and how many there are in all."""
         with self._lock:
-            parts, table = self._look(query.kind)
+            files, table = self._look(query.kind)
             chosen = _filtered(table, query)
             if query.text:
-                chosen = chosen.take(self._containing(parts, chosen, query.text))
+                chosen = chosen.take(self._containing(files, chosen, query.text))
             order = pc.sort_indices(chosen, sort_keys=_order(query))
             places = chosen.take(order.slice(query.offset, query.limit)).select(["_part", "_row"]).to_pylist()
-            rows = self._rows(parts, [(place["_part"], place["_row"]) for place in places])
+            rows = self._rows(files, [(place["_part"], place["_row"]) for place in places])
         return {"total": len(chosen), "of": len(table), "rows": [_shortened(row) for row in rows]}
 
     def group(self, kind: Kind, step: int, group: int) -> list[dict[str, Any]]:
         """Return all samples of one prompt of a step, whole, in their order; none where they are not kept."""
-        part = next((part for part in parts_in(self._folder) if (part.kind, part.step) == (kind, step)), None)
-        if part is None:
+        file = next((file for file in of_kind(self._files(), kind) if file.part.step == step), None)
+        if file is None:
             return []
-        rows = pq.read_table(part.path, filters=[("group", "=", group)]).to_pylist()
+        try:
+            table = read(file)
+        except UnreadableError:
+            return []
+        rows = table.filter(pc.equal(table["group"], group)).to_pylist()
         return [_plain(row) for row in sorted(rows, key=lambda row: row["sample"])]
 
     def prompts(self, kind: Kind, limit: int = 200) -> list[dict[str, Any]]:
@@ -131,30 +140,43 @@ class SampleIndex:
 
     # --- what is held ------------------------------------------------------------------------------------------------
 
-    def _look(self, kind: Kind) -> tuple[list[Part], pa.Table]:
-        """Return the parts of a kind, and what their samples are sorted by, with part and row of each."""
-        parts = [part for part in parts_in(self._folder) if part.kind == kind]
-        known, table = self._joined.get(kind, ([], None))
-        if table is None or known != parts:
-            for gone in [part for part in self._tables if part.kind == kind and part not in parts]:
-                del self._tables[gone]
-            parts = [part for part in parts if part in self._tables or self._read(part)]
-            tables = [_placed(self._tables[part], number) for number, part in enumerate(parts)]
-            table = pa.concat_tables(tables) if tables else _placed(_EMPTY, 0)
-            self._joined[kind] = parts, table
-            return parts, table
-        return known, table
-
-    def _read(self, part: Part) -> bool:
-        """Take in a part; return whether it was still there."""
+    def _files(self) -> list[File]:
         try:
-            table = _columns(part, [*_PLACE, *NUMBERS, *WORDS])
-        except (FileNotFoundError, pa.ArrowInvalid):
+            return files_in(self._folder)
+        except UnreadableError:
+            return []
+
+    def _look(self, kind: Kind) -> tuple[list[File], pa.Table]:
+        """Return the files of a kind that can be read, and what their samples are sorted by, with file and row."""
+        there = of_kind(self._files(), kind)
+        known, files, table = self._joined.get(kind, ([], [], None))
+        if table is None or known != there:
+            self._forget(kind, set(there))
+            files = [file for file in there if file in self._tables or self._read(file)]
+            tables = [_placed(self._tables[file], number) for number, file in enumerate(files)]
+            table = pa.concat_tables(tables) if tables else _placed(_EMPTY, 0)
+            self._joined[kind] = there, files, table
+        return files, table
+
+    def _forget(self, kind: Kind, there: set[File]) -> None:
+        """Let go of what is held of files of a kind that aren't ``there`` any more, or are others now."""
+        held: list[dict[File, Any]] = [self._tables, *(search.found for search in self._searches.values())]
+        for files in held:
+            for gone in [file for file in files if file.part.kind == kind and file not in there]:
+                del files[gone]
+        kept = {file: words for file, words in self._unreadable.items() if file.part.kind != kind or file in there}
+        self._unreadable = kept
+
+    def _read(self, file: File) -> bool:
+        """Take in a file; return whether it could be read."""
+        try:
+            self._tables[file] = read(file, [*_PLACE, *NUMBERS, *WORDS])
+        except UnreadableError as error:
+            self._unreadable = {**self._unreadable, file: str(error)}
             return False
-        self._tables[part] = table
         return True
 
-    def _containing(self, parts: Sequence[Part], chosen: pa.Table, text: str) -> pa.Array:
+    def _containing(self, files: Sequence[File], chosen: pa.Table, text: str) -> pa.Array:
         """Return the places in ``chosen`` of the samples in whose texts ``text`` stands, whatever its case."""
         search = self._searches.setdefault(text, _Search({}))
         self._searches.move_to_end(text)
@@ -163,25 +185,31 @@ class SampleIndex:
         rows, owner = chosen["_row"].to_numpy(), chosen["_part"].to_numpy()
         keep = np.zeros(len(chosen), dtype=bool)
         for number in np.unique(owner):
-            part = parts[number]
-            if part not in search.found:
-                search.found[part] = _rows_with(part, text)
+            file = files[number]
+            if file not in search.found:
+                search.found[file] = _rows_with(file, text)
             own = slice(*np.searchsorted(owner, [number, number + 1]))  # the rows of a part stand together, in order
-            keep[own] = np.isin(rows[own], search.found[part])
+            keep[own] = np.isin(rows[own], search.found[file])
         return pa.array(np.flatnonzero(keep))
 
-    def _rows(self, parts: Sequence[Part], places: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
-        """Return whole samples, in the order of their places (number of part, row in it)."""
+    def _rows(self, files: Sequence[File], places: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
+        """Return whole samples, in the order of their places (number of file, row in it), but for those of files that
+        are gone since the look.
+        """
         wanted = list(places)
         by_part: dict[int, list[int]] = {}
         for number, row in wanted:
             by_part.setdefault(number, []).append(row)
         found: dict[tuple[int, int], dict[str, Any]] = {}
         for number, rows in by_part.items():
-            table = _columns(parts[number], _LISTED).take(rows)
-            for row, values in zip(rows, table.to_pylist(), strict=True):
+            try:
+                table = read(files[number], _LISTED)
+            except UnreadableError:
+                continue
+            there = [row for row in rows if row < len(table)]
+            for row, values in zip(there, table.take(there).to_pylist(), strict=True):
                 found[number, row] = _plain(values)
-        return [found[place] for place in wanted]
+        return [found[place] for place in wanted if place in found]
 
 
 _LISTED = (*_PLACE, *NUMBERS, *WORDS, "kind", "prompt", "response", "ground_truth", "counted", "scores")
@@ -191,11 +219,6 @@ _EMPTY = pa.table(
         **{name: pa.array([], pa.string()) for name in WORDS},
     }
 )
-
-
-def _columns(part: Part, names: Sequence[str]) -> pa.Table:
-    with pq.ParquetFile(part.path) as file:
-        return file.read(columns=list(names))
 
 
 def _placed(table: pa.Table, number: int) -> pa.Table:
@@ -223,11 +246,11 @@ def _order(query: Query) -> list[tuple[str, str]]:
     return [(query.sort, direction), *rest]
 
 
-def _rows_with(part: Part, text: str) -> Any:
-    """Return the numbers of the rows of a part in which ``text`` stands, (N,) int64."""
+def _rows_with(file: File, text: str) -> Any:
+    """Return the numbers of the rows of a file in which ``text`` stands, (N,) int64."""
     try:
-        table = _columns(part, _SEARCHED)
-    except (FileNotFoundError, pa.ArrowInvalid):
+        table = read(file, _SEARCHED)
+    except UnreadableError:
         return np.zeros(0, dtype=np.int64)
     hits = np.zeros(len(table), dtype=bool)
     for name in _SEARCHED:

@@ -51,4 +51,7 @@ def export(paths: Sequence[Path], out: Path, say: Callable[[str], None]) -> None
     if out.exists():
         raise TandemError(f"{out} exists: choose another name, or remove it")
     size = write_export(runs, out)
+    for name, run in runs.items():
+        for what in run.left_out():
+            say(f"{name}: left out, since it can't be read: {what}")
     say(f"wrote {out} ({size / 1e6:.1f} MB): {', '.join(runs)}")

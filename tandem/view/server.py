@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Redire
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tandem.observe.metrics import from_json, to_json
 from tandem.observe.samples.parts import Kind
 from tandem.view.document import FILES, FOLDER, SERVED_POLICY, served
 from tandem.view.findings import find
@@ -29,9 +31,12 @@ from tandem.view.samples import NUMBERS, WORDS, Query
 
 HOSTS = ["127.0.0.1", "localhost", "[::1]", "::1"]
 """Names under which it answers: a page elsewhere that lets a name of its own point here gets nothing."""
+logger = logging.getLogger(__name__)
+
 LONGEST_PAGE = 200
 LOOK_S = 1.0
 """Between two looks at files that may have grown; what hasn't is not read."""
+_COUNTS = 1 << 31  # steps, groups and places of rows are less
 
 
 class Viewer:
@@ -70,66 +75,62 @@ class Viewer:
 
     async def list(self, request: Request) -> Response:
         """Send all runs with their state, config and last numbers."""
-        return JSONResponse([await run_in_threadpool(_described, run) for run in self._runs.values()])
+        return _answer([await run_in_threadpool(_described, run) for run in self._runs.values()])
 
     async def curves(self, request: Request) -> Response:
         """Send the metrics of a run, by key."""
         run = self._run(request)
-        return JSONResponse(await run_in_threadpool(_looked, run))
+        return _answer(await run_in_threadpool(_looked, run))
 
     async def findings(self, request: Request) -> Response:
         """Send what is off in a run."""
         run = self._run(request)
-        return JSONResponse(await run_in_threadpool(_findings, run))
+        return _answer(await run_in_threadpool(_findings, run))
 
     async def samples(self, request: Request) -> Response:
         """Send a page of samples; what the query may say is in ``read_query``."""
         run, query = self._run(request), read_query(request.query_params)
-        return JSONResponse(await run_in_threadpool(run.samples.page, query))
+        return _answer(await run_in_threadpool(run.samples.page, query))
 
     async def group(self, request: Request) -> Response:
         """Send all answers to a prompt in a step, whole."""
         run, asked = self._run(request), request.query_params
         step, group = _whole(asked, "step", 0), _whole(asked, "group", 0)
-        return JSONResponse(await run_in_threadpool(run.samples.group, _kind(asked), step, group))
+        return _answer(await run_in_threadpool(run.samples.group, _kind(asked), step, group))
 
     async def prompts(self, request: Request) -> Response:
         """Send prompts by how their reward changed."""
-        return JSONResponse(await run_in_threadpool(self._run(request).samples.prompts, _kind(request.query_params)))
+        return _answer(await run_in_threadpool(self._run(request).samples.prompts, _kind(request.query_params)))
 
     async def prompt(self, request: Request) -> Response:
         """Send one prompt over time."""
         run, asked = self._run(request), request.query_params
-        return JSONResponse(await run_in_threadpool(run.samples.over_time, _kind(asked), asked.get("uid", "")))
+        return _answer(await run_in_threadpool(run.samples.over_time, _kind(asked), asked.get("uid", "")))
 
     async def failures(self, request: Request) -> Response:
         """Send what scorers failed with, and the words that can be chosen from."""
         run, kind = self._run(request), _kind(request.query_params)
         failures = await run_in_threadpool(run.samples.failures, kind)
-        return JSONResponse({"failures": failures, **await run_in_threadpool(run.samples.names, kind)})
+        return _answer({"failures": failures, **await run_in_threadpool(run.samples.names, kind)})
 
     async def events(self, request: Request) -> Response:
         """Send new rows and states of all runs as server-sent events.
 
         ``have`` says what the page has, in JSON: a list of run, rows and generation.
         """
-        have: dict[str, tuple[int, int]] = {}
-        for name, rows, generation in json.loads(request.query_params.get("have", "[]")):
-            have[str(name)] = (int(rows), int(generation))
-        stream = self._growing(request, have)
+        stream = self._growing(request, _read_have(request.query_params.get("have", "[]")))
         return StreamingResponse(stream, media_type="text/event-stream")
 
     async def _growing(self, request: Request, have: dict[str, tuple[int, int]]) -> AsyncIterator[str]:
         sent: dict[str, Any] = {}
         while not (self._stopping() or await request.is_disconnected()):
             for name, run in self._runs.items():
-                await run_in_threadpool(run.look)
+                described = await run_in_threadpool(_described, run)
                 rows, generation = have.get(name, (0, -1))
                 if (len(run.metrics.rows), run.metrics.generation) != (rows, generation):
                     found = await run_in_threadpool(run.curves, rows, generation)
                     have[name] = found["rows"], found["generation"]
                     yield _event("curves", found)
-                described = await run_in_threadpool(run.describe)
                 seen = {key: described[key] for key in ("name", "state", "words", "step", "samples")}
                 if sent.get(name) != seen:
                     sent[name] = seen
@@ -208,8 +209,9 @@ def read_query(asked: Mapping[str, str]) -> Query:
     equal: list[tuple[str, str]] = []
     sort = asked.get("sort", "-step")
     try:
-        for name, sign, value in json.loads(asked.get("where", "[]")):
+        for name, sign, value in from_json(asked.get("where", "[]")):
             if sign == "=" and name in WORDS:
+                str(value).encode("utf-8")  # half of a pair of surrogates is in no text
                 equal.append((name, str(value)))
             elif sign in (">=", "<=") and name in NUMBERS:
                 (at_least if sign == ">=" else at_most).append((name, float(value)))
@@ -232,6 +234,11 @@ def read_query(asked: Mapping[str, str]) -> Query:
     )
 
 
+def _answer(content: object) -> Response:
+    """Return ``content`` as JSON; numbers that JSON can't hold, as a scorer may have written them, are null."""
+    return JSONResponse(to_json(content))
+
+
 def _kind(asked: Mapping[str, str]) -> Kind:
     kind = asked.get("kind", "train")
     if kind not in get_args(Kind):
@@ -241,14 +248,30 @@ def _kind(asked: Mapping[str, str]) -> Kind:
 
 def _whole(asked: Mapping[str, str], name: str, default: int) -> int:
     try:
-        return int(asked.get(name, default))
+        found = int(asked.get(name, default))
     except ValueError:
         raise HTTPException(400, f"{name} is no whole number") from None
+    if abs(found) >= _COUNTS:
+        raise HTTPException(400, f"{name} is out of all bounds")
+    return found
+
+
+def _read_have(text: str) -> dict[str, tuple[int, int]]:
+    """Return rows and generation by run. Raises ``HTTPException`` (400) for what says no such thing."""
+    try:
+        return {str(name): (int(rows), int(generation)) for name, rows, generation in from_json(text)}
+    except (ValueError, TypeError) as error:
+        raise HTTPException(400, f"have can't be read: {error}") from None
 
 
 def _described(run: RunFolder) -> dict[str, Any]:
-    run.look()
-    return run.describe()
+    """Return what the list shows of a run; that it can't be shown, where that is so: others still are."""
+    try:
+        run.look()
+        return run.describe()
+    except Exception as error:
+        logger.warning("%s can't be shown", run.path, exc_info=True)
+        return run.nothing_but(f"it can't be shown: {type(error).__name__}: {error}")
 
 
 def _looked(run: RunFolder) -> dict[str, Any]:

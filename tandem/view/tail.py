@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from tandem.observe.metrics import Row
+from tandem.observe.metrics import Row, from_json
 
 
 class Tail:
@@ -19,6 +18,7 @@ class Tail:
         self.path = path
         self.rows: list[Row] = []
         self.generation = 0
+        self.trouble: str | None = None  # why the file can't be read, where it is there
         self._file: tuple[int, int] | None = None  # device and inode
         self._read = 0  # bytes
 
@@ -32,12 +32,15 @@ class Tail:
                     self.rows, self._read = [], 0
                     self.generation += 1
                 self._file = known
-                if status.st_size == self._read:
-                    return False
                 file.seek(self._read)
                 added = file.read()
         except FileNotFoundError:
+            self.trouble = None
             return False
+        except OSError as error:
+            self.trouble = f"{self.path.name} ({error.strerror})"
+            return False
+        self.trouble = None
         whole = added[: added.rfind(b"\n") + 1]
         self._read += len(whole)
         self.rows += [row for line in whole.splitlines() if (row := _row(line)) is not None]
@@ -46,7 +49,7 @@ class Tail:
 
 def _row(line: bytes) -> Row | None:
     try:
-        row = json.loads(line)
+        row = from_json(line)
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None

@@ -275,3 +275,12 @@ def test_arguments_are_checked_before_anything_heavy_is_imported(words: list[str
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, told in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize("word", ["--port=0", "--open"])
+def test_a_view_written_to_a_file_refuses_what_is_of_a_server(tmp_path: Path, word: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "about.json").write_text("{}")
+    answer = tandem("view", tmp_path / "run", "--export", tmp_path / "view.html", word)
+    assert answer.exit_code != 0 and "leave --port and --open away" in answer.output
+    assert not (tmp_path / "view.html").exists()

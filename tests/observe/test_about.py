@@ -82,3 +82,18 @@ def test_a_start_tells_command_versions_and_commit(tmp_path: Path, monkeypatch: 
 def test_notes_that_cannot_be_read_are_no_notes(tmp_path: Path, text: str) -> None:
     (tmp_path / ABOUT_FILE).write_text(text)
     assert read_about(tmp_path) == {} and state(tmp_path) == "unknown"
+
+
+def test_odd_notes_are_unknown_and_end_no_resume(tmp_path: Path) -> None:
+    odd: list[Any] = [{"starts": [{}]}, {"starts": [{"host": "h", "pid": -1}]}, {"ended": "yes"}, {"starts": 1}]
+    for about in odd:
+        (tmp_path / ABOUT_FILE).write_text(json.dumps(about))
+        assert state(tmp_path) == "unknown", about
+    note_begin(tmp_path, 3)
+    assert state(tmp_path) == "running"
+
+
+def test_a_module_run_as_the_command_is_noted_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/lib/tandem/__main__.py", "train", "run.yaml"])
+    note_begin(tmp_path, None)
+    assert read_about(tmp_path)["starts"][0]["command"] == ["tandem", "train", "run.yaml"]

@@ -140,6 +140,17 @@ def test_a_part_is_whole_or_absent(
     assert "samples of step 2 were not written (the run goes on)" in caplog.text
 
 
+def test_samples_that_arrow_refuses_or_nobody_can_remove_end_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("train-00000009.parquet", ".train-00000001.parquet.partial"):  # folders: no unlink removes them
+        (tmp_path / "samples" / name).mkdir(parents=True)
+    store = SampleStore(tmp_path, SamplesConfig(), resumed_step=3)
+    assert caplog.text.count("were not removed (the run goes on)") == 2
+    store.keep("train", 1 << 40, scored(["a"], [0.0]))  # no 32-bit step: an error of Arrow's own
+    assert "were not written (the run goes on)" in caplog.text
+
+
 # --- the budget ------------------------------------------------------------------------------------------------------
 
 SIZES = st.dictionaries(st.integers(1, 200), st.integers(1, 50), min_size=1, max_size=60)

@@ -7,6 +7,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 from tandem.config.trainer import SamplesConfig
@@ -90,3 +92,11 @@ def append_line(folder: Path, row: dict[str, object]) -> None:
     """A line more of metrics, as a run that goes on writes it."""
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def spoil(run: Path) -> None:
+    """Leave the samples of the first three steps empty, cut, and in another form."""
+    first, second, third = sorted((run / "samples").glob("train-*"))[:3]
+    first.write_bytes(b"")
+    second.write_bytes(second.read_bytes()[:-20])
+    pq.write_table(pa.table({"step": ["one"], "text": ["answer"]}), third)

@@ -20,7 +20,7 @@ from tandem.view.findings import find
 from tandem.view.runs import find_runs, spaced
 from tandem.view.serve import export
 from tandem.view.tail import Tail
-from tests.view.runs import HOSTILE, append_line, make_run
+from tests.view.runs import HOSTILE, append_line, make_run, spoil
 
 
 def test_a_look_reads_only_what_was_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +60,17 @@ def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     ]
     with pytest.raises(DataError, match="no run is there"):
         find_runs([tmp_path / "nothing"])
+
+
+def test_a_run_that_ended_before_its_first_step_is_one_and_a_lone_config_is_none(tmp_path: Path) -> None:
+    make_run(tmp_path / "trained", steps=1, groups=1)
+    (make_run(tmp_path / "failed", steps=1, groups=1) / "metrics.jsonl").unlink()
+    (tmp_path / "config.yaml").write_text("trainer: {seed: 0}")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "config.yaml").touch()
+    assert list(find_runs([tmp_path])) == ["failed", "trained"]
+    with pytest.raises(DataError, match="no run is there"):
+        find_runs([tmp_path / "configs"])
 
 
 @given(count=st.integers(0, 60), most=st.integers(2, 20))
@@ -172,3 +183,15 @@ def test_a_file_has_whole_steps_from_first_to_last(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=20, groups=2, n=2)
     steps = [row["step"] for row in exported_samples(run, "train", most=17)]
     assert sorted(set(steps)) == [1, 5, 10, 20] and all(steps.count(step) == 4 for step in steps)
+
+
+def test_a_file_is_written_without_what_cannot_be_read_and_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=4)
+    spoil(run)
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    said: list[str] = []
+    export([run], tmp_path / "view.html", said.append)
+    assert {row["step"] for row in exported_samples(run, "train")} == {4}
+    names = ["metrics.jsonl", *(f"train-0000000{step}.parquet" for step in (1, 2, 3))]
+    assert [line.split(": ")[2].split(" ")[0] for line in said[:-1]] == names

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from tandem.view.document import FILES
 from tandem.view.runs import find_runs
 from tandem.view.server import build_app
-from tests.view.runs import HOSTILE, append_line, make_run
+from tests.view.runs import HOSTILE, append_line, make_run, spoil
 
 ADDRESS = "http://127.0.0.1:8000"
 
@@ -180,3 +180,84 @@ def test_a_run_without_samples_or_metrics_is_shown(tmp_path: Path) -> None:
     assert (run["state"], run["step"], run["samples"]) == ("unknown", 0, {})
     assert client.get("/api/samples", params={"run": "run"}).json() == {"total": 0, "of": 0, "rows": []}
     assert client.get("/api/prompts", params={"run": "run"}).json() == []
+
+
+# --- what is not as runs write it ------------------------------------------------------------------------------------
+
+
+def entered(*paths: Path) -> TestClient:
+    client = TestClient(build_app(find_runs(paths), "token"), base_url=ADDRESS)
+    client.get("/?token=token")
+    return client
+
+
+@pytest.mark.parametrize(
+    "about", ['{"starts": [{}]}', '{"ended": "yes"}', '{"ended": {"outcome": []}}', '{"starts": 1}']
+)
+def test_a_run_of_odd_notes_is_unknown_and_hides_no_other(tmp_path: Path, about: str) -> None:
+    make_run(tmp_path / "good", steps=1, groups=1)
+    (make_run(tmp_path / "odd", steps=1, groups=1) / "about.json").write_text(about)
+    states = {run["name"]: run["state"] for run in entered(tmp_path).get("/api/runs").json()}
+    assert states == {"good": "finished", "odd": "unknown"}
+
+
+def test_a_run_that_cannot_be_shown_ends_no_list(tmp_path: Path) -> None:
+    make_run(tmp_path / "good", steps=1, groups=1)
+    run = make_run(tmp_path / "odd", steps=1, groups=1)
+    (run / "config.yaml").write_text("a: &a\n  b: *a\n")  # without an end
+    good, odd = entered(tmp_path).get("/api/runs").json()
+    assert good["state"] == "finished" and "can't be shown" in odd["words"]
+
+
+def test_samples_of_another_run_in_the_folder_replace_those_before(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=2, groups=3)
+    client = entered(run)
+    asked = {"run": "run", "text": "answer 2.0", "sort": "reward"}
+    assert client.get("/api/samples", params=asked).json()["total"] == 4
+    make_run(tmp_path / "other", steps=2, groups=1, texts=["new"] * 4)
+    for part in (tmp_path / "other" / "samples").iterdir():
+        part.replace(run / "samples" / part.name)
+    found = client.get("/api/samples", params=asked).json()
+    assert (found["of"], found["total"], found["rows"]) == (8, 0, [])
+    assert {row["response"] for row in client.get("/api/samples", params={"run": "run"}).json()["rows"]} == {"new"}
+
+
+def test_files_of_samples_that_cannot_be_read_are_left_out_and_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=4)
+    spoil(run)
+    client = entered(run)
+    assert client.get("/api/samples", params={"run": "run"}).json()["of"] == 12
+    assert client.get("/api/samples", params={"run": "run", "text": "answer 4.1"}).json()["total"] == 4
+    for step in (1, 2, 3):
+        assert client.get("/api/group", params={"run": "run", "step": step}).json() == []
+    (described,) = client.get("/api/runs").json()
+    assert all(f"train-0000000{step}.parquet" in described["words"] for step in (1, 2, 3))
+
+
+@pytest.mark.parametrize("asked", ["xx", "[1]", "[[1]]", "1", "[" * 5000, '[["one", 1e999, 0]]'])
+def test_events_of_what_cannot_be_read_are_refused(client: TestClient, asked: str) -> None:
+    assert client.get("/api/events", params={"have": asked}).status_code == 400
+
+
+@pytest.mark.parametrize("where", ["[" * 5000, '[["uid", "=", "\\ud800"]]', '[["step", ">=", 1e999]]', "1"])
+def test_filters_that_cannot_be_read_are_refused(client: TestClient, where: str) -> None:
+    assert client.get("/api/samples", params={"run": "one", "where": where}).status_code == 400
+    assert client.get("/api/samples", params={"run": "one", "offset": 10**30}).status_code == 400
+
+
+def test_numbers_that_json_cannot_hold_are_none(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1, groups=1)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "reward/mean": NaN, "grad/norm": 1e999, "lag/mean": 0}\n{"step": 1e999}\n')
+        file.write('{"step": 3, "lag/mean": 1' + "0" * 400 + "}\n")
+    client = entered(run)
+    found = client.get("/api/curves", params={"run": "run"}).json()["columns"]
+    assert found["step"] == [1, 2, 3] and found["lag/mean"] == [None, 0, None] and "grad/norm" not in found
+    for path in ("/api/runs", "/api/findings"):
+        assert client.get(path, params={"run": "run"}).status_code == 200
+
+
+def test_metrics_that_are_a_folder_are_named(tmp_path: Path) -> None:
+    (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
+    (described,) = entered(tmp_path).get("/api/runs").json()
+    assert "metrics.jsonl (Is a directory)" in described["words"]

@@ -54,7 +54,6 @@ def write_part(output_dir: Path, kind: Kind, step: int, table: pa.Table) -> int:
     return path.stat().st_size
 
 
-def remove_cut(output_dir: Path) -> None:
-    """Remove what killed runs were writing."""
-    for path in (output_dir / SAMPLES).glob(f".*{_SCRATCH}"):
-        path.unlink()
+def cut_in(output_dir: Path) -> list[Path]:
+    """List what killed runs were writing."""
+    return sorted((output_dir / SAMPLES).glob(f".*{_SCRATCH}"))

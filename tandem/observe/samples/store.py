@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.config.trainer import SamplesConfig
-from tandem.observe.samples.parts import KINDS, Kind, parts_in, remove_cut, write_part
+from tandem.observe.samples.parts import KINDS, Kind, cut_in, parts_in, write_part
 from tandem.observe.samples.table import sample_table
 from tandem.observe.samples.thinning import thinned
 
@@ -23,16 +23,24 @@ class SampleStore:
     """The parts in ``output_dir/samples``.
 
     ``resumed_step`` is the last step that the resumed checkpoint contains: parts of later ones are dropped, since those
-    steps are run again. Nothing here ends a run: a part that can't be written is warned of.
+    steps are run again. Nothing here ends a run: a part that can't be written or removed is warned of.
     """
 
     def __init__(self, output_dir: Path, config: SamplesConfig, *, resumed_step: int | None = None) -> None:
         self._output_dir, self._config = output_dir, config
         self._warned = False
-        remove_cut(output_dir)
-        for part in parts_in(output_dir):
-            if resumed_step is not None and part.step > resumed_step:
-                part.path.unlink()
+        try:
+            stale = cut_in(output_dir)
+            if resumed_step is not None:
+                stale += [part.path for part in parts_in(output_dir) if part.step > resumed_step]
+        except OSError as error:
+            logger.warning("samples of an earlier run can't be looked at (the run goes on): %s", error)
+            return
+        for path in stale:
+            try:
+                path.unlink()
+            except OSError as error:
+                logger.warning("samples of steps that are run again were not removed (the run goes on): %s", error)
 
     def keep(self, kind: Kind, step: int, batch: DataProto) -> None:
         """Write the samples that ``step`` (counted from 1) trained on, or those of the evaluation after it."""
@@ -42,7 +50,7 @@ class SampleStore:
         try:
             write_part(self._output_dir, kind, step, sample_table(batch, step, kind, tokens=self._config.tokens))
             self._thin()
-        except OSError as error:
+        except Exception as error:  # Arrow has errors of its own, and none is worth a training
             logger.warning("samples of step %d were not written (the run goes on): %s", step, error)
 
     def _thin(self) -> None:
