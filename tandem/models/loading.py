@@ -304,8 +304,8 @@ def _unreadable(path: str | Path, error: Exception) -> DataError:
 def _first_line(error: Exception) -> str:
     """Return the kind of an error and its first line, with the next one where that only announces it."""
     lines = [line.strip() for line in str(error).splitlines()]
-    told = lines[:2] if lines and lines[0].endswith(":") else lines[:1]
-    return ": ".join([type(error).__name__, " ".join(told)]) if told else type(error).__name__
+    parts = lines[:2] if lines and lines[0].endswith(":") else lines[:1]
+    return ": ".join([type(error).__name__, " ".join(parts)]) if parts else type(error).__name__
 
 
 def _without_peft(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
