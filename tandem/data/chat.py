@@ -227,7 +227,7 @@ def encode_pair(
 
 
 class Render(Protocol):
-    """A function that makes one text of the messages of a conversation."""
+    """A function that makes one text of the messages of a conversation, by a chat template."""
 
     def __call__(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """Return the text of ``messages``, and with ``add_generation_prompt`` the header of the assistant's next

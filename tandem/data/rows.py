@@ -83,7 +83,7 @@ class Table(Protocol):
 
 
 class Indexable(Protocol):
-    """Things read by number, such as a list or a map-style torch dataset."""
+    """Things read by number, such as a list or a map-style torch dataset; ``RowsTable`` makes a table of them."""
 
     def __len__(self) -> int:
         """Return the number of things that can be read."""

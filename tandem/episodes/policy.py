@@ -92,7 +92,7 @@ class Policy:
         return self._answer(await self._ask({"op": "generate", "token_ids": [int(token) for token in token_ids]}))
 
     async def call(self, call: Mapping[str, Any], *, timeout_s: float = 10.0) -> dict[str, Any]:
-        """Run the tool that the model ``call``s; gives the message that tells it the result, or what went wrong."""
+        """Run the tool that the model ``call``s; return the message that tells it the result, or what went wrong."""
         name, given = call["function"]["name"], call["function"]["arguments"]
         started = time.monotonic()
         self.facts["tool_calls"] += 1

@@ -47,7 +47,9 @@ Row = dict[str, object]
 
 
 def to_json(value: object) -> object:
-    """``value`` in what strict JSON can say: tensors and arrays as numbers or lists, non-finite numbers as None."""
+    """Turn ``value`` into what strict JSON can hold: tensors and arrays become numbers or lists, non-finite numbers
+    None.
+    """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -62,7 +64,9 @@ def to_json(value: object) -> object:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The whole lines of a JSON-lines file. A line cut by a crash is left out; no file gives no rows."""
+    """Read the whole lines of a JSON-lines file. A line cut by a crash is left out; a file that isn't there gives no
+    rows.
+    """
     if not path.exists():
         return []
     rows: list[Row] = []

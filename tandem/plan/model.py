@@ -15,6 +15,7 @@ from typing import Any
 from tandem.config.model import ModelConfig
 from tandem.models.families import loaded_name
 from tandem.models.layouts.positions import Context
+from tandem.models.stored import header_of
 from tandem.models.token_ids import TokenIds
 
 _STACKS = ("layers", "h", "blocks")
@@ -213,14 +214,11 @@ def _number(config: Mapping[str, Any], *names: str) -> int | None:
 
 
 def shapes_in_files(folder: Path) -> dict[str, list[int]]:
-    """Return every tensor's shape by the headers of the safetensors files (a length, then JSON); none if one is bad."""
+    """Return every tensor's shape by the headers of the safetensors files; none if one is bad."""
     shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
-            with file.open("rb") as handle:
-                length = int.from_bytes(handle.read(8), "little")
-                header = json.loads(handle.read(min(length, file.stat().st_size)))
-            found = {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
+            found = {name: tensor["shape"] for name, tensor in header_of(file).items()}
             sum(map(math.prod, found.values()))  # anything but lists of numbers is refused here
             shapes |= found
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

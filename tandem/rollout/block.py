@@ -87,7 +87,7 @@ class Block:
         self._record(rows, version, *drawn)
 
     def _unfinished(self, requests: Sequence[GroupRequest]) -> list[tuple[_Group, int]]:
-        """The samples of begun groups that go on; finished ones are taken over."""
+        """Take over the finished samples of begun groups, and return those that go on, each by group and index."""
         owners = []
         for request in requests:
             done = {i: s for i, s in enumerate(request.begun) if s.finish_reason != "aborted"}
@@ -123,7 +123,7 @@ class Block:
     def _prefill(
         self, owners: list[tuple[_Group, int]], begun: list[SampleOutput], drawn: torch.Tensor
     ) -> tuple[torch.Tensor, Prefill]:
-        """The row of tokens to prefill, and its layout; ``drawn`` (R,) int64 tokens have ``begun``."""
+        """Return the row of tokens to prefill and its layout; ``drawn`` (R,) int64 tokens have ``begun``."""
         answers = [sample.token_ids for sample in begun]
         if self._sampling.samples == 1:  # a prompt that nobody shares stands in the row of its answer
             whole = [
@@ -145,7 +145,7 @@ class Block:
             self._drop(rows)
 
     def step(self, version: int) -> None:
-        """One token more for every row in flight."""
+        """Draw one more token for every row in flight, with weights ``version``."""
         rows = slice(0, self.count)
         layout = self._cache.extend()
 
@@ -173,7 +173,7 @@ class Block:
         return torch.cat([tokens for tokens, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
 
     def _greedy(self, rows: slice) -> torch.Tensor | None:
-        """Which of the ``rows`` (R,) are their group's greedy sample; None where groups have none."""
+        """Return which of the ``rows`` (R,) are their group's greedy sample; None where groups have none."""
         if not self._sampling.baseline:
             return None
         return torch.tensor([i == self._sampling.n for _, i in self._owners[rows]], device=self._device)

@@ -35,7 +35,9 @@ _ERRORS = {e.__name__: e for e in (ContractError, DataError, DeadlineError, Unkn
 
 
 class EngineHost(Protocol):
-    """The process of an engine as its owner sees it, wherever it runs. ``ActorHost`` is one, in an actor of Ray."""
+    """The process of an engine as its owner sees it: ``HostProcess`` on this machine, ``ActorHost`` in an actor of
+    Ray.
+    """
 
     @property
     def channel(self) -> Line:

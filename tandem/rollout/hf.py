@@ -87,7 +87,7 @@ class HfEngine(SteppedEngine):
         return None if weights is None else self._fingerprint(names)
 
     def _fingerprint(self, names: list[str]) -> str:
-        """The fingerprint of what came, joined with that of the base weights where they are adapters."""
+        """Return the fingerprint of what came, joined with that of the base weights where they are adapters."""
         own = self._model.model.state_dict()
         loaded = fingerprint((name, own[name]) for name in names)
         if not adapted_layers(self._model):

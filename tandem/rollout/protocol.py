@@ -95,7 +95,7 @@ class GroupRequest:
     max_tokens: int | None = None
 
     def limit(self, sampling: Sampling) -> int:
-        """The most tokens of a sample, under ``sampling``."""
+        """Return how many tokens a sample may have: the request's own limit, never more than that of ``sampling``."""
         return sampling.max_tokens if self.max_tokens is None else min(self.max_tokens, sampling.max_tokens)
 
 
@@ -112,16 +112,23 @@ class GroupOutput:
         return any(sample.finish_reason == "aborted" for sample in self.samples)
 
     def resumed(self) -> GroupRequest:
-        """The request that lets an aborted group go on where it was."""
+        """Return the request that lets an aborted group go on where it was."""
         return replace(self.request, begun=self.samples)
 
     def restarted(self) -> GroupRequest:
-        """The request that makes the group anew: same seeds, no token of the aborted generation."""
+        """Return the request that makes the group anew: same seeds, no token of the aborted generation."""
         return replace(self.request, begun=())
 
 
 class RolloutEngine(Protocol):
-    """Generates with one version of the weights at a time; every change happens between two tokens."""
+    """Generates with one version of the weights at a time; every change happens between two tokens.
+
+    ``HfEngine`` and ``CoreEngine`` (vLLM, SGLang) generate; ``HostedEngine`` passes everything on to one of them in
+    another process, and ``EnginePool`` to several. Used so::
+
+        engine.load(weights, version=3)
+        for group in engine.generate(iter(requests), sampling): ...
+    """
 
     @property
     def version(self) -> int:
@@ -159,15 +166,17 @@ class RolloutEngine(Protocol):
         """Free the memory that only generation needs. Nothing may be running."""
 
     def wake(self) -> None:
-        """Be able to generate again, with the weights of the last ``load``."""
+        """Take back the memory that ``sleep`` gave up, and generate again with the weights of the last ``load``."""
 
 
 @runtime_checkable
 class Supervised(Protocol):
-    """An engine in a process that may die while nobody asks it for anything."""
+    """An engine in a process that may die while nobody asks it for anything: ``HostedEngine``, here or on Ray."""
 
     def is_ready(self) -> bool:
-        """Whether it has started. Raises what its start raised: no property, which ``isinstance`` would look at."""
+        """Return whether it has started. Raises what its start raised: no property, which ``isinstance`` would look
+        at.
+        """
 
     def check(self) -> None:
         """Raise ``EngineDiedError`` if the process has ended or was given up; returns at once."""
@@ -178,15 +187,17 @@ class Supervised(Protocol):
 
 @runtime_checkable
 class Heartbeat(Protocol):
-    """An engine in a process that gives signs of life."""
+    """An engine in a process that gives signs of life, as ``HostedEngine`` does."""
 
     def silent_s(self) -> float:
-        """Seconds since the last sign of life."""
+        """Return the seconds since the last sign of life."""
 
 
 @runtime_checkable
 class EngineStats(Protocol):
-    """What an engine may report besides, for health checks and measurements."""
+    """What an engine may report besides, for health checks and measurements. ``SteppedEngine`` and ``HostedEngine``
+    do.
+    """
 
     @property
     def steps(self) -> int:
@@ -197,4 +208,4 @@ class EngineStats(Protocol):
         """Seconds for which the last ``load`` kept tokens from being made."""
 
     def ping(self, deadline_s: float) -> int:
-        """The version, from an engine that is well; ``DeadlineError`` from one that doesn't answer in time."""
+        """Return the version of an engine that is well; ``DeadlineError`` from one that doesn't answer in time."""

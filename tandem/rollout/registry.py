@@ -25,7 +25,8 @@ engines: Registry[Factory] = Registry("rollout engine")
 
 
 def register_engine(name: str, *, capabilities: EngineCapabilities) -> Callable[[F], F]:
-    """Decorator of a factory of engines, a function or the class itself; ``capabilities`` say what they can do.
+    """Return the decorator of a factory of engines, a function or the class itself; ``capabilities`` say what they can
+    do.
 
     A factory takes the model (or its path, with ``wants="path"``) and, as keyword parameters, those of ``SETTINGS``
     that it names; with ``**settings`` it gets all. Example::
@@ -50,12 +51,12 @@ def register_engine(name: str, *, capabilities: EngineCapabilities) -> Callable[
 
 
 def find_engine(name: str) -> Entry[Factory]:
-    """The registered engine ``name``. Raises ``TandemError`` for an unknown name."""
+    """Look ``name`` up among the registered engines. Raises ``TandemError`` for an unknown name."""
     return engines[name]
 
 
 def capabilities_of(name: str) -> EngineCapabilities | None:
-    """What the engine ``name`` declares; None for an unknown one."""
+    """Return what the engine ``name`` declares; None for an unknown one."""
     if name not in engines:
         return None
     declared = engines[name].traits["capabilities"]
@@ -73,7 +74,9 @@ class Wanted:
 
 
 def wanted_settings(factory: Factory) -> Wanted:
-    """What a factory asks for beside the model, which is its first parameter. Raises ``TandemError`` without one."""
+    """Read from its signature what a factory asks for beside the model, its first parameter. Raises ``TandemError``
+    without one.
+    """
     parameters = list(signature(factory).parameters.values())
     if not parameters or parameters[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
         raise TandemError("a rollout engine is made from a model: its factory takes that as its first parameter")
@@ -83,7 +86,7 @@ def wanted_settings(factory: Factory) -> Wanted:
 
 
 def make_engine(spec: EngineSpec, model: CausalLM | str, *, shares_weights: bool) -> RolloutEngine:
-    """The engine of ``spec`` on ``model``, which is what its capabilities say that it wants."""
+    """Build the engine of ``spec`` on ``model``, which is what its capabilities say that it wants."""
     factory, settings = find_engine(spec.engine).target, spec.settings(shares_weights=shares_weights)
     wanted = wanted_settings(factory)
     return factory(model, **{name: value for name, value in settings.items() if wanted.any or name in wanted.names})
@@ -113,7 +116,7 @@ def hf(
     max_num_batched_tokens: int = 16384,
     keep_kv: KeepKV = "old",
 ) -> RolloutEngine:
-    """Batched generation on transformers models, in this process. See ``tandem.rollout.hf.HfEngine``."""
+    """Build an ``HfEngine``, which generates in batches on transformers models, in this process."""
     from tandem.rollout.hf import HfEngine
 
     return HfEngine(
@@ -162,7 +165,7 @@ def vllm(
     context: int | None = None,
     tokens: TokenIds | None = None,
 ) -> RolloutEngine:
-    """vLLM, in this process. See ``tandem.rollout.cores``."""
+    """Build a ``CoreEngine`` on vLLM, in this process."""
     from tandem.rollout.cores.core import CoreSettings
     from tandem.rollout.cores.engine import CoreEngine
     from tandem.rollout.cores.vllm import VllmCore
@@ -215,7 +218,7 @@ def sglang(
     context: int | None = None,
     tokens: TokenIds | None = None,
 ) -> RolloutEngine:
-    """SGLang, in this process. See ``tandem.rollout.cores``."""
+    """Build a ``CoreEngine`` on SGLang, in this process."""
     from tandem.rollout.cores.core import CoreSettings
     from tandem.rollout.cores.engine import CoreEngine
     from tandem.rollout.cores.sglang import SglangCore

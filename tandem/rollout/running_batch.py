@@ -47,7 +47,7 @@ class RunningBatch:
             self._blocks.append(block)
 
     def step(self, version: int) -> None:
-        """One token more for every row."""
+        """Draw one more token for every row, with weights ``version``."""
         for block in self._blocks:
             if block.count:
                 block.step(version)
@@ -64,7 +64,7 @@ class RunningBatch:
         return any(block.finished for block in self._blocks)
 
     def take_finished(self) -> list[GroupOutput]:
-        """Groups that have ended since the last call."""
+        """Return the groups that have ended since the last call."""
         finished = [group for block in self._blocks for group in block.finished]
         for block in self._blocks:
             block.finished.clear()
@@ -73,4 +73,4 @@ class RunningBatch:
         return finished
 
     def close(self) -> None:
-        """Nobody wants what is in flight: it goes with this."""
+        """Do nothing: what is in flight goes with this object."""

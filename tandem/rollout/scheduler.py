@@ -46,11 +46,13 @@ class Scheduler:
         self._waiting.sort(key=_prefilled, reverse=True)
 
     def give_back(self, requests: Iterable[GroupRequest]) -> None:
-        """These have started before and start again before all others."""
+        """Put back requests that had started; they start again before all others, the shortest first."""
         self._waiting += sorted(requests, key=_prefilled, reverse=True)
 
     def take(self, groups: int, tokens: int) -> list[GroupRequest]:
-        """At most ``groups`` requests with at most ``tokens`` to prefill together, but one at least if any waits."""
+        """Take at most ``groups`` requests with at most ``tokens`` to prefill together, but one at least if any
+        waits.
+        """
         taken: list[GroupRequest] = []
         while self._waiting and len(taken) < groups:
             tokens -= _prefilled(self._waiting[-1])
@@ -97,6 +99,6 @@ class Scheduler:
 
 
 def _prefilled(request: GroupRequest) -> int:
-    """Tokens that must be computed before the request's samples grow."""
+    """Count the tokens that must be computed before the request's samples grow."""
     own = sum(len(sample.token_ids) for sample in request.begun if sample.finish_reason == "aborted")
     return len(request.prompt_ids) + own

@@ -16,7 +16,7 @@ _ROUNDING = 1e-3  # a log-prob may exceed 0 by so much
 def sound_outputs(
     engine: RolloutEngine, requests: Iterable[GroupRequest | None], sampling: Sampling
 ) -> Iterator[GroupOutput]:
-    """``engine.generate``, each group checked; see ``RolloutEngine.generate``.
+    """Yield what ``engine.generate`` does, each group checked against ``RolloutEngine.generate``.
 
     Raises ``ContractError`` for an answer that nobody asked for or that breaks the protocol, and for an engine that
     ends before it has answered everything and seen the end of ``requests``.
@@ -59,7 +59,7 @@ def _checked(name: str, outputs: Iterable[GroupOutput], asked: _Asked, sampling:
 
 
 def _wrong(output: Any, asked: set[int | str], sampling: Sampling) -> str | None:
-    """What is not as the protocol has it, in words."""
+    """Describe the first thing that is not as the protocol has it; None where all is."""
     if not isinstance(output, GroupOutput):
         return f"{type(output).__name__} instead of a GroupOutput"
     request: Any = output.request

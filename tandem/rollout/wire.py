@@ -32,7 +32,9 @@ class Message:
 
 
 class Line(Protocol):
-    """One end of a line between an engine and its owner. Any thread may send, one receives."""
+    """One end of a line between an engine and its owner; any thread may send, one receives. ``Channel`` is one over a
+    socket, ``OwnerLine`` and ``HostedLine`` are the two ends of one through Ray.
+    """
 
     def send(
         self, kind: str, tensors: Mapping[str, torch.Tensor] | None = None, file: int | None = None, **fields: Any
@@ -40,10 +42,10 @@ class Line(Protocol):
         """Send one message. Raises ``OSError`` where the other end is known to be gone."""
 
     def receive(self) -> Message | None:
-        """The next message, or None once the other end is gone. Blocks."""
+        """Wait for the next message; None once the other end is gone."""
 
     def close(self) -> None:
-        """No more messages, either way; one who waits in ``receive`` gets None."""
+        """End the line, either way; whoever waits in ``receive`` gets None."""
 
 
 class Channel:
@@ -70,7 +72,7 @@ class Channel:
                 self._end.sendall(head + text + data)
 
     def receive(self) -> Message | None:
-        """The next message, or None once the other end is gone. Blocks."""
+        """Wait for the next message; None once the other end is gone."""
         files: list[int] = []
         head = self._exactly(_HEAD.size, files)
         if head is None:
@@ -83,7 +85,7 @@ class Channel:
         return Message(kind, fields, load(bytes(data)) if data else {}, files[0] if files else None)
 
     def close(self) -> None:
-        """No more messages, either way; one who waits in ``receive`` gets None."""
+        """End the line, either way; whoever waits in ``receive`` gets None."""
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
@@ -106,17 +108,17 @@ class Channel:
 
 
 def pack_sampling(sampling: Sampling) -> dict[str, Any]:
-    """The settings as fields of a JSON message."""
+    """Turn the settings into fields of a JSON message."""
     return asdict(sampling)
 
 
 def unpack_sampling(fields: Mapping[str, Any]) -> Sampling:
-    """The settings that ``pack_sampling`` was given."""
+    """Build again the settings that ``pack_sampling`` was given."""
     return Sampling(**{**fields, "stop_token_ids": tuple(fields["stop_token_ids"])})
 
 
 def pack_request(request: GroupRequest) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Fields and tensors of a message."""
+    """Turn a request into the fields and tensors of a message."""
     fields, tensors = pack_samples(request.begun)
     prompt = request.prompt_ids.contiguous()
     asked = {"key": request.key, "seeds": request.seeds, "max_tokens": request.max_tokens, "begun": fields}
@@ -124,7 +126,7 @@ def pack_request(request: GroupRequest) -> tuple[dict[str, Any], dict[str, torch
 
 
 def unpack_request(message: Message) -> GroupRequest:
-    """The request that ``pack_request`` was given."""
+    """Build again the request that ``pack_request`` was given."""
     fields = message.fields
     begun = unpack_samples(fields["begun"], message.tensors)
     prompt, seeds = message.tensors["prompt_ids"], tuple(fields["seeds"])
@@ -132,7 +134,7 @@ def unpack_request(message: Message) -> GroupRequest:
 
 
 def pack_samples(samples: Sequence[SampleOutput]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Fields, and tensors of all samples end to end."""
+    """Turn samples into fields, and tensors of all of them end to end."""
     fields = {"lengths": [len(s.token_ids) for s in samples], "reasons": [s.finish_reason for s in samples]}
     if not samples:
         return fields, {}
@@ -144,7 +146,7 @@ def pack_samples(samples: Sequence[SampleOutput]) -> tuple[dict[str, Any], dict[
 
 
 def unpack_samples(fields: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> tuple[SampleOutput, ...]:
-    """The samples that ``pack_samples`` was given."""
+    """Build again the samples that ``pack_samples`` was given."""
     if not fields["lengths"]:
         return ()
     lengths, reasons = fields["lengths"], fields["reasons"]

@@ -39,7 +39,9 @@ class LocalRuntime:
         self.pool = EnginePool({} if plan.pushed == "nothing" else {ENGINE: self._start(ENGINE)})
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
-        """Actor, critic and rollout in this process, the engine beside it where there is one."""
+        """Build actor and critic in this process, over the engines that have started or with one that shares the
+        actor's model.
+        """
         config, plan = self._config, self._plan
         critic, devices = None, self._devices
         if plan.critic is not None:
@@ -57,7 +59,7 @@ class LocalRuntime:
         self._config = after_swap(self._config)
 
     def plane(self, ledger: Ledger) -> LocalStore:
-        """A store in this process over ``ledger``."""
+        """Open a store in this process over ``ledger``."""
         return LocalStore(ledger, lease_seconds=self._config.execution.deadline_s)
 
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
@@ -65,7 +67,7 @@ class LocalRuntime:
         return snapshots_of(self._config, self._plan.pushed, composite.actor)
 
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> LocalScorer:
-        """A model of its own in this process for ``role``, with weights that move or from ``path``."""
+        """Load a model of its own in this process for ``role``, with weights that move or from ``path``."""
         model = replica(self._config, self._plan.pushed, moves=moves, path=path)
         return LocalScorer(model, build_forward_engine(self._config, model, self._devices[role]))
 
@@ -76,7 +78,7 @@ class LocalRuntime:
                 engine.close()
 
     def _start(self, name: str) -> RolloutEngine:
-        """A rollout engine. ``runtime.threads`` keeps it in this process, for a debugger."""
+        """Start the rollout engine ``name``. ``runtime.threads`` keeps it in this process, for a debugger."""
         device, execution = str(self._devices["rollout"]), self._config.execution
         spec = engine_spec(self._config, self._plan.pushed, device=device)
         if self._config.runtime.threads:

@@ -18,13 +18,22 @@ if TYPE_CHECKING:
 
 
 class Runtime(Protocol):
-    """The local runtime keeps the actor in this process; on Ray each rank and each engine is an actor of its own."""
+    """``LocalRuntime`` keeps the actor in this process, ``RayRoles`` each rank and each engine in an actor of Ray's.
+
+    Everything else asks it for the parts of a run, and knows nothing of processes::
+
+        policy, plane = runtime.composite(tokenizer, steps), runtime.plane(Ledger(...))
+        take = runtime.snapshots(policy)
+        weights = take()  # a ``Snapshot``, at each push
+    """
 
     pool: EnginePool
     """The rollout engines by name, where there are any beside the actor's own weights."""
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
-        """The actor, and the critic if there is one; ``steps`` of the run say where a falling learning rate ends."""
+        """Build the actor, and the critic if there is one; ``steps`` of the run say where a falling learning rate
+        ends.
+        """
 
     def restart(self, name: str) -> RolloutEngine:
         """Start an engine again in place of one that has died. Returns while it starts."""
@@ -33,13 +42,15 @@ class Runtime(Protocol):
         """Have ``restart`` start the engine of ``rollout.swap`` from here on."""
 
     def plane(self, ledger: Ledger) -> DataPlane:
-        """The data plane that keeps these accounts."""
+        """Open the data plane that keeps these accounts."""
 
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
-        """What takes the actor's weights for everyone who generates or scores with them."""
+        """Return the function that takes the actor's weights as they are, for everyone who generates or scores with
+        them.
+        """
 
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> Scorer:
-        """The model of a role that only scores, as it is before training; ``moves``: other weights will come.
+        """Load the model of a role that only scores, as it is before training; ``moves``: other weights will come.
 
         ``path``: of another model than the actor's.
         """

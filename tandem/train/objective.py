@@ -36,7 +36,9 @@ class LossSum:
 
 
 class Objective(Protocol):
-    """A loss as a sum over samples, divided once per optimizer step. ``SftObjective`` is the simplest one."""
+    """A loss as a sum over samples, divided once per optimizer step: ``PolicyObjective``, ``PreferenceObjective``,
+    ``ValueObjective``, and the simplest, ``SftObjective``.
+    """
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -55,10 +55,14 @@ class StepResult:
 
 
 class TrainEngine(Protocol):
-    """A model that is trained, wherever its shards are. ``FsdpEngine`` is one.
+    """A model that is trained, wherever its shards are: ``FsdpEngine``, and ``ValueEngine`` for a critic.
 
     With several ranks every method is called by all of them, each with its own part of the batch; sums and metrics
-    come back for all ranks together.
+    come back for all ranks together. An optimizer step, from as many parts as there are::
+
+        for part in parts:
+            engine.forward_backward(part, objective)
+        result = engine.optim_step(objective.denominator(batch))
     """
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:

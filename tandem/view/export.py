@@ -22,7 +22,7 @@ MOST_CHARACTERS = 4000
 
 
 def write_export(runs: Mapping[str, RunFolder], out: Path) -> int:
-    """Write the page over ``runs`` to ``out``; its bytes. Raises ``WriteError``."""
+    """Write the page over ``runs`` to ``out``; return how many bytes it has. Raises ``WriteError``."""
     data = {"runs": [_run(run) for run in runs.values()]}
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ class RunFolder:
         return dict(_flat(hide_in(found))) if isinstance(found, dict) else {}
 
     def describe(self) -> dict[str, Any]:
-        """Return what the list of runs shows."""
+        """Return what the list of runs shows of this one."""
         about = read_about(self.path)
         state = state_of(self.path, about)
         rows = self.metrics.rows

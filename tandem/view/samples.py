@@ -146,7 +146,7 @@ class SampleIndex:
         return known, table
 
     def _read(self, part: Part) -> bool:
-        """Take in a part; whether it was still there."""
+        """Take in a part; return whether it was still there."""
         try:
             table = _columns(part, [*_PLACE, *NUMBERS, *WORDS])
         except (FileNotFoundError, pa.ArrowInvalid):

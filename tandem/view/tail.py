@@ -23,7 +23,7 @@ class Tail:
         self._read = 0  # bytes
 
     def look(self) -> bool:
-        """Take in what was added since; whether anything was."""
+        """Take in what was added since; return whether anything was."""
         try:
             with self.path.open("rb") as file:
                 status = self.path.stat()

@@ -10,13 +10,17 @@ from tandem.models.layouts.attention import Layout
 
 
 class Placed(Layout, Protocol):
-    """A layout that says where its tokens stand in their documents: ``positions`` (T,) int64, on the CPU."""
+    """A layout that says where its tokens stand in their documents: ``positions`` (T,) int64, on the CPU.
+    ``DecodeLayout`` and ``RowsDecode`` are such.
+    """
 
     positions: torch.Tensor
 
 
 class Prefill(Placed, Protocol):
-    """A layout whose forward begins rows. ``last`` int64, on the CPU: the place of the last token of each."""
+    """A layout whose forward begins rows. ``last`` int64, on the CPU: the place of the last token of each.
+    ``PromptLayout``, ``ResumptionLayout`` and ``RowsPrefill`` are such.
+    """
 
     last: torch.Tensor
 

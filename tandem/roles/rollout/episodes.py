@@ -88,7 +88,7 @@ class EpisodeGroups:
         return bool(self._plays)
 
     def begin(self, beginning: Beginning) -> None:
-        """Begin the episodes of a group."""
+        """Begin the ``n`` episodes of a group, in the processes of the pool."""
         prompt, group = beginning.prompt, _Group(beginning)
         for index in range(self._n):
             play = _Play(group, index)

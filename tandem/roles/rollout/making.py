@@ -37,9 +37,14 @@ class Made:
 
 
 class Making(Protocol):
-    """The groups that one loop has begun. For one thread.
+    """The groups that one loop has begun: ``SingleAnswers``, or ``EpisodeGroups`` of several turns. For one thread.
 
-    ``sampling`` is that of its requests, which is not always that of a whole group.
+    ``sampling`` is that of its requests, which is not always that of a whole group. ``make_groups`` drives it::
+
+        making.begin(beginning)
+        while (request := making.next()) is not None:
+            making.hear(answer(request))
+        made = making.finished()
     """
 
     @property
@@ -51,7 +56,7 @@ class Making(Protocol):
         """Whether a request may still come of what has begun, though none is there and none unanswered."""
 
     def begin(self, beginning: Beginning) -> None:
-        """Begin the group that is described."""
+        """Begin a group: its first requests come out of ``next``."""
 
     def next(self) -> GroupRequest | None:
         """Return what the engine is to be asked now; None where nothing is ready."""
@@ -89,7 +94,7 @@ class SingleAnswers:
         self._made: list[Made] = []
 
     def begin(self, beginning: Beginning) -> None:
-        """Make its request ready."""
+        """Put the one request of the group in the queue."""
         key = beginning.key
         self._begun[key] = beginning
         self._ready.append(request(key, beginning.prompt, self.sampling.samples, *beginning.origin))
@@ -99,7 +104,7 @@ class SingleAnswers:
         return self._ready.popleft() if self._ready else None
 
     def hear(self, output: GroupOutput) -> None:
-        """Make columns of the answers."""
+        """Turn the answers into the columns of a finished group."""
         begun = self._begun.pop(output.request.key)
         self._made.append(Made(begun.key, as_batch(begun.prompt, output, begun.group_id, self._tokenizer)))
 
@@ -112,7 +117,7 @@ class SingleAnswers:
         """Return at once, for nothing goes on outside."""
 
     def abandon(self) -> None:
-        """Forget what was begun."""
+        """Forget what was begun, its requests included."""
         self._ready.clear()
         self._begun.clear()
 

@@ -62,7 +62,9 @@ class Drawn:
 
 
 class Core(Protocol):
-    """An engine that is told what to do between two tokens."""
+    """An engine that is told what to do between two tokens: ``VllmCore`` and ``SglangCore``, each under a
+    ``CoreEngine``.
+    """
 
     @property
     def context(self) -> Context:
@@ -75,7 +77,7 @@ class Core(Protocol):
         """Begin with a request: draw what is ``wanted`` after these tokens."""
 
     def abort(self, keys: Sequence[str]) -> None:
-        """Forget the requests with these keys."""
+        """Forget the requests with these keys, wherever they are."""
 
     def step(self) -> list[Drawn]:
         """Make a step for everything in flight: some get a token more at least, unless a prompt is long."""

@@ -56,7 +56,9 @@ class CoreEngine(SteppedEngine):
     def start(
         cls, core: Callable[[CoreSettings], Core], settings: CoreSettings, *, version: int, keep_kv: KeepKV
     ) -> CoreEngine:
-        """The engine on the ``core`` of these settings; whose weights are ``filled`` generates nothing before."""
+        """Build the engine on the ``core`` of these settings. One that is to be ``filled`` generates nothing before
+        its first load.
+        """
         return cls(
             core(settings),
             ExpectedWeights.of(settings.path, settings.trust_remote_code),
@@ -102,13 +104,13 @@ class CoreEngine(SteppedEngine):
     # --- requests of all generations, at a token boundary ------------------------------------------------------------
 
     def begin(self, row: _Row, wanted: Wanted) -> None:
-        """A sample joins what is in flight."""
+        """Put a sample in flight: the core continues what it has so far."""
         name = row.name = f"sample-{next(self._names)}"
         self._core.add(name, row.tokens_so_far(), wanted)
         self._rows[name] = row
 
     def step(self, version: int) -> None:
-        """A token more for every sample, of whichever generation."""
+        """Draw a token more for every sample in flight, of whichever generation."""
         for drawn in self._core.step():
             row = self._rows[drawn.key]
             row.grow(drawn, version)
@@ -116,7 +118,7 @@ class CoreEngine(SteppedEngine):
                 del self._rows[drawn.key]
 
     def forget(self, rows: Iterable[_Row]) -> None:
-        """These samples are not in flight any more; at once, whoever makes tokens."""
+        """Take these samples out of flight, at once, whoever is drawing tokens."""
         with self._boundary.change():
             going = [row.name for row in rows if self._rows.pop(row.name, None) is not None]
             if going:
@@ -133,7 +135,7 @@ class _Group:
     going: int = 0
 
     def output(self) -> GroupOutput:
-        """The group as it is now."""
+        """Return what the samples have so far, finished or not."""
         return GroupOutput(self.request, tuple(row.output() for row in self.rows))
 
 
@@ -150,19 +152,19 @@ class _Row:
 
     @classmethod
     def of(cls, group: _Group, begun: SampleOutput | None) -> _Row:
-        """One that goes on from what it has ``begun``, if anything."""
+        """Make a row that goes on from what has ``begun``, if anything."""
         if begun is None:
             return cls(group, [], [], [])
         tokens, logprobs, versions = (x.tolist() for x in (begun.token_ids, begun.logprobs, begun.versions))
         return cls(group, tokens, logprobs, versions, begun.finish_reason)
 
     def tokens_so_far(self) -> list[int]:
-        """The prompt, and what was drawn."""
+        """Join the prompt with what was drawn."""
         prompt: list[int] = self.group.request.prompt_ids.tolist()
         return prompt + self.tokens
 
     def grow(self, drawn: Drawn, version: int) -> None:
-        """By what a step drew under weights ``version``."""
+        """Append what a step drew under weights ``version``; a group whose last sample ends here is finished."""
         self.tokens += drawn.tokens
         self.logprobs += drawn.logprobs
         self.versions += [version] * len(drawn.tokens)
@@ -173,7 +175,7 @@ class _Row:
                 self.group.finished.append(self.group)
 
     def output(self) -> SampleOutput:
-        """The sample as it is now."""
+        """Return the answer so far: no prompt, and ``aborted`` while nothing has ended it."""
         return SampleOutput(
             torch.tensor(self.tokens, dtype=torch.int64),
             torch.tensor(self.logprobs, dtype=torch.float32),
@@ -225,14 +227,14 @@ class RunningRequests:
             self._engine.step(version)
 
     def abort(self) -> list[GroupOutput]:
-        """Have the core forget what is in flight; gives it as it is, with what had ended before."""
+        """Have the core forget what is in flight; return it as it is, with what had ended before."""
         self._engine.forget(row for group in self._groups for row in group.rows)
         ended = self.take_finished()
         going, self._groups = list(self._groups), {}
         return ended + [group.output() for group in going]
 
     def take_finished(self) -> list[GroupOutput]:
-        """The groups that have ended since the last call."""
+        """Return the groups that have ended since the last call."""
         ended = []
         while self._finished:
             group = self._finished.popleft()
@@ -246,7 +248,7 @@ class RunningRequests:
             self._engine.forget(row for group in self._groups for row in group.rows)
 
     def _wanted(self, request: GroupRequest, row: _Row, index: int) -> Wanted:
-        """The rest of a sample."""
+        """Say how the rest of a sample is to be drawn, under which seed and how far."""
         sampling = self._sampling
         return Wanted(
             greedy=sampling.greedy or (sampling.baseline and index == sampling.n),
@@ -260,7 +262,9 @@ class RunningRequests:
 
 
 def stream(seed: int, drawn: int) -> int:
-    """The core's seed for a sample that has ``drawn`` tokens: what comes next is independent of what came first."""
+    """Derive the core's seed for a sample that has ``drawn`` tokens: what comes next is independent of what came
+    first.
+    """
     if drawn == 0:
         return seed % 2**63
     return int.from_bytes(hashlib.blake2b(f"{seed} {drawn}".encode(), digest_size=8).digest(), "little") % 2**63

@@ -151,7 +151,7 @@ class SglangCore:
         return Drawn(key, tokens, list(output.output_token_logprobs_val[place]), reason)
 
     def _ordered(self, order: Any) -> Any:
-        """Return SGLang's answer to one of its own requests."""
+        """Give SGLang one of its own requests, between two turns, and return its answer."""
         return self._loop.call(lambda: self._scheduler._request_dispatcher(order))
 
     def _weights_order(self, order: Any) -> None:
@@ -229,7 +229,7 @@ def _started(settings: CoreSettings, cuda: bool) -> tuple[int, SchedulerLoop]:
 
 
 def _arguments(settings: CoreSettings, need: KvNeed, cuda: bool) -> dict[str, Any]:
-    """Return the arguments of SGLang's server."""
+    """Translate ``settings`` into the arguments of SGLang's server."""
     together = max(settings.max_num_batched_tokens, settings.max_num_seqs)
     arguments = {
         "model_path": settings.path,

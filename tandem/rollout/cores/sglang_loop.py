@@ -37,7 +37,7 @@ class SchedulerLoop:
         return outputs
 
     def _order(self, work: Callable[[], Any] | None) -> Any:
-        """Return the answer to an order; None is that to go on."""
+        """Hand an order to the loop and wait for its answer; None is the order to go on."""
         if self._end is not None:
             raise self._end
         self._orders.put(work)
@@ -65,7 +65,7 @@ class SchedulerLoop:
     # --- what the scheduler calls ------------------------------------------------------------------------------------
 
     def recv_requests(self, local_reqs: Sequence[Any] | None = None) -> list[Any]:
-        """Follow orders, now that a turn has ended, until the next is wanted; return the requests that have come."""
+        """Carry out orders, now that a turn has ended, until the next is wanted; return the requests that have come."""
         outputs, self._outputs = self._outputs, []
         self._answers.put((outputs, None))
         while (work := self._orders.get()) is not None:

@@ -111,7 +111,7 @@ def objection(sampling: Sampling) -> str | None:
 
 
 def reload_weights(worker: Any, weights: list[tuple[str, torch.Tensor]]) -> None:
-    """In a worker of vLLM's: put ``weights`` in place of the model's, and of what was made from them.
+    """Put ``weights``, in a worker of vLLM's, in place of the model's and of what was made from them.
 
     A CPU's kernels read a packed copy of each matrix. vLLM packs anew what it has loaded; of two modules that share a
     matrix, such as embedding and head, only the first is loaded, and the other would go on with its old copy.
@@ -128,7 +128,7 @@ def reload_weights(worker: Any, weights: list[tuple[str, torch.Tensor]]) -> None
 
 
 def hide_rest(worker: Any, count: int, holes: list[int]) -> None:
-    """In a worker of vLLM's: draw no id from ``count`` on and none of ``holes``; log-probs are among the others."""
+    """Let a worker of vLLM's draw no id from ``count`` on and none of ``holes``; log-probs are among the others."""
     gone: list[torch.Tensor] = []
 
     def hide(module: Any, inputs: Any, logits: torch.Tensor | None) -> torch.Tensor | None:
@@ -160,7 +160,7 @@ def _start(settings: CoreSettings, cuda: bool) -> Any:
 
 
 def _arguments(settings: CoreSettings, cuda: bool) -> dict[str, Any]:
-    """The arguments of vLLM's engine."""
+    """Translate ``settings`` into the arguments of vLLM's engine."""
     longest, together = settings.max_model_len, settings.max_num_batched_tokens
     # vLLM rewinds the random stream of a sample whose prompt comes in parts, and a CPU's can't be.
     in_parts = settings.enable_chunked_prefill and cuda

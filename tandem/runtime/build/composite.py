@@ -52,7 +52,7 @@ S = TypeVar("S", Section, CriticConfig)
 
 
 def build_actor_rollout_ref(section: Section | Config) -> ActorRolloutRef:
-    """Actor, rollout and reference for a training loop of your own, from ``config.actor_rollout_ref``.
+    """Build actor, rollout and reference for a training loop of your own, from ``config.actor_rollout_ref``.
 
     The other sections of the config that it came from (algorithm, seed, response length) hold too; a section made by
     hand takes their defaults. Warns of settings that such a loop does not read. Raises ``ConfigError`` with every
@@ -75,7 +75,7 @@ def build_actor_rollout_ref(section: Section | Config) -> ActorRolloutRef:
 
 
 def config_around(section: S | Config, kind: type[S], around: Callable[[S], Config], wanted: str) -> Config:
-    """The config that ``section`` is, or stands in, or that is put ``around`` one made by hand.
+    """Return the config that ``section`` is, or stands in, or that is put ``around`` one made by hand.
 
     Raises ``ContractError`` for anything else.
     """
@@ -87,12 +87,12 @@ def config_around(section: S | Config, kind: type[S], around: Callable[[S], Conf
 
 
 def model_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model, or the one named in its place."""
+    """Load the tokenizer of the model, or the one named in its place."""
     return load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
 
 
 def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> CausalLM:
-    """The model as it is trained, with adapters where the config asks for them; ``seed`` is what they start from."""
+    """Load the model as it is trained, with adapters where the config asks for them, which start from ``seed``."""
     plain = load_model(model.path, trust_remote_code=model.trust_remote_code)
     check_vocabulary(tokenizer, int(plain.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
     spec, tokens = AdapterSpec.of(model, seed), TokenIds.of(tokenizer)
@@ -109,7 +109,8 @@ def build_composite(
     engine: RolloutEngine | None = None,
     device: torch.device | None = None,
 ) -> ActorRolloutRef:
-    """The composite node of ``plan``; ``total_updates`` is where a falling learning rate ends.
+    """Build the composite node of ``plan``, the actor in this process; ``total_updates`` is where a falling learning
+    rate ends.
 
     ``critic`` is built before, where one is deployed; without it its stages are left out. ``scorer`` (of ``Runtime``)
     makes teachers on devices of their own; without it they are beside the actor. ``engine`` has weights of its own;
@@ -148,7 +149,7 @@ def assemble_composite(
     critic: Critic | None,
     scorer: Callable[..., Scorer] | None,
 ) -> ActorRolloutRef:
-    """The composite node over ``actor`` and ``engine``, wherever they are; ``model`` says what the actor trains."""
+    """Join ``actor`` and ``engine``, wherever they are, to the composite node; ``model`` says what the actor trains."""
     section, trainer = config.actor_rollout_ref, config.trainer
     advantages, taught = AdvantageStage.of(config.algorithm, added=plan.step.token_rewards_given), None
     if plan.teachers:
@@ -179,7 +180,7 @@ def assemble_composite(
 
 
 def build_actor(config: Config, plan: Plan, model: CausalLM, total_updates: int, device: torch.device) -> Actor:
-    """The actor of one rank in this process, on ``device``, with the tags of ``plan``."""
+    """Build the actor of one rank in this process, on ``device``, with the tags of ``plan``."""
     engine = build_train_engine(config, model, total_updates, device)
     tag_device = config.actor_rollout_ref.actor.tag_device
     ranks = TrainGroup.in_process(engine, deadline_s=config.execution.deadline_s, tag_device=tag_device)
@@ -187,7 +188,7 @@ def build_actor(config: Config, plan: Plan, model: CausalLM, total_updates: int,
 
 
 def actor_of(config: Config, plan: Plan, ranks: TrainGroup[TrainRank]) -> Actor:
-    """The actor over ``ranks``, wherever they are, with the tags of ``plan``."""
+    """Build the actor over ``ranks``, wherever they are, with the tags of ``plan``."""
     epochs, batch = config.actor_rollout_ref.actor.ppo_epochs, plan.batch
     batching = Batching(batch.mini_batch_prompts, epochs, config.trainer.seed, batch.untrained_steps)
     return Actor(
@@ -202,7 +203,7 @@ def actor_of(config: Config, plan: Plan, ranks: TrainGroup[TrainRank]) -> Actor:
 def build_train_engine(
     config: Config, model: CausalLM, total_updates: int, device: torch.device, mesh: DeviceMesh | None = None
 ) -> FsdpEngine:
-    """The engine that trains ``model`` on ``device`` as the config says; with a ``mesh``, as one of its ranks."""
+    """Build what trains ``model`` on ``device`` as the config says; with a ``mesh``, as one of its ranks."""
     section = config.actor_rollout_ref
     return FsdpEngine(
         model,

@@ -39,7 +39,7 @@ _HELD_OUT_TASKS = 256
 
 
 def user_source(source: SourceConfig) -> BaseDataSource:
-    """The user's data source. Raises ``ConfigError`` where its file or class can't be used."""
+    """Load the user's data source. Raises ``ConfigError`` where its file or class can't be used."""
     made = load_class(source.file, source.type, source.parameters, key="data.source")
     if not isinstance(made, BaseDataSource):
         raise DataError(f"data.source: class {source.type} in {source.file} must be a subclass of BaseDataSource")
@@ -47,7 +47,7 @@ def user_source(source: SourceConfig) -> BaseDataSource:
 
 
 def rows_of(method: Callable[[], Any], name: str) -> Any:
-    """What a method of the user's data source returns. Raises ``DataError`` with whatever it raises."""
+    """Call a method of the user's data source. Raises ``DataError`` with whatever it raises."""
     try:
         return method()
     except (Exception, SystemExit) as error:
@@ -66,7 +66,7 @@ class Tables(NamedTuple):
 def prompt_source(
     config: Config, tokenizer: PreTrainedTokenizerBase, tables: Tables, *, endless: bool = False
 ) -> PromptSource:
-    """The stream of training prompts; ``endless`` where the caller counts the epochs."""
+    """Open the stream of training prompts; ``endless`` where the caller counts the epochs."""
     data, trainer = config.data, config.trainer
     return PromptSource(
         tables.train,
@@ -85,7 +85,7 @@ def prompt_source(
 
 
 def preference_source(config: Config, tokenizer: PreTrainedTokenizerBase, tables: Tables) -> PreferenceSource:
-    """The stream of preferences to learn from."""
+    """Open the stream of preferences to learn from."""
     data, trainer = config.data, config.trainer
     return PreferenceSource(
         tables.train,
@@ -102,7 +102,7 @@ def preference_source(config: Config, tokenizer: PreTrainedTokenizerBase, tables
 
 
 def held_out_preferences(config: Config, tokenizer: PreTrainedTokenizerBase, tables: Tables) -> list[Preference]:
-    """The preferences of the evaluation, in file order; none where the config names none."""
+    """Read the preferences of the evaluation, in file order; none where the config names none."""
     if not tables.held_out:
         return []
     data, most = config.data, config.evaluation.max_prompts
@@ -169,14 +169,14 @@ class PromptLoader:
         return len(self._source) % self._batch_size
 
     def __str__(self) -> str:
-        """What became of the rows, in one line."""
+        """Say what became of the rows, in one line."""
         if not self.left_over:
             return str(self._source.counts)
         left = f"{self.left_over} left over in each epoch, less than a batch of {self._batch_size}, begin the next one"
         return f"{self._source.counts}; {left}"
 
     def __len__(self) -> int:
-        """The number of whole batches in one epoch."""
+        """Count the whole batches in one epoch."""
         return len(self._source) // self._batch_size
 
     def __iter__(self) -> Iterator[PromptBatch]:
@@ -186,7 +186,9 @@ class PromptLoader:
             yield self._next()
 
     def steps(self) -> Iterator[PromptBatch]:
-        """The batches of the run: ``trainer.total_steps``, or what ``trainer.total_epochs`` joined end to end make."""
+        """Yield the batches of the run: ``trainer.total_steps``, or what ``trainer.total_epochs`` joined end to end
+        make.
+        """
         while self._count.taken < self._steps:
             yield self._next()
 
@@ -196,7 +198,8 @@ class PromptLoader:
 
 
 def build_dataloader(config: Config) -> PromptLoader:
-    """The training prompts of ``config.data``, encoded by the model's tokenizer; what became of the rows is printed.
+    """Open the training prompts of ``config.data``, encoded by the model's tokenizer; what became of the rows is
+    printed.
 
     Loop over its ``steps()`` for the whole run; a pass over the loader itself is one epoch. With
     ``trainer.total_steps`` no more batches come. Where that is all that bounds the run, ``trainer.total_epochs``
@@ -216,7 +219,7 @@ def build_dataloader(config: Config) -> PromptLoader:
 
 
 def held_out_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, tables: Tables) -> list[Prompt]:
-    """The prompts of the evaluation, in file order; none where the config names none."""
+    """Read the prompts of the evaluation, in file order; none where the config names none."""
     if not tables.held_out:
         return []
     data = config.data
@@ -234,7 +237,7 @@ def held_out_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, tables:
 
 
 def prompt_tables(config: Config) -> Tables:
-    """Training tables and held-out tables, whichever way the data are given."""
+    """Open the tables to train on and those held out, whichever way the data are given."""
     data = config.data
     if data.source is not None:
         source = user_source(data.source)
@@ -254,7 +257,7 @@ def _tables(data: DataConfig, files: Sequence[str]) -> list[Table]:
 
 
 def _held_out_task(config: Config, task: dict[str, Any]) -> list[Table]:
-    """Questions of the same task from another seed; those that training shares are left out of the training."""
+    """Make questions of the same task from another seed; those that training shares are left out of the training."""
     most = config.evaluation.max_prompts
     size = _HELD_OUT_TASKS if most is None else most
     seed = derive_seed("held out", *(str(item) for item in sorted(task.items()))) % 2**31
@@ -300,7 +303,7 @@ def _lengths(data: DataConfig) -> Lengths:
 def example_source(
     config: SftConfig, tokenizer: PreTrainedTokenizerBase, own: BaseDataSource | None
 ) -> Stream[Example]:
-    """The stream of SFT examples; ``own`` is the user's source, if the config names one."""
+    """Open the stream of SFT examples; ``own`` is the user's source, if the config names one."""
     data, trainer = config.data, config.trainer
     passes = 1 if trainer.total_epochs is None and trainer.total_steps is None else trainer.total_epochs
     if data.mix:
@@ -319,12 +322,12 @@ def example_source(
 def held_out_examples(
     config: SftConfig, tokenizer: PreTrainedTokenizerBase, tables: Sequence[Table]
 ) -> Sequence[Example]:
-    """The rows of ``tables`` as examples, in order."""
+    """Read the rows of ``tables`` as examples, in order."""
     return _examples(config.data, tokenizer, tables, example_columns(config.data)).items
 
 
 def example_tables(config: SftConfig, own: BaseDataSource | None) -> Sequence[Table]:
-    """The tables to tune on, unless they are a mix."""
+    """Open the tables to tune on, unless they are a mix."""
     data = config.data
     if data.source is None or own is None:
         return open_tables(data.train_files, keep_nulls=data.keep_nulls)

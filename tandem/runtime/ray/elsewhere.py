@@ -19,7 +19,7 @@ _LAST_WORDS_S = 5.0  # for what was said last to be collected
 
 
 class Collected(Line, Protocol):
-    """A line whose messages are fetched."""
+    """A line whose messages are fetched by the other end, as those of ``HostedLine``."""
 
     @property
     def heard(self) -> bool:

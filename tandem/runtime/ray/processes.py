@@ -62,7 +62,8 @@ class RayRuntime:
             raise
 
     def ranks(self, role: str, setup: RankSetup, *, several: int = 1, called: str | None = None) -> list[RayRank]:
-        """A train rank on each device of the role, which ``several`` such groups share. They end with the runtime.
+        """Start a train rank on each device of the role, which ``several`` such groups share. They end with the
+        runtime.
 
         ``called`` is what messages call this group; default: as the role.
         """
@@ -79,7 +80,9 @@ class RayRuntime:
         start_s: float = 600.0,
         devices_each: int = 1,
     ) -> list[RayEngine]:
-        """An engine for each ``devices_each`` devices of the role, named ``ROLE-0``, ``ROLE-1``, …, all starting."""
+        """Start an engine on every ``devices_each`` devices of the role, named ``ROLE-0``, ``ROLE-1``, …; wait for
+        none.
+        """
         slots = self._slots(role)
         if len(slots) % devices_each:
             raise ContractError(f"{role}: {len(slots)} devices don't divide into engines of {devices_each}")
@@ -98,7 +101,7 @@ class RayRuntime:
         return [self.restart(name) for name in names]
 
     def restart(self, name: str) -> RayEngine:
-        """The engine ``name`` on its device, in place of one that has died."""
+        """Start the engine ``name`` on its device, in place of one that has died."""
         assert self._spec is not None  # whoever has a name has started an engine
         engine = self._makers[name](self._spec)
         self.started.append(engine)
@@ -109,7 +112,7 @@ class RayRuntime:
         self._spec = spec
 
     def store(self, ledger: Ledger, lease_seconds: float, units: int) -> RayStore:
-        """The data plane of the run."""
+        """Start the data plane of the run, a controller and ``units`` storage units. It ends with the runtime."""
         store = RayStore.start(ledger, lease_seconds, units)
         self.started.append(store)
         return store
@@ -128,7 +131,7 @@ class RayRuntime:
         return self.slots[placement.group][: placement.devices]
 
     def _part(self, role: str) -> float:
-        """The part of each device for one of the roles that take turns on it."""
+        """Return what part of each device a role has: all that take turns on it have the same."""
         group = self._placement(role).group
         return 1.0 / sum(other.group == group for other in self.placements)
 
@@ -140,7 +143,7 @@ class RayRuntime:
 
 
 def shares(placements: Sequence[Placement]) -> list[Share]:
-    """The devices of each group: of its largest role, for all of its roles."""
+    """Divide the devices: each group has those of its largest role, for all of its roles."""
     groups: dict[str, list[Placement]] = {}
     for placement in placements:
         groups.setdefault(placement.group, []).append(placement)
@@ -171,7 +174,7 @@ class RemoteSnapshots:
         self._base = cache(partial(group.call, RayTrainRank.base_fingerprint))
 
     def __call__(self) -> Snapshot:
-        """The weights as they are now."""
+        """Gather the weights as they are now."""
         beside = (self._base(),) if self._part == "adapter" else ()
         weights = gather_weights(self._group, self._bucket_bytes, self._dtype, self._part)
         return Snapshot(weights, lambda: joined(weights.fingerprint, *beside))

@@ -67,7 +67,7 @@ class RayTrainRank(TrainRank):
     """
 
     def put_bucket(self, max_bytes: int, dtype: torch.dtype | None) -> BucketRefs:
-        """``next_bucket`` into shared memory, floats as ``dtype``; [] at the end, and on ranks after the first."""
+        """Put ``next_bucket`` into shared memory, floats as ``dtype``; [] at the end, and on ranks after the first."""
         bucket = self.next_bucket(max_bytes)
         cast = [(name, tensor.to(dtype) if tensor.is_floating_point() else tensor) for name, tensor in bucket]
         return put_bucket(bucket if dtype is None else cast)
@@ -87,7 +87,9 @@ class RankActor:
         self._hosted: RayTrainRank | None = None
 
     def open_meeting(self, seconds: float) -> tuple[str, int]:
-        """Where the ranks find each other: address and port, held from now on, so nobody else can take it."""
+        """Open where the ranks find each other, and hold it so that nobody else can take it; return address and
+        port.
+        """
         host = str(import_ray().util.get_node_ip_address())
         patience = timedelta(seconds=seconds)
         options: dict[str, Any] = {"wait_for_workers": False}
@@ -130,16 +132,18 @@ class RankActor:
         return init_device_mesh(device.type, (self._world,))
 
     def pid(self) -> int:
-        """The id of this process: an answer shows that it lives."""
+        """Return the id of this process: an answer shows that it lives."""
         return os.getpid()
 
     def call(self, packed: Packed) -> Packed:
-        """A call of the rank, packed, and its packed result."""
+        """Make a call of the rank that came packed, and pack its result."""
         call: Call[RayTrainRank, Any] = unpack(packed)
         return pack(call.on(self._there()))
 
     def call_with_references(self, call: Call[RayTrainRank, T]) -> T:
-        """A call of what only a ``RayTrainRank`` can do."""
+        """Make a call of what only a ``RayTrainRank`` can do. Nothing is packed, so that Ray sees the references in
+        its answer.
+        """
         return call.on(self._there())
 
     def _there(self) -> RayTrainRank:
@@ -155,7 +159,7 @@ class _Unpacked:
     reply: Reply
 
     def result(self, timeout: float | None = None) -> Any:
-        """The unpacked answer. Raises ``TimeoutError`` if it is not there in time."""
+        """Wait for the answer and unpack it. Raises ``TimeoutError`` if it is not there in time."""
         return unpack(self.reply.result(timeout))
 
 
@@ -182,7 +186,7 @@ class RayRank:
         self._pulse.look()
 
     def silent_s(self) -> float:
-        """Seconds since the last sign of life; a thread of its own gives it, whatever the rank is doing."""
+        """Return the seconds since the last sign of life; a thread of its own gives it, whatever the rank is doing."""
         self._pulse.look()
         return self._pulse.silent_s
 
@@ -192,7 +196,7 @@ class RayRank:
 
 
 def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, role: str = "actor") -> list[RayRank]:
-    """A rank on each slot (``part`` of its device), all of them met and with their engines built.
+    """Start a rank on each slot (``part`` of its device), and return when all have met and built their engines.
 
     Raises what building raised, ``DiedError`` for a rank that dies, ``DeadlineError`` for one that hangs.
     """
@@ -218,7 +222,7 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, r
 def gather_weights(
     group: TrainGroup[RayTrainRank], bucket_bytes: int, dtype: torch.dtype | None = None, part: Exported = "merged"
 ) -> RemoteWeights:
-    """``part`` of the weights of a group of ranks in Ray's shared memory, bucket by bucket.
+    """Gather ``part`` of the weights of a group of ranks in Ray's shared memory, bucket by bucket.
 
     Nothing passes through here. Floats come as ``dtype``, or without one as they are. The first rank owns the buckets:
     they end with it.

@@ -71,7 +71,7 @@ class RayRoles:
         self.pool = EnginePool({engine.name: engine for engine in started})
 
     def composite(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> ActorRolloutRef:
-        """Actor and critic as groups of ranks on the cluster, with the engines that are there."""
+        """Start actor and critic as groups of ranks on the cluster, with the engines that are there."""
         config, section = self._config, self._config.actor_rollout_ref.model
         tokens = TokenIds.of(tokenizer)
         model = describe_causal_lm(section.path, trust_remote_code=section.trust_remote_code, tokens=tokens)
@@ -93,12 +93,12 @@ class RayRoles:
         self._cluster.change_engines(spec)
 
     def plane(self, ledger: Ledger) -> RayStore:
-        """A store of a controller and storage units on the cluster, over ``ledger``."""
+        """Start a store of a controller and storage units on the cluster, over ``ledger``."""
         execution = self._config.execution
         return self._cluster.store(ledger, execution.deadline_s, execution.data_plane.num_data_storage_units)
 
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
-        """What puts the ranks' weights into Ray's object store, while training goes on."""
+        """Return what puts the ranks' weights into Ray's object store, while training goes on."""
         bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
         ranks = cast("TrainGroup[RayTrainRank]", composite.actor.ranks)  # ``composite`` made them
         part = self._plan.pushed
@@ -106,7 +106,7 @@ class RayRoles:
         return RemoteSnapshots(ranks, bucket_bytes, part=part)
 
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> GroupScorer:
-        """A group of ranks of its own for ``role``, with weights that move or from ``path``."""
+        """Start a group of ranks of its own for ``role``, with weights that move or from ``path``."""
         several = len(self._plan.teachers) if role == TEACHER else 1
         bucket_bytes = self._config.execution.weight_sync.bucket_mb << 20
         called = f"{role} {path}" if several > 1 else role
@@ -122,7 +122,7 @@ class RayRoles:
     def _group(
         self, role: str, build: BuildEngine, several: int = 1, called: str | None = None
     ) -> TrainGroup[RayTrainRank]:
-        """A rank on each device of the role, which ``several`` such groups share; see ``RayRuntime.ranks``."""
+        """Start a rank on each device of the role, which ``several`` such groups share; see ``RayRuntime.ranks``."""
         config, execution, name = self._config, self._config.execution, role if called is None else called
         return TrainGroup(
             self._cluster.ranks(role, rank_setup(config, build), several=several, called=name),
@@ -154,11 +154,11 @@ class GroupScorer:
         self._held: Weights = ()
 
     def keep(self, weights: Weights) -> Weights:
-        """The weights themselves: holding the references keeps what they refer to."""
+        """Return the weights themselves: holding the references keeps what they refer to."""
         return weights
 
     def fingerprint(self, weights: Weights) -> str:
-        """The fingerprint of ``weights``; of adapters joined with that of their base."""
+        """Return the fingerprint of ``weights``; of adapters joined with that of their base."""
         own = weights.fingerprint if isinstance(weights, RemoteWeights) else fingerprint(weights)
         return own if self._beside is None else joined(own, self._beside())
 
@@ -169,20 +169,20 @@ class GroupScorer:
         self._held = remote
 
     def held(self) -> Weights:
-        """The weights that the ranks took last."""
+        """Return the weights that the ranks took last."""
         return self._held
 
     def silent(self) -> list[str]:
-        """The ranks that give no sign of life, in words."""
+        """Name the ranks that give no sign of life."""
         return self._ranks.silent()
 
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
-        """Per-token results by name, computed by the ranks, each on its share."""
+        """Compute per-token results by name, each rank on its share of the batch."""
         return self._ranks.forward(batch, want)
 
 
 def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
-    """What the ranks of a role are given; ``build`` is one of the functions below."""
+    """Collect what the ranks of a role are given; ``build`` is one of the functions below."""
     return RankSetup(
         build,
         config.runtime.device,
@@ -197,7 +197,7 @@ def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
 
 
 def rank_engine(config: Config, total_updates: int, device: torch.device, mesh: DeviceMesh | None) -> FsdpEngine:
-    """The engine of a rank of the actor: the model loaded anew, as one of the ranks of ``mesh``.
+    """Build the engine of a rank of the actor: the model loaded anew, as one of the ranks of ``mesh``.
 
     ``total_updates`` is where a falling learning rate ends.
     """
@@ -209,7 +209,7 @@ def rank_engine(config: Config, total_updates: int, device: torch.device, mesh: 
 def critic_engine(
     config: Config, training: CriticTraining, device: torch.device, mesh: DeviceMesh | None
 ) -> FsdpEngine:
-    """The engine of a rank of the critic."""
+    """Build the engine of a rank of the critic, which loads its model anew."""
     model = critic_value_model(config, model_tokenizer(config.actor_rollout_ref.model))
     return value_engine(config, training, model, device, mesh)
 
@@ -217,5 +217,5 @@ def critic_engine(
 def forward_engine(
     config: Config, pushed: Pushed, moves: bool, path: str | None, device: torch.device, mesh: DeviceMesh | None
 ) -> FsdpEngine:
-    """The engine of a rank of a role that only scores; see ``replica``."""
+    """Build the engine of a rank of a role that only scores; see ``replica``."""
     return build_forward_engine(config, replica(config, pushed, moves=moves, path=path), device, mesh)
