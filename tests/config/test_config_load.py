@@ -348,6 +348,7 @@ def test_a_misspelling_at_any_depth_is_refused_with_the_right_suggestion(field: 
         "algorithm.policy_loss",
         "algorithm.adv_estimator",
         "algorithm.distillation",
+        "actor_rollout_ref.rollout.episode",
     ):
         return  # another key, or a parameter that the planner checks
     tree: dict[str, Any] = {"actor_rollout_ref": {"model": {"path": "m"}}}
