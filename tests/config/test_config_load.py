@@ -329,10 +329,8 @@ def test_the_guess_is_what_was_meant() -> None:
     assert guess.trainer.seed == 7
 
 
-WITH_PARAMETERS = (
-    *("reward_manager", "actor_rollout_ref.rollout.episode"),
-    *(f"algorithm.{name}" for name in ("policy_loss", "adv_estimator", "distillation")),
-)
+_TYPED = ("policy_loss", "adv_estimator", "distillation")
+WITH_PARAMETERS = ("reward_manager", "actor_rollout_ref.rollout.episode", *(f"algorithm.{name}" for name in _TYPED))
 
 
 def _leaves() -> list[Field]:
