@@ -19,9 +19,10 @@ from tandem.models.value_model import load_value_model
 from tandem.plan.checks.folder import check_files_of
 from tandem.plan.checks.model import read_checked
 from tandem.plan.model import read_model
+from tandem.plan.sizes import fault_of_sizes
 from tandem.session.keep.exports import copy_model
 from tests.e2e.seven import make_task
-from tools.families import build
+from tools.families import FAMILIES, build, tiny
 
 
 @pytest.fixture
@@ -158,6 +159,31 @@ def test_a_folder_with_fewer_layers_than_weights_is_not_exported(folder: Path, t
     with pytest.raises(DataError, match=r"config.json has 1 layers, and there are weights of more, model.layers.1"):
         copy_model(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "misfit"),
+    [
+        ({"hidden_size": "64"}, "the hidden_size '64', which is no whole number of 1 or more"),
+        ({"hidden_size": 64.0}, "the hidden_size 64.0"),
+        ({"num_hidden_layers": 0}, "the num_hidden_layers 0"),
+        ({"max_position_embeddings": 0}, "the max_position_embeddings 0"),
+        ({"num_key_value_heads": True}, "the num_key_value_heads True"),
+        ({"sliding_window": "x"}, "the sliding_window 'x'"),
+        ({"num_key_value_heads": 3}, "4 num_attention_heads, which 3 num_key_value_heads can't be shared by"),
+        ({"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None}, "a hidden_size of 64 has no 5 equal"),
+    ],
+    ids=str,
+)
+def test_sizes_that_no_model_has_are_refused_by_the_plan(folder: Path, changes: dict[str, object], misfit: str) -> None:
+    edit_config(folder, **changes)
+    (problem,) = read_checked("model", ModelConfig(path=str(folder)))[1]
+    assert problem.key == "model.path" and misfit in problem.reason
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_sizes_of_no_family_are_refused(family: str) -> None:
+    assert fault_of_sizes(tiny(family).to_dict()) is None
 
 
 def test_a_folder_with_more_layers_than_weights_is_refused_by_its_headers(folder: Path) -> None:

@@ -65,7 +65,7 @@ def check_template(config: Config) -> Iterator[Problem]:
         answers = ("chosen_key", "rejected_key") if data.label_key is None else ("response_key",)
         keys |= {name: getattr(data, name) for name in answers}
     for name, column in keys.items():
-        if isinstance(_first_value(data, column), list):
+        if isinstance(first_value(data, column), list):
             reason = f"its rows are lists of messages, and {NO_TEMPLATE}"
             yield Problem(f"data.{name}", column, reason, WITH_TEMPLATE)
 
@@ -122,7 +122,7 @@ def notes_on_ends(config: Config) -> Iterator[str]:
         )
 
 
-def _first_value(data: DataConfig, column: str) -> object:
+def first_value(data: DataConfig, column: str) -> object:
     """Return what the first row that can be read has there; None where there is none."""
     for name in data.train_files[:1]:
         try:
