@@ -117,7 +117,7 @@ SCORERS = """\
 NEEDS_PEERS, WHOLE, USE_WHEN = "group_baseline", "whole_mini_batch", "use_when"
 WHAT = ("name", "what it is", "use it when")
 PLAIN = (*WHAT, "source", "columns", "scope", "parameters")
-PAPER = re.compile(r"arXiv \d{4}\.\d{5}(?:,\s+(?:equation|section) [\d.]*\d)?")
+PAPER = re.compile(r"arXiv\s+\d{4}\.\d{5}(?:,\s+(?:equation|section) [\d.]*\d)?")
 
 
 def page() -> str:

@@ -21,6 +21,9 @@ class DeviceKind:
 
 CPU, CUDA = "cpu", "cuda"
 
+_CUDA_TOO = ("gpu", "nvidia", "nccl")
+"""What people call devices of the kind ``cuda``."""
+
 _KINDS = {CPU: DeviceKind(CPU, "gloo"), CUDA: DeviceKind(CUDA, "nccl", "CUDA_VISIBLE_DEVICES")}
 
 
@@ -37,7 +40,9 @@ def device_kind(name: str) -> DeviceKind | None:
 
 def known_devices(name: str) -> str:
     """Say what to write instead of the unknown ``name``."""
-    close = difflib.get_close_matches(name, _KINDS, n=1)
+    if name.lower() in _CUDA_TOO:
+        return f"Write {CUDA}, or auto for what there is"
+    close = difflib.get_close_matches(name.lower(), _KINDS, n=1)
     return f"Write {close[0]}" if close else f"Write auto, {', '.join(_KINDS)}, or import what brings it with plugins"
 
 

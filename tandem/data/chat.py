@@ -101,7 +101,7 @@ def render_chat(
             add_generation_prompt=add_generation_prompt,
         )
     except Exception as error:  # a template is foreign code: it raises what it likes
-        roles = ", ".join(m["role"] for m in messages) or "none"
+        roles = ", ".join(str(m.get("role")) for m in messages) or "none"
         raise DataError(f"the chat template refuses messages with roles {roles}: {error}") from error
     return str(text)
 
@@ -110,7 +110,7 @@ def encode_chat_prompt(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, tools: Tools | None = None
 ) -> tuple[str, list[int]]:
     """Return the text and ids of ``messages`` up to where the assistant begins to write."""
-    if messages[-1]["role"] == "assistant":
+    if messages[-1].get("role") == "assistant":
         raise DataError("the last message is the assistant's: a prompt ends with the turn that it should answer")
     text = render_chat(tokenizer, messages, add_generation_prompt=True, tools=tools)
     return text, encode_text(tokenizer, text)

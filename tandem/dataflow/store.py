@@ -32,7 +32,12 @@ class Monitored(Protocol):
 class DataPlane(Protocol):
     """What producers and consumers see of a store. Every wait ends in time, with a ``DeadlineError`` that names the
     blocking party; a partition that can't be filled ends it at once with a ``StarvationError``. ``LocalStore`` keeps
-    all in this process, ``RayStore`` in actors of Ray.
+    all in this process, ``RayStore`` in actors of Ray. What a stage does with it::
+
+        while (lease := plane.take(request, timeout=60.0)) is not None:
+            batch = plane.get(lease.tickets, columns)
+            plane.put(lease.tickets, compute(batch), timeout=60.0)
+            plane.acknowledge(lease)
     """
 
     def assign(self, ticket: Ticket, engine: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
+from pydantic import PositiveFloat
+
 from tandem.base.user_code import import_file
 from tandem.episodes.policy import Policy, Task
 
@@ -14,7 +16,7 @@ SINGLE_TURN = "single_turn"
 """The episode of one answer, for which no process is needed."""
 
 
-async def tool_calls(task: Task, policy: Policy, *, tool_timeout_s: float = 10.0) -> None:
+async def tool_calls(task: Task, policy: Policy, *, tool_timeout_s: PositiveFloat = 10.0) -> None:
     """Let the model answer, call tools and be told their results, until it calls none.
 
     What can't be read as a call is told to it too. A tool has ``tool_timeout_s`` seconds.

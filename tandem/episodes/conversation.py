@@ -77,6 +77,9 @@ def checked_new(known: Sequence[Message], given: Any) -> list[Message]:
     """Return the messages of ``given`` after ``known``, with which they must begin. Raises ``DataError``."""
     if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
         raise DataError("chat() takes a list of messages {role, content}")
+    for place, message in enumerate(given, 1):
+        if not isinstance(message.get("role"), str):
+            raise DataError(f"message {place} has no role: write {{'role': 'user', 'content': ...}}")
     if given[: len(known)] != list(known):
         place = next((i for i, (a, b) in enumerate(zip(known, given, strict=False)) if a != b), len(given))
         raise DataError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.base.user_code import import_file, import_problem
@@ -39,7 +39,7 @@ class Tool:
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             raise ValueError(f"wrong arguments: {wrong}") from None
-        return {name: getattr(checked, name) for name in self.arguments.model_fields}
+        return {field.alias or name: getattr(checked, name) for name, field in self.arguments.model_fields.items()}
 
 
 def load_tools(file: str) -> dict[str, Tool]:
@@ -71,13 +71,14 @@ def make_tool(name: str, function: Callable[..., Any]) -> Tool:
     """Return the tool that ``function`` is. Raises ``TypeError`` where a parameter has no type that JSON can say."""
     hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
+    for number, parameter in enumerate(inspect.signature(function).parameters.values()):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(f"tool {name!r}: parameter {parameter.name!r} can't be given by its name")
         if parameter.name not in hints:
             raise TypeError(f"tool {name!r}: parameter {parameter.name!r} has no type hint")
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (hints[parameter.name], default)
+        # Pydantic takes some names for its own and drops others, so that a parameter's own name is an alias.
+        fields[f"parameter_{number}"] = (hints[parameter.name], Field(default, alias=parameter.name))
     try:
         arguments = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
         schema = _without_titles(arguments.model_json_schema())

@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.hub import cached_file
 
 from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
@@ -30,6 +31,7 @@ from tandem.models.families import refuse_family
 from tandem.models.head import measured_transform
 from tandem.models.lora import merged_weights
 from tandem.models.precision import Precision
+from tandem.models.stored import header_of, packed_weight
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import load_tokenizer
 
@@ -252,8 +254,25 @@ def from_pretrained(
             "say), or save the model again"
         )
     assert isinstance(model, PreTrainedModel)
+    _refuse_broken(model, path)
     model.eval()
     return model
+
+
+def _refuse_broken(model: PreTrainedModel, path: str | Path) -> None:
+    """Raise ``DataError`` for weights that were read and are none: packed ones, which no section of the config tells
+    of, and those that hold NaN or infinity, which few tokens may meet.
+    """
+    config: Any = Path(path) / "config.json"
+    if not Path(path).is_dir():
+        config = cached_file(str(path), config.name, local_files_only=True)
+    packed = (packed_weight(header_of(file)) for file in sorted(Path(config).parent.glob("model*.safetensors")))
+    reason = next((found for found in packed if found is not None), None)
+    for name, weight in model.named_parameters():
+        if reason is None and weight.numel() and not all(bound.isfinite() for bound in torch.aminmax(weight)):
+            reason = f"{name} holds numbers that are not finite"
+    if reason is not None:
+        raise DataError(f"model path {str(path)!r}: {reason}. Save or download the model again, in full precision")
 
 
 def _refuse_quantized(path: str | Path, trust_remote_code: bool) -> None:
@@ -283,8 +302,10 @@ def _unreadable(path: str | Path, error: Exception) -> DataError:
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    """Return the kind of an error and its first line, with the next one where that only announces it."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    parts = lines[:2] if lines and lines[0].endswith(":") else lines[:1]
+    return ": ".join([type(error).__name__, " ".join(parts)]) if parts else type(error).__name__
 
 
 def _without_peft(model: PreTrainedModel | PeftModel) -> PreTrainedModel:

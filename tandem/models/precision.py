@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import torch
 
+from tandem.models.stored import header_of
+
 ExportDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -38,7 +40,7 @@ class Precision:
         stored: dict[str, torch.dtype] = {}
         sizes: Counter[torch.dtype] = Counter()
         for file in sorted(folder.glob("*.safetensors")):
-            for name, entry in _header(file).items():
+            for name, entry in header_of(file).items():
                 dtype = _STORED.get(str(entry.get("dtype")))
                 if dtype is not None:
                     stored[name] = dtype
@@ -77,11 +79,3 @@ def _configured(folder: Path) -> torch.dtype:
     except (OSError, ValueError, AttributeError):
         return torch.float32
     return next((dtype for dtype in _STORED.values() if str(dtype) == f"torch.{name}"), torch.float32)
-
-
-def _header(file: Path) -> dict[str, Any]:
-    """Return what a safetensors file holds: a length in eight bytes, then JSON. The file was read before."""
-    with file.open("rb") as handle:
-        length = int.from_bytes(handle.read(8), "little")
-        header = json.loads(handle.read(length))
-    return {name: entry for name, entry in header.items() if name != "__metadata__"}

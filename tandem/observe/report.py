@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from html import escape
+from itertools import dropwhile
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -43,6 +46,7 @@ PANELS = (
     Panel("Answers scored", "share; the others are in no mean", SHARES, flat=1.0),
     Panel("KL to the reference", "nats per token", ("kl/mean",)),
     Panel("Response length", "tokens", ("length/mean", "length/max", "eval/length*")),
+    Panel("Turns of an episode", "", ("episode/turns", "episode/tool_calls", "eval/episode/turns")),
     Panel("Lag", "versions between generation and training", ("lag/mean", "lag/max")),
     Panel("Entropy", "nats per token", ("entropy/mean",)),
     Panel("Loss", "", ("loss/*",)),
@@ -184,8 +188,26 @@ def _samples(rows: Sequence[Row]) -> str:
     shown = [row for step in edges for row in [r for r in numbered if r["step"] == step][: SAMPLES_SHOWN // 2]]
     cells = ("step", "prompt", "response", "ground_truth", "reward")
     head = "<tr>" + "".join(f"<th>{name.replace('_', ' ')}</th>" for name in cells) + "</tr>"
-    body = "".join("<tr>" + "".join(f"<td>{_cell(row.get(name))}</td>" for name in cells) + "</tr>" for row in shown)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_cell(_value(row, name))}</td>" for name in cells) + "</tr>" for row in shown
+    )
     return f'<section><h2>Samples</h2><div class="wide"><table>{head}{body}</table></div></section>'
+
+
+def _value(row: Row, name: str) -> object:
+    """Return what a column shows of a sample. The response of an episode is what was said, turn by turn."""
+    messages = row.get("messages")
+    if name != "response" or not isinstance(messages, list):
+        return row.get(name)
+    said = dropwhile(lambda message: message["role"] != "assistant", messages)
+    return "\n".join(f"{message['role']}: {_said(message)}" for message in said)
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, and the calls of tools in it."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    texts = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
+    return " ".join([str(message["content"]), *texts] if message["content"] else texts)
 
 
 def _cell(value: object) -> str:

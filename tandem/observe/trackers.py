@@ -40,7 +40,10 @@ class RunInfo:
 
 class Tracker(Protocol):
     """Shows or ships metrics. ``metrics`` values are numbers; a method may raise, which costs this tracker alone.
-    ``JsonlTracker`` is the simplest one.
+    ``JsonlTracker`` is the simplest one. Another becomes a name for ``trainer.logger`` so::
+
+        @TRACKERS.register("mine")
+        def mine(run: RunInfo) -> Tracker: ...
     """
 
     def log(self, step: int, metrics: Mapping[str, object]) -> None:

@@ -89,8 +89,9 @@ def _lacking_package(config: Config) -> Iterator[Problem]:
 def _package_of(config: Config, key: str) -> Iterator[Problem]:
     rollout, capabilities = config.actor_rollout_ref.rollout, engine_capabilities(config)
     if rollout.name in engines and rollout.python is None and (reason := capabilities.lacks_package()) is not None:
+        python = key.removeprefix("actor_rollout_ref.").removesuffix("name") + "python"
         remedy = (
-            f"Write rollout.python: the interpreter of an environment that has it (docs/engines.md); or pip install "
+            f"Write {python}: the interpreter of an environment that has it (docs/engines.md); or pip install "
             f"{capabilities.requirement!r}"
         )
         yield Problem(key, rollout.name, reason, remedy)

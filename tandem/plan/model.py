@@ -15,7 +15,9 @@ from typing import Any
 from tandem.config.model import ModelConfig
 from tandem.models.families import loaded_name
 from tandem.models.layouts.positions import Context
+from tandem.models.stored import header_of
 from tandem.models.token_ids import TokenIds
+from tandem.plan.sizes import fault_of_sizes
 
 _STACKS = ("layers", "h", "blocks")
 """What families call the list of their layers."""
@@ -55,7 +57,7 @@ class ModelFacts:
     quantized: str | None = None
     """How its weights are quantized, in its config's word; None where they are not."""
     misfit: str | None = None
-    """Why the weight files are not those of the layers of ``config.json``; None where nothing is known of it."""
+    """Why the weight files are not those of ``config.json``, or no model is; None where nothing is known of it."""
     other_kind: str | None = None
     """What the model is, by its config, if it is none that goes on with a text."""
 
@@ -119,7 +121,7 @@ def read_model(folder: Path) -> ModelFacts:
         },
         inside=_inside(text),
         senses=tuple(_senses(config)),
-        misfit=_misfit(text, shapes) or _other_vocabulary(text, shapes),
+        misfit=fault_of_sizes(text) or _misfit(text, shapes) or _other_vocabulary(text, shapes),
         other_kind=_other_kind(config),
         families=families,
         quantized=_quantized(config) or _quantized(text),
@@ -213,14 +215,11 @@ def _number(config: Mapping[str, Any], *names: str) -> int | None:
 
 
 def shapes_in_files(folder: Path) -> dict[str, list[int]]:
-    """Return every tensor's shape by the headers of the safetensors files (a length, then JSON); none if one is bad."""
+    """Return every tensor's shape by the headers of the safetensors files; none if one is bad."""
     shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
-            with file.open("rb") as handle:
-                length = int.from_bytes(handle.read(8), "little")
-                header = json.loads(handle.read(min(length, file.stat().st_size)))
-            found = {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
+            found = {name: tensor["shape"] for name, tensor in header_of(file).items()}
             sum(map(math.prod, found.values()))  # anything but lists of numbers is refused here
             shapes |= found
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

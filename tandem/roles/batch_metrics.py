@@ -46,14 +46,14 @@ def batch_metrics(batch: DataProto, step: int) -> dict[str, float]:
     if "reward_baselines" in batch.columns:
         metrics["reward/greedy"] = _mean(batch.dense("reward_baselines")[valid].double())
     if "episode" in batch.non_tensor_batch:
-        metrics |= _episode_metrics(batch.non_tensor_batch["episode"])
+        metrics |= episode_metrics(batch.non_tensor_batch["episode"])
     if "advantages" in batch.columns:
         metrics |= _advantages(batch)
     counts = torch.bincount(lags, minlength=1).tolist() if len(lags) else []
     return metrics | {f"lag/count_{lag}": float(count) for lag, count in enumerate(counts)}
 
 
-def _episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return means over episodes of what was counted in each, and the shares of those that a limit has cut, by
     limit.
     """

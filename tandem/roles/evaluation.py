@@ -12,6 +12,7 @@ from tandem.base.errors import RewardError
 from tandem.columns.proto import DataProto
 from tandem.data.prompts import Prompt
 from tandem.reward.outcome import Scores
+from tandem.roles.batch_metrics import episode_metrics
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import first_failure
 from tandem.roles.rollout.making import Beginning, MakeGroups, SingleAnswers, make_groups
@@ -106,8 +107,8 @@ class Evaluator:
             raise RewardError(f"not one of the {len(joined)} answers could be scored{first_failure([joined])}")
 
     def metrics(self, groups: Sequence[Sequence[Answer]]) -> dict[str, float]:
-        """Return ``eval/reward`` (mean over all samples, also named mean@n), ``eval/pass@k``, and one mean per data
-        source.
+        """Return ``eval/reward`` (mean over all samples, also named mean@n), ``eval/pass@k``, one mean per data source,
+        and what is counted in episodes as ``eval/episode/...``.
 
         An answer whose scoring failed counts in none of them but in ``eval/failed``.
         """
@@ -131,7 +132,9 @@ class Evaluator:
         metrics |= {f"eval/pass@{k}": _mean(found) for k, found in passes.items()}
         if len(by_source) > 1:
             metrics |= {f"eval/reward/{source}": _mean(rewards) for source, rewards in by_source.items()}
-        return metrics
+        fields = [batch.non_tensor_batch for batch in self._batches]
+        played = [one for own in fields if "episode" in own for one in own["episode"]]
+        return metrics | ({f"eval/{name}": value for name, value in episode_metrics(played).items()} if played else {})
 
 
 def _mean(values: Sequence[float]) -> float:

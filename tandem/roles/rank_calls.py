@@ -56,7 +56,10 @@ class Reply(Protocol[T_co]):
 
 class RankHandle(Protocol[RankT_co]):
     """A rank somewhere. It works on one call after the other, in the order in which they were submitted. ``LocalRank``
-    calls at once, ``RayRank`` asks an actor.
+    calls at once, ``RayRank`` asks an actor. All ranks of a group step, at the same time::
+
+        replies = [rank.submit(call(TrainRank.optim_step, 12.0)) for rank in ranks]
+        results = [reply.result(timeout=600.0) for reply in replies]
     """
 
     @property

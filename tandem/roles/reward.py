@@ -29,8 +29,12 @@ _SLACK_S = 300.0  # beyond the scorings' own deadlines: processes that start, a 
 
 
 class Scoring(Protocol):
-    """Where scorers run: in processes of their own, or here. ``ScoringPool`` is the first, ``InlineScoring`` the
-    second.
+    """Where scorers run: ``ScoringPool`` has processes of their own for them, ``InlineScoring`` runs them here.
+
+    Scoring comes in two halves, so that generation goes on in between::
+
+        handles = [scoring.submit(group) for group in groups]
+        scores = [scoring.collect(handle, deadline) for handle in handles]
     """
 
     def await_ready(self) -> None:

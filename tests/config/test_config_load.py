@@ -329,6 +329,10 @@ def test_the_guess_is_what_was_meant() -> None:
     assert guess.trainer.seed == 7
 
 
+_TYPED = ("policy_loss", "adv_estimator", "distillation")
+WITH_PARAMETERS = ("reward_manager", "actor_rollout_ref.rollout.episode", *(f"algorithm.{name}" for name in _TYPED))
+
+
 def _leaves() -> list[Field]:
     """Fields below modes that a config can have at once; names of one letter have no near misspelling."""
     return [f for f in walk(Config) if len(f.key) > 3 and not f.path.startswith(("critic.model", "data.source"))]
@@ -343,12 +347,7 @@ def test_a_misspelling_at_any_depth_is_refused_with_the_right_suggestion(field: 
     wrong = rng.choice(edits)
     parent = field.path.rpartition(".")[0]
     path = f"{parent}.{wrong}" if parent else wrong
-    if path in paths_of(Config) or parent in (
-        "reward_manager",
-        "algorithm.policy_loss",
-        "algorithm.adv_estimator",
-        "algorithm.distillation",
-    ):
+    if path in paths_of(Config) or parent in WITH_PARAMETERS:
         return  # another key, or a parameter that the planner checks
     tree: dict[str, Any] = {"actor_rollout_ref": {"model": {"path": "m"}}}
     mode = "hybrid" if parent.startswith("execution") else "colocate"

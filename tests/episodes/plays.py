@@ -66,3 +66,17 @@ async def faulty(task: Any, policy: Any) -> Any:
 async def once(task: Any, policy: Any) -> None:
     """One turn, which the reward manager scores."""
     await policy.chat(task.messages)
+
+
+async def early(task: Any, policy: Any, *, odds: int = 0) -> float:
+    """It raises before the model is asked anything: one time in ``odds``, or where the prompt says so."""
+    if task.seed % odds == 0 if odds else task.extra_info["fate"] == "raises":
+        raise ValueError("no wheels")
+    return float(len(set((await policy.chat(task.messages)).token_ids)))
+
+
+async def told(task: Any, policy: Any) -> dict[str, float]:
+    """Two turns, and a further number beside the score."""
+    first = await policy.chat(task.messages)
+    await policy.chat([*task.messages, first.message, {"role": "tool", "content": "17"}])
+    return {"score": float(len(set(first.token_ids))), "first_turn": float(len(first.token_ids))}

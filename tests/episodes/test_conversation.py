@@ -92,3 +92,9 @@ def test_the_past_can_not_be_changed(given: Any, reason: str) -> None:
     known = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "y"}]
     with pytest.raises(DataError, match=reason):
         checked_new(known, given)
+
+
+@pytest.mark.parametrize("message", [{"foo": 1}, {"role": None, "content": "a"}, {"content": "a"}])
+def test_a_message_without_a_role_is_named(message: dict[str, object]) -> None:
+    with pytest.raises(DataError, match=r"message 2 has no role: write"):
+        checked_new([], [{"role": "user", "content": "a"}, message])

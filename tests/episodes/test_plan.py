@@ -46,6 +46,7 @@ def furnished(place: Path) -> Path:
         ("{type: tool_calls, tools: bare.py}", "tools", "add (line 1): parameter 'x' has no type hint"),
         ("{type: tool_calls, tools: tools.py, tool_timeout: 3}", "tool_timeout", "no parameter 'tool_timeout'"),
         ("{type: tool_calls, tools: tools.py, tool_timeout_s: soon}", "tool_timeout_s", "a text where a number"),
+        ("{type: tool_calls, tools: tools.py, tool_timeout_s: -3}", "tool_timeout_s", "must be > 0"),
         ("{type: plays, file: own.py}", "type", "defines no plays: did you mean 'play'"),
         ("{type: plain, file: own.py}", "type", "is no async function"),
         ("{type: three, file: own.py}", "type", "takes (task, policy, more)"),
@@ -57,7 +58,7 @@ def furnished(place: Path) -> Path:
     ],
 )
 def test_refused(furnished: Path, plan_of: Callable[..., Plan], word: str, key: str, reason: str) -> None:
-    (problem,) = plan_of(f"{EPISODE}={word}").problems
+    (problem,) = plan_of(f"{EPISODE}={word}", "data.chat=true").problems
     assert problem.key == f"{EPISODE}.{key}"
     assert reason in problem.reason + problem.remedy
 
@@ -73,7 +74,7 @@ def test_a_template_must_show_tools(
     furnished: Path, plan_of: Callable[..., Plan], template: str, key: str, reason: str
 ) -> None:
     (furnished / "model" / "chat_template.jinja").write_text(template)
-    (problem,) = plan_of(f"{EPISODE}={{type: tool_calls, tools: tools.py}}").problems
+    (problem,) = plan_of(f"{EPISODE}={{type: tool_calls, tools: tools.py}}", "data.chat=true").problems
     assert problem.key == f"{EPISODE}.{key}"
     assert reason in problem.reason
 
@@ -81,6 +82,11 @@ def test_a_template_must_show_tools(
 def test_an_estimator_with_a_greedy_answer_is_refused(furnished: Path, plan_of: Callable[..., Plan]) -> None:
     problems = plan_of(f"{EPISODE}={{type: play, file: own.py}}", "algorithm.adv_estimator=remax").problems
     assert ["an episode has no greedy twin" in problem.reason for problem in problems] == [True]
+
+
+def test_calls_need_messages(furnished: Path, plan_of: Callable[..., Plan]) -> None:
+    (problem,) = plan_of(f"{EPISODE}={{type: tool_calls, tools: tools.py}}", "data.chat=false").problems
+    assert (problem.key, problem.remedy) == ("data.chat", "Write data.chat: true")
 
 
 def test_rows_bring_no_tools_of_their_own(furnished: Path, plan_of: Callable[..., Plan]) -> None:
@@ -93,7 +99,7 @@ def test_rows_bring_no_tools_of_their_own(furnished: Path, plan_of: Callable[...
     "word", ["{type: tool_calls, tools: tools.py, tool_timeout_s: 3.0}", "{type: play, file: own.py, most: 2}"]
 )
 def test_a_good_episode_gives_its_column(furnished: Path, plan_of: Callable[..., Plan], word: str) -> None:
-    plan = plan_of(f"{EPISODE}={word}")
+    plan = plan_of(f"{EPISODE}={word}", "data.chat=true")
     assert plan.problems == ()
     assert "episode" in plan.group_columns
 

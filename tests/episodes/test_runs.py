@@ -6,60 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
+from tandem.base.errors import RewardError
+from tandem.base.run_folder import REPORT_FILE
 from tandem.columns.ragged import Ragged
-from tandem.models.loading import new_model, save_pretrained_atomic
-from tandem.models.tokenizer import character_tokenizer
 from tandem.observe.metrics import ROLLOUTS_FILE, read_rows
-from tests.e2e.seven import SHAPE, Run, equal, train, write_rows
-
-HERE = Path(__file__).parent
-EPISODE = "actor_rollout_ref.rollout.episode"
-TEMPLATE = (
-    "{% for m in messages %}{{ '<' if m.role == 'user' else '=' if m.role == 'tool' else '' }}{{ m.content }}"
-    "{% if m.role == 'assistant' %}{{ '\n' }}{% endif %}{% endfor %}{# tools #}"
-)
-TALK = (f"{EPISODE}={{type: talk, file: {HERE / 'plays.py'}, turns: 2}}",)
-MODES = {
-    "colocate": (),
-    "hybrid": ("execution.mode=hybrid", "execution.max_staleness=0", "execution.num_iters_per_train_update=2"),
-    "fully_async": ("execution.mode=fully_async", "execution.max_staleness=0"),
-}
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that can chat, and the config of a run."""
-    folder = tmp_path_factory.mktemp("talks")
-    torch.set_num_threads(1)
-    tokenizer = character_tokenizer("\n0123456789<=[]()adxy,", eos="\n", pad=None)
-    tokenizer.chat_template = TEMPLATE
-    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    model = new_model({**SHAPE, **ids, "vocab_size": len(tokenizer)}, seed=0)
-    save_pretrained_atomic(model, tokenizer, folder / "model")
-    rows = [{"prompt": str(d), "answer": str(d), "fate": "raises" if d == 3 else "well"} for d in range(10)]
-    write_rows(folder / "train.jsonl", rows)
-    tree = {
-        "actor_rollout_ref": {
-            "model": {"path": str(folder / "model")},
-            "actor": {"optim": {"lr": 3.0e-3}},
-            "rollout": {"n": 4},
-        },
-        "algorithm": {"old_logprobs": "recompute"},
-        "data": {
-            "train_files": [str(folder / "train.jsonl")],
-            "train_batch_size": 8,
-            "max_prompt_length": 8,
-            "max_response_length": 40,
-            "chat": True,
-            "extra_keys": ["fate"],
-        },
-        "trainer": {"total_steps": 3, "output_dir": str(folder / "out"), "logger": []},
-        "runtime": {"torch_threads": 1},
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(tree))
-    return folder / "run.yaml"
+from tests.e2e.seven import Run, equal, train, write_rows
+from tests.episodes.conftest import EPISODE, MODES, PLAYS, TALK
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -95,7 +48,7 @@ def test_one_turn_of_an_episode_is_a_plain_answer(task: Path, tmp_path: Path) ->
         task,
         f"trainer.output_dir={tmp_path / 'played'}",
         "reward_manager.type=match_fraction",
-        f"{EPISODE}={{type: once, file: {HERE / 'plays.py'}}}",
+        f"{EPISODE}={{type: once, file: {PLAYS}}}",
     )
     assert _answers(plain) == _answers(played)
     assert equal(plain.weights, played.weights)
@@ -107,6 +60,60 @@ def _answers(run: Run) -> list[list[int]]:
 
 
 def test_an_episode_that_fails_is_left_out_and_counted(task: Path, tmp_path: Path) -> None:
-    run = train(task, f"trainer.output_dir={tmp_path}", f"{EPISODE}={{type: faulty, file: {HERE / 'plays.py'}}}")
+    run = train(task, f"trainer.output_dir={tmp_path}", f"{EPISODE}={{type: faulty, file: {PLAYS}}}")
     assert sum(line["reward/failed"] for line in run.rows) >= 4
     assert all(line["reward/scored"] + line["reward/failed"] == 32 for line in run.rows)
+
+
+def early(tmp_path: Path, odds: int, on_error: str) -> tuple[str, ...]:
+    """The words of a run of episodes of which some end before the model is asked anything."""
+    episode = f"{EPISODE}={{type: early, file: {PLAYS}, odds: {odds}}}"
+    return f"trainer.output_dir={tmp_path}", episode, f"reward_manager.on_error={on_error}"
+
+
+@pytest.mark.parametrize("odds", [0, 3], ids=["whole groups", "some of each group"])
+def test_rows_without_a_token_are_left_out_and_accounted_for(task: Path, tmp_path: Path, odds: int) -> None:
+    run = train(task, *early(tmp_path, odds, "mask"))
+    progress = run.session.run.progress
+    assert progress.samples == "produced 96, trained 96, dropped 0, left in the queue 0"
+    assert progress.trained is not None
+    batch = progress.trained[0]
+    empty = batch.ragged("responses").lengths == 0
+    assert 0 < int(empty.sum()) < len(batch)
+    assert torch.equal(batch.dense("reward_valid"), ~empty)
+    assert run.rows[-1]["reward/failed"] == int(empty.sum())
+    for line in run.rows:
+        assert line["reward/scored"] + line["reward/failed"] == 32
+        assert line["mismatch/abs"] <= 1e-5 and line["grad/norm"] > 0
+    assert run.rows[-1]["updates"] == 3
+
+
+def test_groups_with_a_row_without_a_token_are_drawn_anew(task: Path, tmp_path: Path) -> None:
+    run = train(task, *early(tmp_path, 12, "refill"))
+    accounts = run.session.plane.status().accounts
+    accounts.check()
+    (dropped,) = accounts.dropped.values()
+    assert dropped > 0 and dropped % 4 == 0
+    assert (accounts.produced, accounts.trained, accounts.queued) == (96 + dropped, 96, 0)
+    assert run.session.run.progress.trained is not None
+    assert int(run.session.run.progress.trained[0].ragged("responses").lengths.min()) > 0
+
+
+def test_a_row_without_a_token_ends_a_run_that_may_have_none(task: Path, tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match=r"no reward for .*no wheels"):
+        train(task, *early(tmp_path, 3, "stop"))
+
+
+def test_evaluations_play_episodes_and_the_report_shows_their_turns(task: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": str(d), "answer": "", "fate": "well"} for d in range(10, 14)]
+    held_out = write_rows(tmp_path / "held_out.jsonl", rows)
+    words = (f"{EPISODE}={{type: told, file: {PLAYS}}}", f"data.val_files=[{held_out}]")
+    limits = ("trainer.total_steps=1", "data.max_response_length=60")
+    sampled = "evaluation={interval: 1, temperature: 1.0}"
+    run = train(task, f"trainer.output_dir={tmp_path / 'run'}", *words, *limits, sampled)
+    (trained, *_), (evaluated, *_) = ([row for row in run.rows if key in row] for key in ("reward/mean", "eval/reward"))
+    assert 1 <= trained["reward/first_turn"] <= 60
+    assert 1 <= evaluated["eval/episode/turns"] <= 2 and evaluated["eval/episode/cut_turns"] == 0
+    assert evaluated["eval/episode/sampled"] < evaluated["eval/length"]  # which has the tool's words, too
+    page = (run.output / REPORT_FILE).read_text()
+    assert "Turns of an episode" in page and "\ntool: 17\nassistant: " in page

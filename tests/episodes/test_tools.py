@@ -60,6 +60,17 @@ def test_arguments_are_checked_and_defaults_filled_in(tmp_path: Path) -> None:
             add.bind(wrong)
 
 
+@pytest.mark.parametrize("name", ["model_config", "_x", "copy", "json", "schema", "model_extra"])
+def test_a_parameter_may_have_any_name(tmp_path: Path, name: str, recwarn: pytest.WarningsRecorder) -> None:
+    tool = load_tools(str(write(tmp_path, f"def f({name}: int, y: str = 'a'): return {name}")))["f"]
+    assert [*tool.definition["function"]["parameters"]["properties"]] == [name, "y"]
+    assert tool.definition["function"]["parameters"]["required"] == [name]
+    assert tool.bind({name: 3}) == {name: 3, "y": "a"}
+    with pytest.raises(ValueError, match=name):
+        tool.bind({})
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize(("result", "text"), [("plain", "plain"), (3, "3"), ({"a": "é"}, '{"a": "é"}'), (None, "null")])
 def test_results_are_text(result: Any, text: str) -> None:
     assert as_text(result) == text

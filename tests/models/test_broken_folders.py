@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from tandem.base.errors import DataError, WriteError
@@ -15,11 +16,13 @@ from tandem.base.manifest import MANIFEST, write_manifest
 from tandem.config.model import ModelConfig
 from tandem.models.loading import load_causal_lm, load_model
 from tandem.models.value_model import load_value_model
+from tandem.plan.checks.folder import check_files_of
 from tandem.plan.checks.model import read_checked
 from tandem.plan.model import read_model
+from tandem.plan.sizes import fault_of_sizes
 from tandem.session.keep.exports import copy_model
 from tests.e2e.seven import make_task
-from tools.families import build
+from tools.families import FAMILIES, build, tiny
 
 
 @pytest.fixture
@@ -51,6 +54,19 @@ def add_one(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+def edit_weight(folder: Path, edit: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights[UP] = edit(weights[UP])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def set_one(value: float) -> Callable[[Path], None]:
+    return lambda folder: edit_weight(folder, lambda weight: weight.index_fill(0, torch.tensor([3]), value))
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut weights": (cut_weights, "could not be read"),
     "empty weights": (lambda f: (f / "model.safetensors").write_bytes(b""), "could not be read"),
@@ -60,6 +76,9 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "more layers": (lambda f: edit_config(f, num_hidden_layers=3), "9 weights .*model.layers.2"),
     "fewer layers": (lambda f: edit_config(f, num_hidden_layers=1), "9 weights .*not in the model.*model.layers.1"),
     "a weight too many": (add_one, "1 weights .*not in the model.*'model.layers.1.mlp.extra.weight'"),
+    "NaN": (set_one(float("nan")), f"{UP} holds numbers that are not finite"),
+    "infinity": (set_one(float("-inf")), f"{UP} holds numbers that are not finite"),
+    "a field of another type": (lambda f: edit_config(f, hidden_size="64"), "hidden_size.*expected int"),
     "a weight short": (drop_one, "1 weights .*'model.layers.1.mlp.up_proj.weight'"),
 }
 
@@ -75,6 +94,43 @@ def test_quantized_weights_are_refused_by_plan_and_load(section: dict[str, objec
     assert "its weights are quantized" in problem.reason and str(section.get("quant_method", "")) in problem.reason
     with pytest.raises(DataError, match="its weights are quantized"):
         load_causal_lm(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn])
+def test_packed_weights_that_no_section_tells_of_are_refused_by_plan_and_load(folder: Path, dtype: torch.dtype) -> None:
+    edit_weight(folder, lambda weight: (weight * 100).to(dtype))
+    (problem,) = check_files_of("model", ModelConfig(path=str(folder)))
+    assert problem.key == "model.path" and f"{UP} is stored as " in problem.reason
+    with pytest.raises(DataError, match=f"{UP} is stored as "):
+        load_causal_lm(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_weights_of_each_floating_dtype_are_taken(folder: Path, dtype: torch.dtype) -> None:
+    edit_weight(folder, lambda weight: weight.to(dtype))
+    assert list(check_files_of("model", ModelConfig(path=str(folder)))) == []
+    assert load_model(folder).get_parameter(UP).dtype == torch.float32
+
+
+class Runs:
+    """A pickle of it makes a file where it is read by a loader that runs what is in it."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.made,)
+
+
+def test_pickled_weights_are_read_and_no_code_in_them_is_run(folder: Path, tmp_path: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    assert torch.equal(load_model(folder).get_parameter(UP), weights[UP])
+    torch.save({**weights, "more": Runs(tmp_path / "made")}, folder / "pytorch_model.bin")
+    with pytest.raises(DataError, match="could not be read"):
+        load_model(folder)
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("kind", BROKEN)
@@ -103,6 +159,31 @@ def test_a_folder_with_fewer_layers_than_weights_is_not_exported(folder: Path, t
     with pytest.raises(DataError, match=r"config.json has 1 layers, and there are weights of more, model.layers.1"):
         copy_model(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "misfit"),
+    [
+        ({"hidden_size": "64"}, "the hidden_size '64', which is no whole number of 1 or more"),
+        ({"hidden_size": 64.0}, "the hidden_size 64.0"),
+        ({"num_hidden_layers": 0}, "the num_hidden_layers 0"),
+        ({"max_position_embeddings": 0}, "the max_position_embeddings 0"),
+        ({"num_key_value_heads": True}, "the num_key_value_heads True"),
+        ({"sliding_window": "x"}, "the sliding_window 'x'"),
+        ({"num_key_value_heads": 3}, "4 num_attention_heads, which 3 num_key_value_heads can't be shared by"),
+        ({"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None}, "a hidden_size of 64 has no 5 equal"),
+    ],
+    ids=str,
+)
+def test_sizes_that_no_model_has_are_refused_by_the_plan(folder: Path, changes: dict[str, object], misfit: str) -> None:
+    edit_config(folder, **changes)
+    (problem,) = read_checked("model", ModelConfig(path=str(folder)))[1]
+    assert problem.key == "model.path" and misfit in problem.reason
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_sizes_of_no_family_are_refused(family: str) -> None:
+    assert fault_of_sizes(tiny(family).to_dict()) is None
 
 
 def test_a_folder_with_more_layers_than_weights_is_refused_by_its_headers(folder: Path) -> None:

@@ -189,3 +189,21 @@ def test_a_report_that_fails_does_not_end_the_run(tmp_path: Path, caplog: pytest
         (tmp_path / "report.html").mkdir()
         log.log(1, {})
     assert "report.html was not written" in caplog.text
+
+
+def test_an_episode_is_shown_turn_by_turn(tmp_path: Path) -> None:
+    call = {"id": "0", "type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "1+1"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "<b>2</b>"},
+        {"role": "assistant", "content": "two"},
+    ]
+    MetricLog(tmp_path).append(1, {"reward/mean": 1.0, "episode/turns": 2.0})
+    record = RolloutRecord("1+1", "raw tokens", 1.0, "2", 0, messages=messages)
+    RolloutLog(tmp_path).record(1, [record])
+    page = page_of(tmp_path)
+    assert 'assistant: add({"x": 1})\ntool: <b>2</b>\nassistant: two' in page.text
+    assert "raw tokens" not in page.text and "be brief" not in page.text
+    assert "Turns of an episode" in [attributes["aria-label"] for tag, attributes in page.tags if tag == "svg"]

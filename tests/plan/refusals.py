@@ -123,7 +123,7 @@ REFUSALS = [
         "1.0",
     ),
     ("reward_manager={type: polite, file: scorers.py, wrd: x}", "reward_manager.wrd", "no such parameter", ""),
-    ("runtime.device=gpu", "runtime.device", "no such device is known", "auto, cpu, cuda"),
+    ("runtime.device=gpu", "runtime.device", "no such device is known", "Write cuda, or auto for what there is"),
     ("plugins=[absent_lab.rewards]", "plugins[0]", "no module 'absent_lab'", "importable"),
     ("plugins=[broken_plugin]", "plugins[0]", "ZeroDivisionError", "Correct the module"),
     ("plugins=[needy_plugin]", "plugins[0]", "No module named 'not_there'", "Install not_there"),

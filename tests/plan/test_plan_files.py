@@ -43,6 +43,26 @@ def broken_index(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text("[]")
 
 
+def another_name(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+
+
+def only_what_is_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "training_args.bin")
+
+
+def pickled_index(folder: Path) -> None:
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "pytorch_model-2.bin"}}))
+
+
+def generation(text: str, name: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "generation_config.json").write_text(text)
+
+    write.__name__ = name
+    return write
+
+
 def no_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
 
@@ -57,6 +77,14 @@ FAULTS = [
     (cut_header, "its header alone has 500"),
     (index, "model-2.safetensors: is missing"),
     (broken_index, "model.safetensors.index.json: can't be read"),
+    (another_name, "there are no weights in the folder under such a name, and weights.safetensors is not looked at"),
+    (only_what_is_no_weights, "there are no weights"),
+    (pickled_index, "pytorch_model-2.bin: is missing"),
+    (generation("{", "cut_generation"), "its generation_config.json can't be read"),
+    (generation("[]", "no_generation"), "holds no JSON object"),
+    (generation('{"eos_token_id": [2, 100]}', "an_end_beyond"), "the eos_token_id 100, which is no id"),
+    (generation('{"eos_token_id": "x"}', "an_end_of_text"), "the eos_token_id 'x', which is no id"),
+    (generation('{"eos_token_id": -1}', "a_negative_end"), "the eos_token_id -1, which is no id"),
     (no_tokenizer, "no tokenizer.json"),
     (cut_tokenizer, "its tokenizer.json can't be read"),
 ]

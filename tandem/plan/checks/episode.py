@@ -12,7 +12,7 @@ from tandem.config.schema import Config
 from tandem.episodes.built_in import BUILT_IN, SINGLE_TURN
 from tandem.episodes.parsers import format_of
 from tandem.episodes.static import wrong_tools
-from tandem.plan.checks.folder import NO_TEMPLATE, WITH_TEMPLATE, tokenizer_of
+from tandem.plan.checks.folder import NO_TEMPLATE, WITH_TEMPLATE, first_value, tokenizer_of
 from tandem.plan.checks.parameters import check_parameters
 from tandem.plan.checks.template import template_of
 from tandem.plan.entries import estimator_columns
@@ -33,6 +33,7 @@ def check_episode(config: Config) -> Iterator[Problem]:
         yield from check_parameters(EPISODE, "episode", episode.type, episode.parameters, signature, _OWN)
     if plays_episodes(config):
         yield from _check_tools(config)
+        yield from _check_prompts(config)
         yield from _check_estimator(config)
 
 
@@ -84,6 +85,17 @@ def _check_tools(config: Config) -> Iterator[Problem]:
     elif episode.tool_format == "auto" and format_of(template) is None:
         reason = "the chat template doesn't show how the model writes calls"
         yield Problem(f"{EPISODE}.tool_format", "auto", reason, "Write hermes, llama3, mistral or pythonic")
+
+
+def _check_prompts(config: Config) -> Iterator[Problem]:
+    """Report plain prompts of a built-in episode: those talk in messages."""
+    episode, data = config.actor_rollout_ref.rollout.episode, config.data
+    if episode.file is not None or episode.type not in BUILT_IN or data.chat:
+        return
+    made = data.template is not None or data.reasoning_gym is not None
+    if made or isinstance(first_value(data, data.prompt_key), str):
+        reason = f"{episode.type} talks in messages, and the prompts are plain text"
+        yield Problem("data.chat", False, reason, "Write data.chat: true")
 
 
 def _check_estimator(config: Config) -> Iterator[Problem]:

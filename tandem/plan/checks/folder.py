@@ -11,7 +11,7 @@ from tandem.config.model import ModelConfig
 from tandem.config.schema import Config, DataConfig, SftConfig
 from tandem.data.files import open_tables
 from tandem.data.rows import Row, RowError
-from tandem.plan.folder import TokenizerFacts, faults_of_weights, read_tokenizer
+from tandem.plan.folder import TokenizerFacts, fault_of_generation, faults_of_weights, read_tokenizer
 from tandem.plan.mix import example_columns
 from tandem.plan.model import ModelFacts, model_folder, offline, sampled_tokens
 from tandem.plan.preference import learns_preferences
@@ -28,6 +28,8 @@ def check_files_of(key: str, model: ModelConfig) -> Iterator[Problem]:
         for name, fault in islice(faults_of_weights(folder), 1):
             remedy = "Save or download the model again, or name another folder"
             yield Problem(f"{key}.path", model.path, f"{name}: {fault}", remedy)
+        if (unfit := fault_of_generation(folder)) is not None:
+            yield Problem(f"{key}.path", model.path, unfit, "Mend the file, or remove it: a model need not have one")
     place = model_folder(model.tokenizer)
     broken = read_tokenizer(place).fault if place is not None and _is_all(model.tokenizer) else None
     if broken is not None:
@@ -63,7 +65,7 @@ def check_template(config: Config) -> Iterator[Problem]:
         answers = ("chosen_key", "rejected_key") if data.label_key is None else ("response_key",)
         keys |= {name: getattr(data, name) for name in answers}
     for name, column in keys.items():
-        if isinstance(_first_value(data, column), list):
+        if isinstance(first_value(data, column), list):
             reason = f"its rows are lists of messages, and {NO_TEMPLATE}"
             yield Problem(f"data.{name}", column, reason, WITH_TEMPLATE)
 
@@ -120,7 +122,7 @@ def notes_on_ends(config: Config) -> Iterator[str]:
         )
 
 
-def _first_value(data: DataConfig, column: str) -> object:
+def first_value(data: DataConfig, column: str) -> object:
     """Return what the first row that can be read has there; None where there is none."""
     for name in data.train_files[:1]:
         try:
