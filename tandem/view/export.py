@@ -11,9 +11,9 @@ from tandem.base.folders import write_error
 from tandem.observe.metrics import to_json
 from tandem.observe.samples.parts import KINDS, Kind
 from tandem.view.document import self_contained
-from tandem.view.files import UnreadableError, files_in, of_kind, read, rows_in
 from tandem.view.findings import find
 from tandem.view.runs import RunFolder
+from tandem.view.samples import SampleIndex
 
 MOST_SAMPLES = 2000
 """Of each run and kind."""
@@ -34,7 +34,7 @@ def write_export(runs: Mapping[str, RunFolder], out: Path) -> int:
 def _run(run: RunFolder) -> dict[str, Any]:
     run.look()
     tables = {
-        "kept": {kind: to_json(exported_samples(run.path, kind)) for kind in KINDS},
+        "kept": {kind: to_json(exported_samples(run.samples, kind)) for kind in KINDS},
         "prompts": {kind: run.samples.prompts(kind) for kind in KINDS},
         "failures": {kind: run.samples.failures(kind) for kind in KINDS},
     }
@@ -47,21 +47,17 @@ def _run(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def exported_samples(folder: Path, kind: Kind, most: int = MOST_SAMPLES) -> list[dict[str, Any]]:
+def exported_samples(samples: SampleIndex, kind: Kind, most: int = MOST_SAMPLES) -> list[dict[str, Any]]:
     """Return samples of whole steps: the newest and the first, then those between, evenly, until there are ``most``."""
-    try:
-        files = of_kind(files_in(folder), kind)
-    except UnreadableError:
-        return []
-    chosen, room = dict[int, list[dict[str, Any]]](), most
+    counts = samples.counts(kind)
+    files, room = list(counts), most
+    chosen: dict[int, list[dict[str, Any]]] = {}
     for place in _outside_in(len(files)):
-        try:
-            count = rows_in(files[place])
-            if count <= room or not chosen:
-                chosen[place] = [_cut(row) for row in read(files[place]).slice(0, most).to_pylist()]
-                room -= count
-        except UnreadableError:
-            continue
+        count = counts[files[place]]
+        table = samples.read(files[place]) if count <= room or not chosen else None
+        if table is not None:
+            chosen[place] = [_cut(row) for row in table.slice(0, most).to_pylist()]
+            room -= count
     return [row for place in sorted(chosen) for row in chosen[place]]
 
 

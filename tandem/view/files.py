@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,26 +48,14 @@ def of_kind(files: Sequence[File], kind: Kind) -> list[File]:
 
 def read(file: File, names: Sequence[str] | None = None) -> pa.Table:
     """Return the columns ``names`` of a file, or all. Raises ``UnreadableError`` where it has not what runs write."""
-    with _opened(file, SCHEMA.names if names is None else names) as opened:
-        return opened.read(columns=None if names is None else list(names))
-
-
-def rows_in(file: File) -> int:
-    """Return the number of samples in a file. Raises ``UnreadableError``."""
-    with _opened(file, SCHEMA.names) as opened:
-        return int(opened.metadata.num_rows)
-
-
-@contextmanager
-def _opened(file: File, names: Sequence[str]) -> Iterator[pq.ParquetFile]:
     path = file.part.path
     try:
         with pq.ParquetFile(path) as opened:
             there = opened.schema_arrow
-            for name in names:
+            for name in SCHEMA.names if names is None else names:
                 if name not in there.names or there.field(name).type != SCHEMA.field(name).type:
                     raise UnreadableError(f"{path.name} (its column {name} is missing, or of another type)")
-            yield opened
+            return opened.read(columns=None if names is None else list(names))
     except (OSError, pa.ArrowException) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise UnreadableError(f"{path.name} ({said})") from error

@@ -58,9 +58,10 @@ class SampleIndex:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._tables: dict[File, pa.Table] = {}
         self._unreadable: dict[File, str] = {}  # replaced, not changed: others read it meanwhile
+        self._trouble: str | None = None  # why the folder can't be read
         self._joined: dict[str, tuple[list[File], list[File], pa.Table]] = {}
         self._searches: OrderedDict[str, _Search] = OrderedDict()
 
@@ -73,7 +74,24 @@ class SampleIndex:
 
     def left_out(self) -> list[str]:
         """Return which files can't be read, as far as they were looked at, and why."""
-        return [words for _, words in sorted(self._unreadable.items())]
+        files = [words for _, words in sorted(self._unreadable.items())]
+        return files if self._trouble is None else [self._trouble, *files]
+
+    def counts(self, kind: Kind) -> dict[File, int]:
+        """Return how many samples each file of a kind has, in the order of steps."""
+        with self._lock:
+            files, _ = self._look(kind)
+            return {file: len(self._tables[file]) for file in files}
+
+    def read(self, file: File, names: Sequence[str] | None = None) -> pa.Table | None:
+        """Return the columns ``names`` of a file, or all; None where it can't be read, which is noted."""
+        try:
+            return read(file, names)
+        except UnreadableError as error:
+            if file.part.path.exists():  # else it was thinned out
+                with self._lock:
+                    self._unreadable = {**self._unreadable, file: str(error)}
+            return None
 
     def page(self, query: Query) -> dict[str, Any]:
         """Return the rows of one page, texts cut to ``SHORT`` characters, and how many there are in all."""
@@ -92,9 +110,8 @@ class SampleIndex:
         file = next((file for file in of_kind(self._files(), kind) if file.part.step == step), None)
         if file is None:
             return []
-        try:
-            table = read(file)
-        except UnreadableError:
+        table = self.read(file)
+        if table is None:
             return []
         rows = table.filter(pc.equal(table["group"], group)).to_pylist()
         return [_plain(row) for row in sorted(rows, key=lambda row: row["sample"])]
@@ -142,9 +159,10 @@ class SampleIndex:
 
     def _files(self) -> list[File]:
         try:
-            return files_in(self._folder)
-        except UnreadableError:
-            return []
+            found, self._trouble = files_in(self._folder), None
+        except UnreadableError as error:
+            found, self._trouble = [], str(error)
+        return found
 
     def _look(self, kind: Kind) -> tuple[list[File], pa.Table]:
         """Return the files of a kind that can be read, and what their samples are sorted by, with file and row."""
@@ -152,7 +170,7 @@ class SampleIndex:
         known, files, table = self._joined.get(kind, ([], [], None))
         if table is None or known != there:
             self._forget(kind, set(there))
-            files = [file for file in there if file in self._tables or self._read(file)]
+            files = [file for file in there if file in self._tables or self._take_in(file)]
             tables = [_placed(self._tables[file], number) for number, file in enumerate(files)]
             table = pa.concat_tables(tables) if tables else _placed(_EMPTY, 0)
             self._joined[kind] = there, files, table
@@ -167,14 +185,12 @@ class SampleIndex:
         kept = {file: words for file, words in self._unreadable.items() if file.part.kind != kind or file in there}
         self._unreadable = kept
 
-    def _read(self, file: File) -> bool:
+    def _take_in(self, file: File) -> bool:
         """Take in a file; return whether it could be read."""
-        try:
-            self._tables[file] = read(file, [*_PLACE, *NUMBERS, *WORDS])
-        except UnreadableError as error:
-            self._unreadable = {**self._unreadable, file: str(error)}
-            return False
-        return True
+        table = self.read(file, [*_PLACE, *NUMBERS, *WORDS])
+        if table is not None:
+            self._tables[file] = table
+        return table is not None
 
     def _containing(self, files: Sequence[File], chosen: pa.Table, text: str) -> pa.Array:
         """Return the places in ``chosen`` of the samples in whose texts ``text`` stands, whatever its case."""
@@ -187,14 +203,14 @@ class SampleIndex:
         for number in np.unique(owner):
             file = files[number]
             if file not in search.found:
-                search.found[file] = _rows_with(file, text)
+                search.found[file] = _rows_with(self.read(file, _SEARCHED), text)
             own = slice(*np.searchsorted(owner, [number, number + 1]))  # the rows of a part stand together, in order
             keep[own] = np.isin(rows[own], search.found[file])
         return pa.array(np.flatnonzero(keep))
 
     def _rows(self, files: Sequence[File], places: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return whole samples, in the order of their places (number of file, row in it), but for those of files that
-        are gone since the look.
+        can't be read.
         """
         wanted = list(places)
         by_part: dict[int, list[int]] = {}
@@ -202,9 +218,8 @@ class SampleIndex:
             by_part.setdefault(number, []).append(row)
         found: dict[tuple[int, int], dict[str, Any]] = {}
         for number, rows in by_part.items():
-            try:
-                table = read(files[number], _LISTED)
-            except UnreadableError:
+            table = self.read(files[number], _LISTED)
+            if table is None:
                 continue
             there = [row for row in rows if row < len(table)]
             for row, values in zip(there, table.take(there).to_pylist(), strict=True):
@@ -246,11 +261,9 @@ def _order(query: Query) -> list[tuple[str, str]]:
     return [(query.sort, direction), *rest]
 
 
-def _rows_with(file: File, text: str) -> Any:
-    """Return the numbers of the rows of a file in which ``text`` stands, (N,) int64."""
-    try:
-        table = read(file, _SEARCHED)
-    except UnreadableError:
+def _rows_with(table: pa.Table | None, text: str) -> Any:
+    """Return the numbers of the rows of a table in which ``text`` stands, (N,) int64."""
+    if table is None:
         return np.zeros(0, dtype=np.int64)
     hits = np.zeros(len(table), dtype=bool)
     for name in _SEARCHED:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
@@ -31,8 +30,6 @@ from tandem.view.samples import NUMBERS, WORDS, Query
 
 HOSTS = ["127.0.0.1", "localhost", "[::1]", "::1"]
 """Names under which it answers: a page elsewhere that lets a name of its own point here gets nothing."""
-logger = logging.getLogger(__name__)
-
 LONGEST_PAGE = 200
 LOOK_S = 1.0
 """Between two looks at files that may have grown; what hasn't is not read."""
@@ -270,7 +267,6 @@ def _described(run: RunFolder) -> dict[str, Any]:
         run.look()
         return run.describe()
     except Exception as error:
-        logger.warning("%s can't be shown", run.path, exc_info=True)
         return run.nothing_but(f"it can't be shown: {type(error).__name__}: {error}")
 
 

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from tandem.view.document import self_contained
 from tandem.view.export import exported_samples
 from tandem.view.findings import find
 from tandem.view.runs import find_runs, spaced
+from tandem.view.samples import SampleIndex
 from tandem.view.serve import export
 from tandem.view.tail import Tail
 from tests.view.runs import HOSTILE, append_line, make_run, spoil
@@ -181,17 +183,19 @@ def test_the_file_needs_nothing_else_and_has_no_secret(tmp_path: Path) -> None:
 
 def test_a_file_has_whole_steps_from_first_to_last(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=20, groups=2, n=2)
-    steps = [row["step"] for row in exported_samples(run, "train", most=17)]
+    steps = [row["step"] for row in exported_samples(SampleIndex(run), "train", most=17)]
     assert sorted(set(steps)) == [1, 5, 10, 20] and all(steps.count(step) == 4 for step in steps)
 
 
 def test_a_file_is_written_without_what_cannot_be_read_and_says_so(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=4)
     spoil(run)
+    whole = pq.read_table(run / "samples" / "eval-00000002.parquet")
+    pq.write_table(whole.drop_columns(["notes"]), run / "samples" / "eval-00000002.parquet")  # which no list asks for
     (run / "metrics.jsonl").unlink()
     (run / "metrics.jsonl").mkdir()
     said: list[str] = []
     export([run], tmp_path / "view.html", said.append)
-    assert {row["step"] for row in exported_samples(run, "train")} == {4}
-    names = ["metrics.jsonl", *(f"train-0000000{step}.parquet" for step in (1, 2, 3))]
+    assert {row["step"] for row in exported_samples(SampleIndex(run), "train")} == {4}
+    names = ["metrics.jsonl", "eval-00000002.parquet", *(f"train-0000000{step}.parquet" for step in (1, 2, 3))]
     assert [line.split(": ")[2].split(" ")[0] for line in said[:-1]] == names
