@@ -39,7 +39,8 @@ def names(plan: Plan) -> list[str]:
 # --- stages
 
 
-def test_a_plan_says_where_rewards_are_made(plan_of: Plans) -> None:
+def test_a_plan_says_where_rewards_are_made(plan_of: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)  # else a model of a hub must be in the cache
     assert plan_of().scoring == ScoringPlan(("exact",), 1, ())
     parts = "[{type: reward_model, path: some/m, device: 'cuda:3'}, {type: exact}]"
     plan = plan_of(f"reward_manager={{type: weighted_sum, workers: 2, parts: {parts}}}")

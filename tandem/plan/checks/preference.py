@@ -90,7 +90,9 @@ def _check_data(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
             named = problem.key.removeprefix("data.") in answers
             yield replace(problem, remedy=_remedy(config, loss, paired)) if named else problem
         forms: dict[str, tuple[str, Form]] = {
-            f"data.{name}": (column, "label" if name == "label_key" else "answer") for name, column in answers.items()
+            f"data.{name}": (column, "label" if name == "label_key" else "answer")
+            for name, column in answers.items()
+            if (name, column) != ("label_key", data.response_key)  # refused already
         }
         yield from check_forms(files, data.on_bad_row, forms)
     yield from check_overlap(data.train_files, data.val_files)
