@@ -14,7 +14,7 @@ from tests.e2e.seven import train
 
 __all__ = ["task"]
 
-SLOW = "import time\n\ndef slow(response, ground_truth):\n    time.sleep(0.2)\n    return float(len(response) % 3)\n"
+SLOW = "import time\n\ndef slow(response, ground_truth):\n    time.sleep(0.5)\n    return float(len(response) % 3)\n"
 
 
 class Clock:

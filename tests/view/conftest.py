@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 TOKEN = "token"
+_opened: list[Any] = []
+"""Windows on a server's page."""
 
 
 @contextmanager
@@ -35,6 +37,8 @@ def serving(*paths: Path) -> Iterator[str]:
         try:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
         finally:
+            while _opened:
+                _opened.pop().goto("about:blank")  # so that nothing is asked of a server that has ended
             server.should_exit = True
             thread.join(10)
 
@@ -71,5 +75,6 @@ def foreign(url: str) -> bool:
 
 def opened(page: Any, address: str) -> None:
     """Open the page at a server's address, and wait until it shows its runs."""
+    _opened.append(page)
     page.goto(f"{address}?token={TOKEN}")
     page.wait_for_selector("body[data-ready]")

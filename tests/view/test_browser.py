@@ -113,7 +113,7 @@ def test_failures_are_filtered_and_texts_searched(page: Any, runs: Path) -> None
         page.keyboard.press("2")
         page.select_option("select[aria-label=failure]", "ValueError: no number in it")
         page.locator("#count", has_text="of 6 ").wait_for()
-        assert page.locator("#samples tbody tr").count() == 6
+        until(page, "document.querySelectorAll('#samples tbody tr').length", 6)
         page.keyboard.press("/")
         page.keyboard.type("answer 4.2")
         page.keyboard.press("Enter")
