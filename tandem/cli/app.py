@@ -276,6 +276,41 @@ def view(
             serve.export(paths, export, typer.echo)
 
 
+Source = Annotated[str, typer.Argument(metavar="RUN_DIR|MODEL", help="A run's folder, or a model's; or a hub id.")]
+
+
+@app.command(context_settings=RAW)
+def serve(
+    source: Source,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its config.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Where it listens: by default on this machine alone.")] = "127.0.0.1",
+    key: Annotated[
+        str | None, typer.Option(envvar="TANDEM_API_KEY", help="What clients must send; default: one is made.")
+    ] = None,
+) -> None:
+    """Answer at an OpenAI-compatible address with a finished model, drawn as its run drew."""
+    with reported():
+        with interrupts.held():
+            from tandem.control.serve import run_serve
+
+        run_serve(source, words or [], typer.echo, host=host, port=port, key=key)
+
+
+@app.command(context_settings=RAW)
+def chat(
+    source: Source,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its config.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system's message.")] = None,
+) -> None:
+    """Talk to a finished model, a line at a time, drawn as its run drew; an empty line begins anew."""
+    with reported():
+        with interrupts.held():
+            from tandem.control.serve import run_chat
+
+        run_chat(source, words or [], typer.echo, system=system)
+
+
 @app.command()
 def doctor() -> None:
     """Print versions, devices, threads, memory, and what is missing."""
