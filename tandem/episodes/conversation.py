@@ -95,7 +95,7 @@ def checked_new(known: Sequence[Message], given: Any) -> list[Message]:
             f"message {place + 1} is not what it was: what was said can't be changed, since it was sampled or answered "
             "already. Append to the messages, the assistant's own as chat() gave it"
         )
-    new = given[len(known) :]
+    new: list[Message] = given[len(known) :]
     if not new or new[0].get("role") == "assistant":
         raise DataError("nothing follows the assistant's turn: append a message of a user or a tool before chat()")
     return new

@@ -23,7 +23,9 @@ from tandem.roles.reward import RewardManager
 from tests.docs.snippets import Snippet, commands, read_snippets
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = [ROOT / f"examples/{name}/README.md" for name in ("agents/calculator", "agents/guess", "distillation", "own_loop")]
+EXAMPLES = [
+    ROOT / f"examples/{name}/README.md" for name in ("agents/calculator", "agents/guess", "distillation", "own_loop")
+]
 PAGES = [ROOT / "README.md", *EXAMPLES, *sorted((ROOT / "docs").glob("*.md"))]
 PLANNED = ("train", "sft")
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -203,8 +203,8 @@ def test_a_file_is_written_without_what_cannot_be_read_and_says_so(tmp_path: Pat
 
 
 def test_files_of_runs_that_did_not_mark_what_was_inserted_are_still_shown(tmp_path: Path) -> None:
-    make_run(tmp_path, steps=1)
-    (part, *_) = parts_in(tmp_path)
+    folder = make_run(tmp_path / "run", steps=1)
+    (part, *_) = parts_in(folder)
     pq.write_table(pq.read_table(part.path).drop_columns(["inserted"]), part.path)
-    index = SampleIndex(tmp_path)
+    index = SampleIndex(folder)
     assert index.group(part.kind, part.step, 0) and not index.left_out()

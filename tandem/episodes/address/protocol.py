@@ -21,7 +21,7 @@ Question = dict[str, Any]
 Messages = list[dict[str, Any]]
 
 _TEXTS = Annotated[list[str], Field(max_length=16)]
-_NONE = (None, False, {}, [], 0, 1.0, "auto", "default", "none")
+_NONE: tuple[object, ...] = (None, False, {}, [], 0, 1.0, "auto", "default", "none")
 _HARMLESS = (
     "user",
     "store",
@@ -179,7 +179,8 @@ class Reply:
             choice = self._choice(i, answer, "delta")
             reason = choice.pop("finish_reason")
             found.append({**head, "choices": [{**choice, "finish_reason": None}]})
-            end = {"index": i, "finish_reason": reason, **({"delta": {}} if self._chats else {"text": ""})}
+            nothing: dict[str, object] = {"delta": {}} if self._chats else {"text": ""}
+            end = {"index": i, "finish_reason": reason, **nothing}
             found.append({**head, "choices": [end]})
         if (self.asked.stream_options or {}).get("include_usage"):
             found.append({**head, "choices": [], "usage": self._usage()})

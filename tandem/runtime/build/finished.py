@@ -53,7 +53,8 @@ def model_at_desk(source: str, words: Sequence[str]) -> Iterator[Served]:
     model = load_causal_lm(path, dtype=section.model.dtype, trust_remote_code=trusted, adapter=adapter, tokens=tokens)
     model.to(run_device(config.runtime))
     context = _MOST_TOKENS if model.context is None else model.context.tokens
-    sampling = training_sampling(section.rollout, min(context, _MOST_TOKENS), end_ids(tokenizer))
+    drawn = section.rollout.model_copy(update={"n": 1})
+    sampling = training_sampling(drawn, min(context, _MOST_TOKENS), end_ids(tokenizer))
     template = str(tokenizer.chat_template or "")
     given = section.rollout.episode.tool_format
     desk = Desk(
@@ -63,9 +64,9 @@ def model_at_desk(source: str, words: Sequence[str]) -> Iterator[Served]:
         tool_format=format_of(template) if given == "auto" else given,
         context=context,
     )
-    drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p}
     with closing(desk):
-        yield Served(desk, Path(source).name, bool(template), drawn)
+        told = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        yield Served(desk, Path(source).name, bool(template), told)
 
 
 def _config(source: str, words: Sequence[str]) -> Config:
