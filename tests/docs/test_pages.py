@@ -23,7 +23,8 @@ from tandem.roles.reward import RewardManager
 from tests.docs.snippets import Snippet, commands, read_snippets
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = [
+SHOWN = ("agents/calculator", "agents/guess", "distillation", "own_loop")
+EXAMPLES = [ROOT / f"examples/{name}/README.md" for name in SHOWN]
     ROOT / f"examples/{name}/README.md" for name in ("agents/calculator", "agents/guess", "distillation", "own_loop")
 ]
 PAGES = [ROOT / "README.md", *EXAMPLES, *sorted((ROOT / "docs").glob("*.md"))]
