@@ -46,7 +46,8 @@ def find_episode(type_: str, file: str | None) -> Episode:
     """
     if file is None:
         return BUILT_IN[type_]
-    found: Episode = getattr(import_file(file), type_)
+    found: Any = getattr(import_file(file), type_)
     if not callable(found) or inspect.isclass(found) or inspect.isasyncgenfunction(found):
         raise TypeError(f"{type_} is no async function that can be called with (task, policy)")
-    return found
+    episode: Episode = found
+    return episode
