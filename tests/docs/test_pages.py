@@ -25,8 +25,6 @@ from tests.docs.snippets import Snippet, commands, read_snippets
 ROOT = Path(__file__).parents[2]
 SHOWN = ("agents/calculator", "agents/guess", "distillation", "own_loop")
 EXAMPLES = [ROOT / f"examples/{name}/README.md" for name in SHOWN]
-    ROOT / f"examples/{name}/README.md" for name in ("agents/calculator", "agents/guess", "distillation", "own_loop")
-]
 PAGES = [ROOT / "README.md", *EXAMPLES, *sorted((ROOT / "docs").glob("*.md"))]
 PLANNED = ("train", "sft")
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
