@@ -159,7 +159,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take no signal."""
+        """Leave every signal alone, for the loop to be ended by."""
         yield
 
 
