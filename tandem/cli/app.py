@@ -303,7 +303,10 @@ def chat(
     words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its config.")] = None,
     system: Annotated[str | None, typer.Option(help="The system's message.")] = None,
 ) -> None:
-    """Answer in the terminal, a line at a time, with a finished model drawn as its run drew; an empty line begins anew."""
+    """Answer in the terminal, a line at a time, with a finished model, drawn as its run drew.
+
+    An empty line begins anew.
+    """
     with reported():
         with interrupts.held():
             from tandem.control.serve import run_chat
