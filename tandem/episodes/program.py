@@ -70,7 +70,7 @@ async def _run(policy: Policy, command: list[str], url: str, key: str, given: by
         raise RuntimeError(f"{command[0]} can't be run: {error.strerror}") from None
     assert running.stdin is not None and running.stdout is not None and running.stderr is not None
     try:
-        ends = (_end_of(running.stdout), _end_of(running.stderr), _tell(running.stdin, given))
+        ends = (_end_of(running.stdout), _end_of(running.stderr), _feed(running.stdin, given))
         printed, said, _ = await asyncio.gather(*ends)
         return printed, said, await running.wait()
     finally:
@@ -79,7 +79,7 @@ async def _run(policy: Policy, command: list[str], url: str, key: str, given: by
             policy.leaked = True  # whatever it started goes with this process
 
 
-async def _tell(stream: asyncio.StreamWriter, given: bytes) -> None:
+async def _feed(stream: asyncio.StreamWriter, given: bytes) -> None:
     try:
         stream.write(given)
         await stream.drain()

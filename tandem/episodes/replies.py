@@ -1,4 +1,4 @@
-"""From a sampled turn to what whoever asked for it is told."""
+"""From a sampled turn to what whoever asked for it is report."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def reply_of(
         {"id": f"{turn:04d}{i:05d}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for i, call in enumerate(parsed.calls)
     ]
-    told: dict[str, Any] = {"prompt_tokens": len(context)}
+    report: dict[str, Any] = {"prompt_tokens": len(context)}
     if details:
         texts = [decode_text(tokenizer, [token]) for token in ids]
-        told |= {"prompt_ids": list(context), "logprobs": sample.logprobs.tolist(), "texts": texts}
+        report |= {"prompt_ids": list(context), "logprobs": sample.logprobs.tolist(), "texts": texts}
     return {
         "message": {"role": "assistant", "content": parsed.content, **({"tool_calls": calls} if calls else {})},
         "content": parsed.content,
@@ -76,5 +76,5 @@ def reply_of(
         "errors": list(parsed.errors),
         "token_ids": ids,
         "finish_reason": sample.finish_reason,
-        "details": told,
+        "details": report,
     }

@@ -153,8 +153,8 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RefusedError(f"{where}: a tool call has a function with a name", "messages")
-    told = {"name": function["name"], "arguments": arguments(function)}
-    return {"id": call.get("id"), "type": "function", "function": told}
+    named = {"name": function["name"], "arguments": arguments(function)}
+    return {"id": call.get("id"), "type": "function", "function": named}
 
 
 @dataclass(frozen=True)
@@ -205,8 +205,8 @@ class Reply:
                 | ({"index": i} if field == "delta" else {})
                 for i, call in enumerate(answer.calls)
             ]
-            told = {"role": "assistant", "content": answer.content or (None if calls else "")}
-            choice[field] = told | ({"tool_calls": calls} if calls else {})
+            message = {"role": "assistant", "content": answer.content or (None if calls else "")}
+            choice[field] = message | ({"tool_calls": calls} if calls else {})
         if self.asked.return_token_ids:
             choice["token_ids"] = answer.token_ids
         return choice

@@ -93,8 +93,8 @@ class Address:
     async def _models(self, request: Request) -> Response:
         if self._seat(request) is None:
             return _no_key()
-        told = {"id": self._model, "object": "model", "created": 0, "owned_by": "tandem"}
-        return JSONResponse({"object": "list", "data": [told]})
+        listed = {"id": self._model, "object": "model", "created": 0, "owned_by": "tandem"}
+        return JSONResponse({"object": "list", "data": [listed]})
 
     async def _chat(self, request: Request) -> Response:
         return await self._answer(request, Chat)
@@ -150,8 +150,8 @@ def _no_key() -> Response:
 def _problem(
     status: int, text: str, code: str, field: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    told = {"message": text, "type": "rate_limit_error" if status == 429 else "invalid_request_error"}
-    return JSONResponse({"error": {**told, "param": field, "code": code}}, status, headers)
+    problem = {"message": text, "type": "rate_limit_error" if status == 429 else "invalid_request_error"}
+    return JSONResponse({"error": {**problem, "param": field, "code": code}}, status, headers)
 
 
 class _Server(uvicorn.Server):

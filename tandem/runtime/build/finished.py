@@ -65,8 +65,8 @@ def model_at_desk(source: str, words: Sequence[str]) -> Iterator[Served]:
         context=context,
     )
     with closing(desk):
-        told = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-        yield Served(desk, Path(source).name, bool(template), told)
+        drawn_with = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        yield Served(desk, Path(source).name, bool(template), drawn_with)
 
 
 def _config(source: str, words: Sequence[str]) -> Config:
