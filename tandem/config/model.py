@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from tandem.config.node import Count, File, MaybeFile, Node, Seconds, Section, TypedNode
 
@@ -40,7 +40,7 @@ class ModelConfig(Node):
     """Recompute activations in the backward: less memory, more time."""
     adapter_path: MaybeFile = None
     """Folder of a PEFT LoRA adapter that the run starts from and goes on training; rank and targets are its own."""
-    lora_rank: NonNegativeInt = 0
+    lora_rank: Annotated[int, Field(ge=0, le=2**16)] = 0
     """Rank of LoRA adapters; 0 trains all weights."""
     lora_alpha: PositiveFloat = 32.0
     """Scale of LoRA adapters."""
@@ -59,13 +59,13 @@ class ModelConfig(Node):
 class OptimConfig(Node):
     """AdamW and its learning-rate schedule."""
 
-    lr: PositiveFloat = 1e-6
+    lr: Annotated[float, Field(gt=0, le=10)] = 1e-6
     """Peak learning rate."""
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
     """Decay of the moment estimates."""
-    eps: PositiveFloat = 1e-8
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the denominator."""
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Decoupled weight decay; not applied to norms and biases."""
     grad_clip: PositiveFloat = 1.0
     """Largest gradient norm."""
@@ -149,7 +149,7 @@ class RolloutConfig(Node):
     """Samples per prompt."""
     do_sample: bool = True
     """Sample; greedy decoding can't train."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Field(le=100)] = 1.0
     """Divides the logits."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus mass; 1 keeps all tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
@@ -40,9 +41,13 @@ BUILT_IN: dict[str, Episode] = {"tool_calls": tool_calls}
 def find_episode(type_: str, file: str | None) -> Episode:
     """Return the episode ``type_``: a function of ``file`` where one is given, else a built-in one.
 
-    What running the file raises passes through.
+    What running the file raises passes through. Raises ``TypeError`` for what can't be awaited, whatever a decorator
+    has made of it.
     """
     if file is None:
         return BUILT_IN[type_]
-    found: Episode = getattr(import_file(file), type_)
-    return found
+    found: Any = getattr(import_file(file), type_)
+    if not callable(found) or inspect.isclass(found) or inspect.isasyncgenfunction(found):
+        raise TypeError(f"{type_} is no async function that can be called with (task, policy)")
+    episode: Episode = found
+    return episode

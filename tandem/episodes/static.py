@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tandem.base.regular import regular
+from tandem.base.source import yields
+
 
 def wrong_tools(file: Path) -> str | None:
     """Say why the functions of ``file`` can't be tools; None where nothing speaks against them."""
     try:
-        body = ast.parse(file.read_bytes()).body
+        body = ast.parse(regular(file).read_bytes()).body
     except OSError as error:
         return f"can't be read: {error.strerror or error}"
     except (SyntaxError, ValueError) as error:
@@ -22,6 +25,8 @@ def wrong_tools(file: Path) -> str | None:
     if not functions:
         return "it defines no function without an underscore in front, so there is no tool"
     for node in functions:
+        if yields(node):
+            return f"{node.name} (line {node.lineno}) is a generator (it has a yield): a tool returns its result"
         arguments = node.args
         if arguments.vararg or arguments.kwarg or arguments.posonlyargs:
             return f"{node.name} (line {node.lineno}) has parameters that can't be given by their names"

@@ -7,6 +7,7 @@ Messages are JSON both ways. In: ``begin`` an episode, an ``answer`` to its ques
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import socket
@@ -41,6 +42,7 @@ def main(fd: int, parent: int) -> None:
     sys.path[:] = setup["path"]
     try:
         episode = find_episode(setup["type"], setup["file"])
+        inspect.signature(episode).bind(None, None, **setup["parameters"])
         tools = load_tools(setup["tools"]) if setup["tools"] is not None else {}
     except BaseException as error:
         send(channel, json.dumps({"kind": "broken", "text": describe_error(error)}).encode())
