@@ -82,7 +82,7 @@ class StepPart:
     def finish(self, folder: Path) -> None:
         """Leave things of the run, which is at its end, in ``folder``."""
 
-    def tell(self, status: Status) -> None:
+    def report_status(self, status: Status) -> None:
         """Add to ``status`` what somebody who asks the running run should know. Called in any thread, at any time."""
 
     def rescue(self, folder: Path) -> Rescue | None:

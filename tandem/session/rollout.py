@@ -120,7 +120,7 @@ class SharedRollout(Reported):
         """Return the engine's turn on the devices."""
         return self._sharing.generating()
 
-    def tell(self, status: Status) -> None:
+    def report_status(self, status: Status) -> None:
         """Add the engine, which has the actor's own weights."""
         status.engines += [engine_line(name, at, "at work") for name, at in self.filler.engines().items()]
 
@@ -218,7 +218,7 @@ class Workers(Reported):
         workers = self.workers
         return cause_of_stall(self._plane, self.gate, workers.members, partition, workers.starting)
 
-    def tell(self, status: Status) -> None:
+    def report_status(self, status: Status) -> None:
         """Add the engines, what each is held up by, scorings, and the push under way."""
         members, starting, there = list(self.workers.members), self.workers.starting, self.gate.engines()
         for worker in members:

@@ -14,7 +14,7 @@ from tandem.base.interrupts import INTERRUPTS, held, hold, note_saved, release
 from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER
 from tandem.config.trainer import TrainerConfig
 from tandem.observe.run_log import RunLog
-from tandem.observe.status.channel import answering
+from tandem.observe.status.channel import control_channel
 from tandem.observe.status.status import Doing, Status
 from tandem.plan.resumed import SETTINGS
 from tandem.session.keep.rescue import Rescue, unfinished_removed
@@ -154,7 +154,7 @@ class Run:
     def running(self) -> Iterator[None]:
         """Guard a whole run: the model is saved at its end; report and closing come whatever happens."""
         started = time.monotonic()
-        with self.log, answering(self.output_dir, {"status": lambda: self.status().to_json()}):
+        with self.log, control_channel(self.output_dir, {"status": lambda: self.status().to_json()}):
             try:
                 with ExitStack() as around:
                     for part in self.parts:
@@ -175,7 +175,7 @@ class Run:
         doing = [Doing(what, seconds) for what, seconds in self.log.doing()]
         status = Status(self.progress.step, self.progress.last, doing)
         for part in self.parts:
-            part.tell(status)
+            part.report_status(status)
         return status
 
     def summary(self) -> dict[str, str]:

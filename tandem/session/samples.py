@@ -171,7 +171,7 @@ class Samples(StepPart):
             _ACCOUNTS: asdict(self.before + self.plane.status().accounts),
         }
 
-    def tell(self, status: Status) -> None:
+    def report_status(self, status: Status) -> None:
         """Add the partitions, and what the actor's loop waits for."""
         silent = self.plane.silent(_ANSWER_S) if isinstance(self.plane, Monitored) else []
         if silent:  # it can't be asked for its partitions

@@ -146,7 +146,7 @@ class ServingRoles(StepPart):
         ]
         return "; ".join(waiting)
 
-    def tell(self, status: Status) -> None:
+    def report_status(self, status: Status) -> None:
         """Add what each role is doing, and which weights it waits for."""
         status.roles |= {role.name: self._doing.get(role.name, "is beginning") for role in self.roles}
         status.waits += [

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tandem.base.run_folder import begin
 from tandem.cli.app import app
 from tandem.observe.about import note_begin
-from tandem.observe.status.channel import answering
+from tandem.observe.status.channel import control_channel
 from tandem.observe.status.status import Doing, EngineLine, Status, Wait
 from tandem.view.runs import RunFolder
 
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_running_run_is_told_in_words_and_for_machines(folder: Path) -> None:
-    with answering(folder, {"status": STATUS.to_json}):
+    with control_channel(folder, {"status": STATUS.to_json}):
         words = CliRunner().invoke(app, ["status", str(folder)])
         machines = CliRunner().invoke(app, ["status", str(folder), "--json"])
     assert words.exit_code == machines.exit_code == 0
@@ -51,8 +51,8 @@ def test_a_run_that_cannot_be_asked_is_an_error(folder: Path) -> None:
 
 def test_the_page_shows_what_a_running_run_says_and_goes_without(folder: Path) -> None:
     run = RunFolder("run", folder)
-    with answering(folder, {"status": STATUS.to_json}):
+    with control_channel(folder, {"status": STATUS.to_json}):
         assert "1 of 2 steps done, now step; train_hybrid(rollout_id=1) waiting" in run.describe()["words"]
-    with answering(folder, {"status": lambda: {"format": "of tomorrow"}}):
+    with control_channel(folder, {"status": lambda: {"format": "of tomorrow"}}):
         assert "steps done" not in run.describe()["words"] and run.describe()["state"] == "running"
     assert "steps done" not in run.describe()["words"]

@@ -15,7 +15,7 @@ import pytest
 from tandem.base.errors import DataError, DeadlineError
 from tandem.base.run_folder import CONTROL_FILE, begin, owned
 from tandem.observe.about import note_begin, note_end
-from tandem.observe.status.channel import answering, ask
+from tandem.observe.status.channel import ask, control_channel
 from tests.observe.test_about import begun, gone
 
 ANSWER = {"step": 3}
@@ -36,21 +36,21 @@ def address(folder: Path) -> dict[str, Any]:
 def left_behind(folder: Path, **changes: Any) -> Iterator[None]:
     """The control address of a run that was killed, in a folder that is otherwise as it left it."""
     note_begin(folder, None)
-    with answering(folder, {}):
+    with control_channel(folder, {}):
         text = json.dumps(address(folder) | changes)
     (folder / CONTROL_FILE).write_text(text)
     yield
 
 
 def test_a_running_run_answers_and_leaves_nothing_behind(folder: Path) -> None:
-    with answering(folder, {"status": lambda: ANSWER}):
+    with control_channel(folder, {"status": lambda: ANSWER}):
         assert ask(folder, "status") == ANSWER
         assert (folder / CONTROL_FILE).stat().st_mode & 0o777 == 0o600
     assert not (folder / CONTROL_FILE).exists()
 
 
 def test_it_listens_on_this_machine_alone(folder: Path) -> None:
-    with answering(folder, {"status": lambda: ANSWER}), socket.socket() as other:
+    with control_channel(folder, {"status": lambda: ANSWER}), socket.socket() as other:
         other.settimeout(1.0)
         with pytest.raises(OSError, match=r"refused|unreachable"):
             other.connect(("127.0.0.2", address(folder)["port"]))
@@ -60,7 +60,7 @@ def test_it_listens_on_this_machine_alone(folder: Path) -> None:
     "line", [b'{"token": "guessed", "ask": "status"}\n', b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"\n"]
 )
 def test_whoever_has_no_token_gets_no_byte(folder: Path, line: bytes) -> None:
-    with answering(folder, {"status": lambda: ANSWER}):
+    with control_channel(folder, {"status": lambda: ANSWER}):
         with socket.create_connection(("127.0.0.1", address(folder)["port"]), 5.0) as stranger:
             stranger.sendall(line)
             assert stranger.recv(1) == b""
@@ -71,7 +71,7 @@ def test_what_it_does_not_know_and_what_goes_wrong_are_answers_too(folder: Path)
     def fails() -> Mapping[str, Any]:
         raise ValueError("https://me:hunter2@host/ is away")
 
-    with answering(folder, {"status": fails}):
+    with control_channel(folder, {"status": fails}):
         with pytest.raises(DataError, match=r"doesn't know 'stop'; it can be asked \['status'\]"):
             ask(folder, "stop")
         with pytest.raises(DataError, match=r"ValueError: .* is away") as error:
@@ -86,7 +86,7 @@ def test_a_run_that_does_not_answer_is_named_after_the_deadline(folder: Path) ->
         over.wait(60.0)
         return ANSWER
 
-    with answering(folder, {"status": hangs}), ExitStack() as stack:
+    with control_channel(folder, {"status": hangs}), ExitStack() as stack:
         stack.callback(over.set)
         with pytest.raises(DeadlineError, match=r"waited 0\.2 s for an answer of process \d+ on .*, which is there"):
             ask(folder, "status", seconds=0.2)
@@ -125,7 +125,7 @@ def test_so_may_its_port(folder: Path, tmp_path_factory: pytest.TempPathFactory)
     other = tmp_path_factory.mktemp("other")
     begin(other)
     with (
-        answering(other, {"status": lambda: ANSWER}),
+        control_channel(other, {"status": lambda: ANSWER}),
         left_behind(folder, port=address(other)["port"]),
         pytest.raises(DataError, match="the run has ended or died: at its port is no answer"),
     ):
@@ -160,6 +160,6 @@ def test_who_owns_the_folder_next_removes_what_a_dead_run_left(folder: Path) -> 
 
 def test_a_run_that_cannot_be_asked_goes_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     done = False
-    with answering(folder / "absent", {}):
+    with control_channel(folder / "absent", {}):
         done = True
     assert done and "nobody can ask this run" in caplog.text

@@ -60,7 +60,7 @@ class _Address:
 
 
 @contextmanager
-def answering(folder: Path, answers: Answers) -> Iterator[None]:
+def control_channel(folder: Path, answers: Answers) -> Iterator[None]:
     """Answer whoever asks the run in ``folder``, as long as the block lasts. A run goes on where that can't be."""
     try:
         server = _Server(secrets.token_urlsafe(32), answers)
