@@ -315,6 +315,19 @@ def chat(
 
 
 @app.command()
+def status(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run that is going on.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print it for machines.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long the run has for its answer.")] = 10.0,
+) -> None:
+    """Ask a running run: its partitions and tickets, engines and their versions, and who waits for whom."""
+    with reported():
+        from tandem.cli.status import status_words
+
+        typer.echo(status_words(run, as_json=as_json, seconds=seconds), nl=False)
+
+
+@app.command()
 def doctor() -> None:
     """Print versions, devices, threads, memory, and what is missing."""
     typer.echo(examine())
