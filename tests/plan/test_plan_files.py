@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.base.errors import Problem
+from tandem.plan.model import read_model
 from tandem.plan.plan import Plan
 from tandem.plan.sft import SftPlan
 from tests.plan.folders import MODEL_CONFIG, write_model, write_weights
@@ -55,6 +56,22 @@ def pickled_index(folder: Path) -> None:
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "pytorch_model-2.bin"}}))
 
 
+def shards(folder: Path, held: dict[str, list[str]], listed: dict[str, str]) -> None:
+    """``held``: file -> the weights in it; ``listed``: what the index says of them."""
+    remove_weights(folder)
+    for name, weights in held.items():
+        write_weights(folder / name, dict.fromkeys(weights, 2))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+
+
+def twice(folder: Path) -> None:
+    shards(folder, {"1.safetensors": ["a", "b"], "2.safetensors": ["b"]}, {"a": "1.safetensors", "b": "2.safetensors"})
+
+
+def elsewhere(folder: Path) -> None:
+    shards(folder, {"1.safetensors": ["a"], "2.safetensors": ["c"]}, {"a": "1.safetensors", "b": "2.safetensors"})
+
+
 def generation(text: str, name: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         (folder / "generation_config.json").write_text(text)
@@ -80,6 +97,8 @@ FAULTS = [
     (another_name, "there are no weights in the folder under such a name, and weights.safetensors is not looked at"),
     (only_what_is_no_weights, "there are no weights"),
     (pickled_index, "pytorch_model-2.bin: is missing"),
+    (twice, "2.safetensors: holds b, which 1.safetensors holds too"),
+    (elsewhere, "2.safetensors: has no b, and model.safetensors.index.json finds it there"),
     (generation("{", "cut_generation"), "its generation_config.json can't be read"),
     (generation("[]", "no_generation"), "holds no JSON object"),
     (generation('{"eos_token_id": [2, 100]}', "an_end_beyond"), "the eos_token_id 100, which is no id"),
@@ -99,6 +118,15 @@ def test_a_folder_that_is_not_whole_is_refused(
     assert problem.key == f"{MODEL}.path" and reason in problem.reason and problem.remedy
     (problem,) = sft_plan_of().problems
     assert problem.key == "model.path" and reason in problem.reason
+
+
+def test_what_lies_beside_the_weights_is_not_counted(place: Path, problems_of: Problems) -> None:
+    write_weights(place / "model" / "model.safetensors", {"a": 10})
+    write_weights(place / "model" / "consolidated.safetensors", {"b": 30})
+    assert problems_of() == [] and read_model(place / "model").parameters == 10
+    shards(place / "model", {"1.safetensors": ["a"], "2.safetensors": ["b"]}, {"a": "1.safetensors"})
+    (place / "model" / "2.safetensors").rename(place / "model" / "consolidated.safetensors")
+    assert problems_of() == [] and read_model(place / "model").parameters == 2
 
 
 def test_so_is_that_of_a_critic_a_teacher_and_a_tokenizer(place: Path, problems_of: Problems) -> None:

@@ -11,7 +11,9 @@ from tandem.config.model import ModelConfig
 from tandem.config.schema import Config, DataConfig, SftConfig
 from tandem.data.files import open_tables
 from tandem.data.rows import Row, RowError
-from tandem.plan.folder import TokenizerFacts, fault_of_generation, faults_of_weights, read_tokenizer
+from tandem.models.described import fault_of_generation
+from tandem.models.stored import faults_of_weights
+from tandem.plan.folder import TokenizerFacts, read_tokenizer
 from tandem.plan.mix import example_columns
 from tandem.plan.model import ModelFacts, model_folder, offline, sampled_tokens
 from tandem.plan.preference import learns_preferences

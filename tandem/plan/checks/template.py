@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tandem.base.regular import regular
 from tandem.config.schema import Config, SftConfig
 from tandem.data.chat import endless_turns
 from tandem.plan.mix import example_columns
@@ -76,7 +77,7 @@ def _texts(folder: Path, config: Mapping[str, Any], ids: list[str]) -> list[obje
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found = json.loads(regular(file).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, Mapping) else {}

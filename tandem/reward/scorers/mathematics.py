@@ -8,8 +8,9 @@ from typing import Any
 from tandem.base.errors import DataError
 from tandem.reward.ranges import NotNegative
 from tandem.reward.registry import register_reward
-from tandem.reward.scorers.answers import extract_numbers, math_package, parse_reference, score_math
+from tandem.reward.scorers.answers import extract_numbers, math_package, parse_reference, score_math, spelt_for_math
 from tandem.reward.scorers.final_answer import as_fraction, last_answer_line, last_box, plain, same_answer
+from tandem.reward.scorers.spelling import plain_signs, spelled_out
 
 _SAID = re.compile(r"answer\s+is\s*:?\s*([^\n]+)", re.IGNORECASE)
 _CLAUSE = re.compile(r"[.;](?:\s|$)")
@@ -64,7 +65,8 @@ def prime_math(
         return 1.0
     package = math_package()
     gold = parse_reference(expected)
-    given = package.parse(answer if "$" in answer else f"${answer}$", parsing_timeout=None)
+    spelt = spelt_for_math(answer) if "$" in answer else f"${spelled_out(plain_signs(answer))}$"
+    given = package.parse(spelt, parsing_timeout=None)
     if package.verify(gold, given, timeout_seconds=None):
         return 1.0
     return float(bool(gold and given) and _close(given[0], gold[0], tolerance))
