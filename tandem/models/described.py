@@ -87,6 +87,9 @@ ROPES: dict[str, tuple[str, ...]] = {
 }
 """Kind of rope -> the parameters that it can't be computed without. ``su`` is the old name of ``longrope``."""
 
+_ODD = 4
+"""Up to this size transformers lets odd heads pass: tests use them."""
+
 _ROPE_NUMBERS = (
     "rope_theta",
     "factor",
@@ -143,6 +146,11 @@ def _heads(text: Mapping[str, Any]) -> Iterator[str]:
     width = any("head_dim" in name and value is not None for name, value in text.items())
     if isinstance(hidden, int) and hidden % heads and not width:
         yield f"no head_dim, and a hidden_size of {hidden} has no {heads} equal heads"
+    own = text.get("head_dim")
+    size = own if isinstance(own, int) else hidden // heads if isinstance(hidden, int) and not width else 0
+    turned = "rope_theta" in text or any(ropes(text))
+    if size % 2 and size > _ODD and turned and not any("partial" in name or "_pct" in name for name in text):
+        yield f"heads of {size} (head_dim), and a rope turns pairs: an odd one has none left for its last"
 
 
 def _numbers(text: Mapping[str, Any]) -> Iterator[str]:
