@@ -55,7 +55,7 @@ def steps(weights: Path, count: int, every: int, out: Path) -> Iterator[None]:
     words = [
         CONFIG,
         f"actor_rollout_ref.model.path={weights}",
-        f"trainer={{total_steps: {count}, output_dir: {out}, logger: [], samples: {{every: {every}}}}}",
+        f"trainer={{total_steps: {count}, output_dir: {out}, logger: [], samples: {{every: {every}}}, max_idle_steps: {count}}}",
         "evaluation={interval: 0, at_start: false}",
     ]
     config = load_words(words, Config)

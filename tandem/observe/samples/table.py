@@ -194,10 +194,10 @@ def _rows(column: Ragged) -> list[list[Any]]:
     return [values[begin:end] for begin, end in pairwise(ends)]
 
 
-def _once_each(told: Callable[[Any], str], values: Iterable[Any]) -> list[str]:
-    """Return each value as text. The samples of a group share the objects of its row, which are told once."""
+def _once_each(as_text: Callable[[Any], str], values: Iterable[Any]) -> list[str]:
+    """Return each value as text. The samples of a group share the objects of its row, each of which is put into words once."""
     texts: dict[int, str] = {}
-    return [texts[id(value)] if id(value) in texts else texts.setdefault(id(value), told(value)) for value in values]
+    return [texts[id(value)] if id(value) in texts else texts.setdefault(id(value), as_text(value)) for value in values]
 
 
 def _token_text(tokenizer: Any, token: int) -> str:
