@@ -55,7 +55,9 @@ def steps(weights: Path, count: int, every: int, out: Path) -> Iterator[None]:
     words = [
         CONFIG,
         f"actor_rollout_ref.model.path={weights}",
-        f"trainer={{total_steps: {count}, output_dir: {out}, logger: [], samples: {{every: {every}}}, max_idle_steps: {count}}}",
+        f"trainer={{total_steps: {count}, max_idle_steps: {count}, logger: []}}",
+        f"trainer.samples.every={every}",
+        f"trainer.output_dir={out}",
         "evaluation={interval: 0, at_start: false}",
     ]
     config = load_words(words, Config)

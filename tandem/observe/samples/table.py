@@ -195,7 +195,7 @@ def _rows(column: Ragged) -> list[list[Any]]:
 
 
 def _once_each(as_text: Callable[[Any], str], values: Iterable[Any]) -> list[str]:
-    """Return each value as text. The samples of a group share the objects of its row, each of which is put into words once."""
+    """Return each value as text. Samples of a group share the objects of their row: each is put into words once."""
     texts: dict[int, str] = {}
     return [texts[id(value)] if id(value) in texts else texts.setdefault(id(value), as_text(value)) for value in values]
 
