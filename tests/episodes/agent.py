@@ -52,7 +52,7 @@ def main() -> None:
         message = chat(messages, tools=tools)
         said += len(message["content"] or "")
         said += len(message.get("tool_calls") or ())
-        messages = [*messages, treated(message, how), {"role": "user", "content": "go on"}]
+        messages = [*messages, treated(message, how), {"role": "user", "content": "12"}]
     print("some words first")
     print(json.dumps({"score": said, "turns_seen": 2}))
 

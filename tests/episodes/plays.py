@@ -92,6 +92,15 @@ async def forgetful(task: Any, policy: Any, *, turns: int = 2) -> float:
     return float(len(seen))
 
 
+async def cut_short(task: Any, policy: Any) -> float:
+    """A turn that a text stops, one that its limit cuts, and a whole one."""
+    messages = list(task.messages)
+    for options in ({"stop": ["2"]}, {"max_tokens": 2}, {}):
+        answer = await policy.ask({"op": "chat", "messages": messages, "tools": None, **options})
+        messages += [answer.message, {"role": "user", "content": "is it"}]
+    return 1.0
+
+
 async def early(task: Any, policy: Any, *, odds: int = 0) -> float:
     """It raises before the model is asked anything: one time in ``odds``, or where the prompt says so."""
     if task.seed % odds == 0 if odds else task.extra_info["fate"] == "raises":
