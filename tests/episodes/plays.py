@@ -92,6 +92,16 @@ async def forgetful(task: Any, policy: Any, *, turns: int = 2) -> float:
     return float(len(seen))
 
 
+async def counted(task: Any, policy: Any) -> float:
+    """What ``agent.py`` does, as a function."""
+    messages, said = list(task.messages), 0
+    for _ in range(2):
+        answer = await policy.chat(messages)
+        said += len(answer.content)
+        messages += [answer.message, {"role": "user", "content": "12"}]
+    return float(said)
+
+
 async def cut_short(task: Any, policy: Any) -> float:
     """A turn that a text stops, one that its limit cuts, and a whole one."""
     messages = list(task.messages)
