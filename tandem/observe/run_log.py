@@ -58,6 +58,10 @@ class RunLog:
         """Count what happens inside under ``time/PART`` and ``cpu/PART`` of the next logged step."""
         return self._stopwatch.timed(part)
 
+    def doing(self) -> list[tuple[str, float]]:
+        """Return the timed parts that go on at this moment, and for how many seconds so far."""
+        return self._stopwatch.open_parts()
+
     def drain(self) -> dict[str, float]:
         """Return the times since the last look, for whoever computes with them before they are logged."""
         return self._stopwatch.drain()

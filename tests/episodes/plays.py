@@ -8,9 +8,10 @@ import time
 from typing import Any
 
 
-async def talk(task: Any, policy: Any, *, turns: int = 2) -> float:
+async def talk(task: Any, policy: Any, *, turns: int = 2, so_far: Any = None) -> float:
     """Some turns, whatever the model says; the reward is the number of different tokens that it sampled."""
     messages = list(task.messages)
+    policy.reward = so_far
     seen: set[int] = set()
     for turn in range(turns):
         answer = await policy.chat(messages)
@@ -66,6 +67,29 @@ async def faulty(task: Any, policy: Any) -> Any:
 async def once(task: Any, policy: Any) -> None:
     """One turn, which the reward manager scores."""
     await policy.chat(task.messages)
+
+
+async def chatter(task: Any, policy: Any, *, turns: int = 2) -> None:
+    """Turns that the episode doesn't grade."""
+
+    def named(role: str) -> str:
+        return role
+
+    messages = list(task.messages)
+    for _ in range(turns):
+        answer = await policy.chat(messages)
+        messages += [answer.message, {"role": named("user"), "content": "go on"}]
+
+
+async def forgetful(task: Any, policy: Any, *, turns: int = 2) -> float:
+    """Turns that each begin with what the task says, and with the last answer in the words of a user."""
+    seen: set[int] = set()
+    said: list[dict[str, str]] = []
+    for _ in range(turns):
+        answer = await policy.chat([*task.messages, *said])
+        seen |= set(answer.token_ids)
+        said = [{"role": "user", "content": answer.content[:3].replace("\n", "")}]
+    return float(len(seen))
 
 
 async def early(task: Any, policy: Any, *, odds: int = 0) -> float:

@@ -31,6 +31,18 @@ def test_every_mode_trains_on_what_was_sampled(task: Path, tmp_path: Path, mode:
     assert shown[:2] == ["user", "assistant"]
 
 
+@pytest.mark.parametrize("mode", ["colocate", "fully_async"])
+def test_a_context_that_begins_anew_is_trained_as_the_model_saw_it(task: Path, tmp_path: Path, mode: str) -> None:
+    episode = f"{EPISODE}={{type: forgetful, file: {PLAYS}, past: edited}}"
+    limits = ("data.max_response_length=60", "trainer.total_steps=2")
+    run = train(task, f"trainer.output_dir={tmp_path}", *MODES[mode], episode, *limits)
+    assert run.session.run.progress.trained is not None
+    assert int(run.session.run.progress.trained[0].ragged("restarts").values.sum()) > 0
+    for line in run.rows:
+        assert line["mismatch/abs"] <= 1e-5
+        assert line["episode/rewritten"] > 0.5
+
+
 @pytest.mark.parametrize("update", ["keep", "abort", "wait"])
 def test_new_weights_may_come_between_and_within_turns(task: Path, tmp_path: Path, update: str) -> None:
     words = ("execution.mode=hybrid", "execution.max_staleness=1", "trainer.total_steps=4")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +63,15 @@ def test_tokens_come_with_their_text_and_log_probs_where_asked_for() -> None:
     (row,) = sample_table(batch, 1, "train", tokens=True).to_pylist()
     assert row["tokens"] == ["a", " ", "b"] and row["logprobs"] == [-0.5] * 3 and row["old_logprobs"] is None
     assert row["token_ids"] == [97, 32, 98]
+
+
+def test_what_an_episode_was_told_is_marked() -> None:
+    batch = scored(["ab(3)c", "[]d", "e"], [1.0] * 3)
+    said = [letter not in "(3)[]" for letter in "ab(3)c[]de"]
+    batch.batch["response_mask"] = batch.ragged("response_mask").like(torch.tensor(said))
+    rows = sample_table(batch, 1, "train", tokens=True).to_pylist()
+    assert [row["inserted"] for row in rows] == [[2, 5], [0, 2], []]
+    assert rows[0]["sampled"] == [True, True, False, False, False, True]
 
 
 def test_secrets_of_rows_and_judges_are_not_written() -> None:

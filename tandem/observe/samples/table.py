@@ -30,6 +30,10 @@ SCHEMA = pa.schema(
         ("data_source", pa.string()),
         ("prompt", pa.string()),
         ("response", pa.string()),
+        (
+            "inserted",
+            pa.list_(pa.int32()),
+        ),  # of an episode: where text stands in it that was not sampled, start, end ...
         ("ground_truth", pa.string()),  # text as it is, anything else as JSON
         ("extra_info", pa.string()),  # JSON
         ("reward", pa.float32()),  # null where scoring failed
@@ -54,6 +58,7 @@ TOKEN_SCHEMA = pa.schema(
         ("prompt_ids", pa.list_(pa.int32())),
         ("token_ids", pa.list_(pa.int32())),
         ("tokens", pa.list_(pa.string())),  # the text of each
+        ("sampled", pa.list_(pa.bool_())),  # false for what a tool or an environment said
         ("logprobs", pa.list_(pa.float32())),  # of the distribution sampled from
         ("old_logprobs", pa.list_(pa.float32())),  # of the trainer, where they were computed
     ]
@@ -89,15 +94,28 @@ def _identity(batch: DataProto, step: int, kind: Kind) -> dict[str, list[Any]]:
 
 def _texts(batch: DataProto) -> dict[str, list[Any]]:
     fields = batch.non_tensor_batch
+    answers = [_text(batch.tokenizer.decode(row)) for row in batch.ragged("responses")]
+    masks = _rows(batch.ragged("response_mask"))
     return {
         "prompt": [_text(text) for text in fields["prompt_text"]],
-        "response": [_text(batch.tokenizer.decode(row)) for row in batch.ragged("responses")],
+        "response": answers,
+        "inserted": [
+            _inserted(batch.tokenizer, ids, mask, len(answer))
+            for ids, mask, answer in zip(_rows(batch.ragged("responses")), masks, answers, strict=True)
+        ],
         "ground_truth": [_text(value) for value in fields["ground_truth"]],
         "extra_info": [_text(hide_in(to_json(value))) for value in fields["extra_info"]],
         "length": batch.ragged("responses").lengths.tolist(),
         "prompt_length": batch.ragged("prompts").lengths.tolist(),
         "finish": ["length" if cut else "stop" for cut in batch.dense("truncated").tolist()],
     }
+
+
+def _inserted(tokenizer: Any, ids: list[int], mask: list[bool], length: int) -> list[int]:
+    """Return where the text of ``ids`` that was not sampled starts and ends, in characters, stretch by stretch."""
+    others = [False, *(not sampled for sampled in mask), False]
+    bounds = [place for place in range(len(mask) + 1) if others[place] != others[place + 1]]
+    return [min(length, len(_text(tokenizer.decode(ids[:bound])))) for bound in bounds]
 
 
 def _scoring(batch: DataProto) -> dict[str, list[Any]]:
@@ -149,6 +167,7 @@ def _tokens(batch: DataProto) -> list[list[Any]]:
         _rows(batch.ragged("prompts")),
         _rows(responses),
         [[texts[token] for token in row] for row in _rows(responses)],
+        _rows(batch.ragged("response_mask")),
         _rows(batch.ragged("rollout_logprobs")),
         [None] * len(batch) if old is None else old,
     ]
