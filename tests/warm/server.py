@@ -31,7 +31,6 @@ IMPORTED = (
     "tandem.control.entry",
     "tandem.rollout.host",
     "tandem.reward.process.worker",
-    *(["ray.actor","ray._private.node","ray._private.ray_logging"] if os.environ.get("WITH_RAY") else []),
 )
 """What processes of tests spend their first seconds on."""
 

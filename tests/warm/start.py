@@ -1,7 +1,7 @@
-"""Python processes of tests that start in a moment, forked from a server that has imported everything.
+"""Python processes of tests that start in a moment, forked from a server that has imported what they import.
 
-A test that asks for the fixture ``warm_python`` and what it tests start such processes wherever they start this
-interpreter. Tests of what is imported, or of how a process starts, must not.
+With the fixture ``warm_python`` a test, and what it tests, start such processes wherever they would start this
+interpreter; with ``warm_workers`` a Ray cluster does. Tests of imports, or of how an interpreter starts, do without.
 """
 
 from __future__ import annotations
@@ -22,30 +22,35 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+
+_ColdPopen = subprocess.Popen
 _READ_AT_IMPORT = ("OMP_", "MKL_", "ATEN_", "HF_", "TORCH", "TRANSFORMERS_", "TOKENIZERS_", "CUDA_", "LD_", "PYTHON")
 _READ_LATER = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
-_FLAGS = ("-m", "-c", "-P")
+_WORDS = ("-m", "-c", "-P")
+_NO_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
-ONE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _ADOPTING = threading.Lock()
 
 
 class Server:
-    """The server of this process. It starts with the first that wants it, and ends with this process."""
+    """The server of this process: it starts with the first process that is wanted, and ends with this one."""
 
     def __init__(self) -> None:
+        folder = tempfile.mkdtemp(prefix="warm-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        self.path = os.path.join(folder, "socket")
         self.environment = read_at_import(os.environ)
-        self._folder = tempfile.mkdtemp(prefix="warm-")
-        atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
-        self.path = os.path.join(self._folder, "s")
-        self._process = subprocess.Popen(
+        self._process = _ColdPopen(
             [sys.executable, "-P", "-m", "tests.warm.server", self.path, str(os.getpid())],
-            env=os.environ | {"PYTHONPATH": str(ROOT), **ONE_THREAD}, cwd=ROOT,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=None,
-        )  # fmt: skip
-        assert self._process.stdout is not None and self._process.stdout.readline() == b"ready\n"
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | _NO_THREAD,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
         atexit.register(self._process.kill)
+        assert self._process.stdout is not None and self._process.stdout.readline() == b"ready\n"
 
     def fork(self, request: Mapping[str, object], files: Sequence[int]) -> int:
         """Start a process, a child of this one; its id."""
@@ -63,8 +68,8 @@ def server() -> Server:
 
 @contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """Let the processes become children of this one whose parent, a descendant of this one, ends meanwhile."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    """Make this process the parent of those whose own, a descendant of this one, ends meanwhile."""
+    prctl = ctypes.CDLL(None).prctl
     assert prctl(_ADOPT, 1, 0, 0, 0) == 0
     try:
         yield
@@ -78,49 +83,48 @@ def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in names}
 
 
-class WarmPopen(subprocess.Popen[Any]):
-    """A process of this interpreter comes from the server, unless its environment wants other imports."""
+class WarmPopen(_ColdPopen[Any]):
+    """A process of this interpreter comes from the server, unless it might import otherwise than that did."""
 
     def _execute_child(  # type: ignore[misc]
-        self, args: Any, executable: Any, preexec_fn: Any, close_fds: bool, pass_fds: Any, cwd: Any, env: Any, *rest: Any
+        self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *more: Any
     ) -> None:
-        startupinfo, flags, shell, *pipes = rest[:9]
-        *_, session, group = rest
+        pipes, (session, group) = more[3:9], more[-2:]
         environment = dict(os.environ if env is None else env)
-        if (
-            isinstance(args, str | bytes | os.PathLike)
-            or args[0] != sys.executable
-            or (args[1].startswith("-") and args[1] not in _FLAGS)
-            or preexec_fn is not None
-            or group != -1
-            or read_at_import(environment) != server().environment
-        ):
-            super()._execute_child(  # type: ignore[misc]
-                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest
-            )
+        ours = isinstance(args, list | tuple) and args[0] == sys.executable and (args[1] in _WORDS or args[1][0] != "-")
+        if not ours or group != -1 or preexec_fn or read_at_import(environment) != server().environment:
+            cold = super()._execute_child  # type: ignore[misc]
+            cold(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
             return
-        given = [own if pipe == -1 else pipe for own, pipe in zip((0, 1, 2), (pipes[0], pipes[3], pipes[5]), strict=True)]
+        stdin, _, _, stdout, _, stderr = pipes
         request = {
             "words": [str(word) for word in args[1:]],
-            "folder": os.getcwd() if cwd is None else str(cwd),
+            "folder": os.path.abspath(cwd or "."),
             "environment": environment,
             "files": [0, 1, 2, *pass_fds],
             "session": session,
         }
-        self.pid = server().fork(request, [*given, *pass_fds])
+        own = [0 if stdin == -1 else stdin, 1 if stdout == -1 else stdout, 2 if stderr == -1 else stderr]
+        self.pid = server().fork(request, [*own, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
+
+@pytest.fixture(scope="module")
+def warm_python() -> Iterator[None]:
+    """Processes of this interpreter start in a moment meanwhile, where the system has what that needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            patch.setattr(subprocess, "Popen", WarmPopen)
+        yield
+
+
 @contextmanager
 def warm_workers() -> Iterator[None]:
-    """Let the workers of a Ray cluster that is started inside come from the server; it must outlive the cluster."""
-    program, python = Path(server().path).with_name("python"), sys.executable
-    program.write_text(
-        f'#!/bin/sh\nexec {python} -I -S {Path(__file__).with_name("ray_worker.py")} {server().path} {python} "$@"\n'
-    )
+    """Let the workers of a Ray cluster that is started inside come from the server, which is theirs while it lives."""
+    worker, program = Path(__file__).with_name("ray_worker.py"), Path(server().path).with_name("python")
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {worker} {server().path} {sys.executable} "$@"\n')
     program.chmod(0o755)
-    sys.executable = str(program)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(program))
         yield
-    finally:
-        sys.executable = python
