@@ -71,11 +71,13 @@ class Policy:
 
     ``definitions`` are those of the tools that the config names, which ``chat`` offers unless told otherwise.
     ``reward`` is the episode's to set: what it is worth so far, which counts where a limit ends it. ``sampling``: the
-    temperature and top_p that turns are drawn with.
+    temperature and top_p that turns are drawn with. ``exact``: the run can be repeated bit by bit.
     """
 
-    def __init__(self, ask: Ask, tools: Mapping[str, Tool], sampling: Mapping[str, float]) -> None:
-        self.sampling = sampling
+    def __init__(
+        self, ask: Ask, tools: Mapping[str, Tool], sampling: Mapping[str, float], *, exact: bool = False
+    ) -> None:
+        self.sampling, self.exact = sampling, exact
         self.reward: float | Mapping[str, Any] | None = None
         self.definitions = [tool.definition for tool in tools.values()]
         self.facts: Counter[str] = Counter()

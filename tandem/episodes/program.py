@@ -55,7 +55,7 @@ async def _seat(policy: Policy) -> AsyncIterator[tuple[str, str, Any]]:
         address, at = Address(policy.sampling), listening()
         _addresses[loop] = address, f"http://{LOOPBACK}:{at.getsockname()[1]}/v1", serve(address, at)[1]
     address, url, _ = _addresses[loop]
-    seat = Seat(policy.ask)
+    seat = Seat(policy.ask, in_turn=policy.exact)
     with address.seated(seat) as key:
         yield url, key, lambda: seat.over
 
@@ -75,8 +75,9 @@ async def _run(policy: Policy, command: list[str], url: str, key: str, given: by
         return printed, said, await running.wait()
     finally:
         if running.returncode is None:
-            running.kill()
             policy.leaked = True  # whatever it started goes with this process
+            running.kill()
+            await running.wait()
 
 
 async def _feed(stream: asyncio.StreamWriter, given: bytes) -> None:

@@ -1,4 +1,4 @@
-"""From a sampled turn to what whoever asked for it is report."""
+"""From a sampled turn to what whoever asked for it is told."""
 
 from __future__ import annotations
 

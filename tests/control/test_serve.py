@@ -14,7 +14,7 @@ from tandem.control.serve import run_chat
 from tandem.episodes.address.server import LOOPBACK, Address, Seat, listening, serve
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.tokenizer import character_tokenizer
-from tandem.runtime.build.finished import model_at_desk
+from tandem.runtime.build.finished import config_of, model_at_desk
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ '\n' }}{% endif %}{% endfor %}"
 TALK: Any = [{"role": "user", "content": "hello"}]
@@ -69,6 +69,25 @@ def test_a_talk_goes_on_until_it_begins_anew(model: Path) -> None:
     with pytest.raises(DataError, match="it may have 64"):
         run_chat(str(model), [], said.append, lines=["a" * 30, "", "b" * 40, "c" * 40])
     assert said[1] == "(anew)" and len(said) == 3
+
+
+@pytest.mark.parametrize("tuned", [False, True], ids=["trained", "fine-tuned"])
+@pytest.mark.parametrize("adapters", [False, True])
+def test_a_runs_folder_answers_with_what_it_trained_as_it_drew(tmp_path: Path, tuned: bool, adapters: bool) -> None:
+    rollout = "" if tuned else "  rollout: {temperature: 0.5}\n"
+    section = "model: {path: base, dtype: bfloat16}\n"
+    (tmp_path / "config.yaml").write_text(
+        f"{section}data: {{train_files: [a.jsonl]}}\n" if tuned else f"actor_rollout_ref:\n  {section}{rollout}"
+    )
+    final = tmp_path / "final"
+    final.mkdir()
+    if adapters:
+        (final / "adapter_config.json").write_text("{}")
+    found = config_of(str(tmp_path), ["actor_rollout_ref.rollout.top_p=0.9"]).actor_rollout_ref
+    where = (found.model.path, found.model.adapter_path)
+    assert where == (("base", str(final)) if adapters else (str(final), None))
+    assert (found.rollout.temperature, found.rollout.top_p) == (1.0 if tuned else 0.5, 0.9)
+    assert found.model.dtype == "bfloat16"
 
 
 def test_a_run_without_a_model_yet_is_told(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import urllib.error
 import urllib.request
 
@@ -43,6 +44,10 @@ def main() -> None:
     task, how = json.load(sys.stdin), sys.argv[1]
     if how == "fails":
         sys.exit("out of patience")
+    if how == "hangs":
+        with open(sys.argv[2], "w") as file:
+            file.write(str(os.getpid()))
+        time.sleep(600)
     if how == "babbles":
         print("very good")
         return
@@ -52,7 +57,7 @@ def main() -> None:
         message = chat(messages, tools=tools)
         said += len(message["content"] or "")
         said += len(message.get("tool_calls") or ())
-        messages = [*messages, treated(message, how), {"role": "user", "content": "go on"}]
+        messages = [*messages, treated(message, how), {"role": "user", "content": "12"}]
     print("some words first")
     print(json.dumps({"score": said, "turns_seen": 2}))
 

@@ -205,6 +205,17 @@ def test_only_who_has_a_key_is_answered() -> None:
     assert at_address(Policy(), talk) == [200, 401, 401, 200, 401]
 
 
+def test_an_exact_run_takes_one_question_at_a_time() -> None:
+    async def talk(url: str, key: str) -> Any:
+        async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
+            chat = client.chat.completions.create
+            asked = (chat(model="policy", messages=TALK, n=2) for _ in range(2))
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    refused, answered = sorted(at_address(Policy(), talk, in_turn=True), key=lambda found: hasattr(found, "choices"))
+    assert len(answered.choices) == 2 and "one thing at a time" in str(refused)
+
+
 def test_more_questions_than_may_wait_are_turned_away_with_a_time_to_come_back() -> None:
     class Slow(Policy):
         def __init__(self) -> None:

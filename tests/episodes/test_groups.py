@@ -205,10 +205,10 @@ def test_a_cut_episode_is_graded_on_its_own_scale_or_not_at_all() -> None:
             (group,) = made_of(groups, engine, [prompt(made, "hello")])
         return group.verdicts[0]
 
-    lost = verdicts("talk")
+    lost = verdicts("talk", on_the_way=False)
     assert lost.outcome is Outcome.FAILED and "limit of turns" in lost.reason and "policy.reward" in lost.reason
-    kept = verdicts("talk", so_far=0.25)
-    assert (kept.outcome, kept.reward) == (Outcome.SCORED, 0.25)
+    kept = verdicts("talk")
+    assert (kept.outcome, kept.reward) == (Outcome.SCORED, 2.0)
     assert verdicts("chatter") is None  # it leaves the reward to the reward manager
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tandem.reward.outcome import Outcome
 from tests.episodes.test_groups import Says, ScriptedEngine, made_of, playing, prompt
@@ -59,6 +61,18 @@ def test_where_a_program_changed_an_answer_the_context_begins_anew(how: str, sai
     assert said.strip() not in contexts(engine, made)[1] or how == "trims"
 
 
+def test_a_program_and_a_function_that_do_the_same_are_the_same() -> None:
+    says: Says = lambda text, seed: "is it 12" if seed % 3 else "the answer"  # noqa: E731
+    program, _, _ = played("keeps", says, n=4)
+    options = {"n": 4, "file": str(Path(__file__).with_name("plays.py")), "max_tokens": 2000}
+    with playing("counted", says, **options) as (groups, engine, made):
+        (function,) = made_of(groups, engine, [prompt(made, "hello")])
+    for name in ("responses", "response_mask", "rollout_logprobs"):
+        mine, theirs = (group.batch.ragged(name) for group in (program, function))
+        assert torch.equal(mine.values, theirs.values) and torch.equal(mine.offsets, theirs.offsets), name
+    assert [one.reward for one in program.verdicts] == [one.reward for one in function.verdicts]
+
+
 def test_a_limit_is_told_to_the_program_and_its_reward_is_lost_with_it() -> None:
     group, _, _ = played("endless", max_turns=3)
     (facts,), (verdict,) = group.batch.non_tensor_batch["episode"], group.verdicts
@@ -72,6 +86,15 @@ def test_a_limit_is_told_to_the_program_and_its_reward_is_lost_with_it() -> None
 def test_a_program_that_goes_wrong_costs_its_episode(how: str, reason: str) -> None:
     (verdict,) = played(how)[0].verdicts
     assert verdict.outcome is Outcome.FAILED and reason in verdict.reason
+
+
+def test_a_program_that_hangs_is_ended_with_its_episode(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    command = {"command": [sys.executable, AGENT, "hangs", str(pid)]}
+    (verdict,) = played("hangs", parameters=command, timeout_s=1.0)[0].verdicts
+    assert verdict.outcome is Outcome.TIMED_OUT
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_the_reward_manager_scores_a_program_that_leaves_it_to_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,16 @@ def test_a_context_that_begins_anew_is_trained_as_the_model_saw_it(task: Path, t
     for line in run.rows:
         assert line["mismatch/abs"] <= 1e-5
         assert line["episode/rewritten"] > 0.5
+
+
+def test_an_outside_program_is_trained_token_by_token(task: Path, tmp_path: Path) -> None:
+    command = f"[{sys.executable}, {Path(__file__).with_name('agent.py')}, trims]"
+    words = ("data.max_response_length=60", "data.train_batch_size=2", "trainer.total_steps=1")
+    episode = f"{EPISODE}={{type: program, command: {command}, max_turns: 2}}"
+    run = train(task, f"trainer.output_dir={tmp_path}", episode, *words)
+    (line,) = run.rows
+    assert line["reward/scored"] + line["reward/failed"] == 8 and line["reward/scored"] > 0
+    assert line["reward/turns_seen"] == 2 and line["mismatch/abs"] <= 1e-5
 
 
 @pytest.mark.parametrize("update", ["keep", "abort", "wait"])

@@ -109,7 +109,7 @@ def test_lora_targets_in_another_form_say_what_to_write(
         ({"r": 0}, "the rank 0, which is no whole number of 1 to 65536"),
         ({"r": "4"}, "the rank '4'"),
         ({"rank_pattern": {"q_proj": -1}}, "the rank -1"),
-        ({"lora_alpha": 0}, "the lora_alpha 0, which is no finite number above 0: nothing of it would be added"),
+        ({"lora_alpha": 0}, "the lora_alpha 0, which is no finite number above 0: nothing of it would be learned"),
         ({"lora_alpha": float("nan")}, "the lora_alpha nan"),
         ({"alpha_pattern": {"q_proj": 0}}, "the lora_alpha 0"),
         ({"lora_dropout": 2}, "the lora_dropout 2"),

@@ -134,8 +134,8 @@ def read_messages(given: Sequence[Mapping[str, Any]]) -> Messages:
         kept = {key: message[key] for key in ("role", "name", "tool_call_id") if message.get(key) is not None}
         kept["role"] = {"developer": "system"}.get(message["role"], message["role"])
         kept["content"] = _content(message.get("content"), where)
-        if message.get("tool_calls"):
-            kept["tool_calls"] = [_call(call, where) for call in message["tool_calls"]]
+        if calls := message.get("tool_calls"):
+            kept["tool_calls"] = [_call(call, where) for call in (calls if isinstance(calls, list) else [calls])]
         found.append(kept)
     return found
 
@@ -143,7 +143,8 @@ def read_messages(given: Sequence[Mapping[str, Any]]) -> Messages:
 def _content(content: Any, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
     if None in texts:
         raise RefusedError(f"{where}: the policy reads text alone, so a part that is none can't be given", "messages")
     return "".join(map(str, texts))

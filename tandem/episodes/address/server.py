@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tandem.base.errors import TandemError
+from tandem.base.errors import DataError, TandemError
 from tandem.episodes.address.protocol import Chat, Completion, Question, RefusedError, Reply, read
-from tandem.episodes.policy import Answer, EpisodeOver
+from tandem.episodes.policy import Answer, EpisodeOver, PolicyError
 
 LOOPBACK = "127.0.0.1"
 MODEL = "policy"
@@ -29,25 +29,38 @@ Ask = Callable[[Question], Awaitable[Answer]]
 
 
 class Seat:
-    """Whoever may ask with one key. ``parallel`` questions are under way at most, ``waiting`` more are held.
+    """Whoever may ask with one key. ``parallel`` questions are under way at most, ``waiting`` more requests are held.
 
+    ``in_turn``: a request that comes while another is under way is refused, since which comes first is chance.
     ``over`` is the limit that has ended the episode, once one has.
     """
 
-    def __init__(self, ask: Ask, *, parallel: int = 1, waiting: int = 16) -> None:
+    def __init__(self, ask: Ask, *, parallel: int = 1, waiting: int = 16, in_turn: bool = False) -> None:
         self.over = ""
-        self._ask, self._most, self._held = ask, parallel + waiting, 0
+        self._ask, self._most, self._held, self._in_turn = ask, parallel + waiting, 0, in_turn
         self._turn = asyncio.Semaphore(parallel)
 
-    async def answers(self, asked: Chat | Completion) -> list[Answer]:
-        """Return the answers to a request, one for each choice. Raises ``BusyError`` where too many wait already."""
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold a request, from before its body is read until it is answered. Raises ``BusyError``, ``RefusedError``."""
+        if self._held and self._in_turn:
+            raise RefusedError("trainer.exact: an episode asks one thing at a time: await the answer first")
         if self._held >= self._most:
             raise BusyError
         self._held += 1
         try:
-            return list(await asyncio.gather(*(self._one(asked.question(i)) for i in range(asked.n))))
+            yield
         finally:
             self._held -= 1
+
+    async def answers(self, asked: Chat | Completion) -> list[Answer]:
+        """Return the answers to a request, one for each choice."""
+        choices = (self._one(asked.question(i)) for i in range(asked.n))
+        found = await asyncio.gather(*choices, return_exceptions=True)
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in found if not isinstance(one, BaseException)]
 
     async def _one(self, question: Question) -> Answer:
         async with self._turn:
@@ -107,15 +120,18 @@ class Address:
         if seat is None:
             return _no_key()
         try:
-            asked = read(kind, await _body(request), self._sampling)
-            answers = await seat.answers(asked)
+            with seat.held():
+                asked = read(kind, await _body(request), self._sampling)
+                answers = await seat.answers(asked)
         except BusyError:
             text = "too many questions wait already: ask again later"
             return _problem(429, text, "rate_limit_exceeded", headers={"Retry-After": str(_RETRY_S)})
         except RefusedError as error:
             return _problem(400, str(error), "episode_over" if seat.over else "invalid_value", error.field)
-        except TandemError as error:  # the policy can't be asked this
+        except (DataError, PolicyError) as error:  # the policy can't be asked this
             return _problem(400, str(error), "invalid_value")
+        except TandemError as error:
+            return _problem(503, str(error), "unavailable")
         reply = Reply(asked, answers, f"{kind.__name__.lower()}-{secrets.token_hex(8)}", int(time.time()), self._model)
         if asked.stream:
             return StreamingResponse(_events(reply), media_type="text/event-stream")
@@ -150,7 +166,8 @@ def _no_key() -> Response:
 def _problem(
     status: int, text: str, code: str, field: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    problem = {"message": text, "type": "rate_limit_error" if status == 429 else "invalid_request_error"}
+    types = {429: "rate_limit_error", 503: "server_error"}
+    problem = {"message": text, "type": types.get(status, "invalid_request_error")}
     return JSONResponse({"error": {**problem, "param": field, "code": code}}, status, headers)
 
 

@@ -14,13 +14,14 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from tandem.episodes.built_in import Episode, find_episode
-from tandem.episodes.policy import EpisodeOver, Policy, Task
+from tandem.episodes.policy import Ask, EpisodeOver, Policy, Task
 from tandem.episodes.static import grades_itself
-from tandem.episodes.tools import Tool, load_tools
+from tandem.episodes.tools import load_tools
 from tandem.reward.outcome import Verdict, as_verdict, failed
 from tandem.reward.process.lifeline import LastResort, clear, end_with
 from tandem.reward.process.wire import pack_verdicts, receive, send
@@ -42,6 +43,7 @@ def main(fd: int, parent: int) -> None:
     last_resort = LastResort(setup["timeout_s"] + _LAST_RESORT_S)
     threading.Thread(target=end_with, args=(parent, last_resort), daemon=True).start()
     sys.path[:] = setup["path"]
+    _restore_python_path(setup["pythonpath"])
     try:
         episode = find_episode(setup["type"], setup["file"])
         inspect.signature(episode).bind(None, None, **setup["parameters"])
@@ -51,23 +53,25 @@ def main(fd: int, parent: int) -> None:
         return
     last_resort.arm()
     play = partial(episode, **setup["parameters"])
-    asyncio.run(Host(channel, play, tools, setup["sampling"], graded=grades_itself(episode)).serve())
+    policy = partial(Policy, tools=tools, sampling=setup["sampling"], exact=setup["exact"])
+    asyncio.run(Host(channel, play, policy, graded=grades_itself(episode)).serve())
+
+
+def _restore_python_path(given: str | None) -> None:
+    """Give what this process starts the caller's own PYTHONPATH: other interpreters have other packages."""
+    if given is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = given
 
 
 class Host:
     """The episodes of this process. ``episode`` takes a task and a policy; ``graded``: its rewards are its own."""
 
     def __init__(
-        self,
-        channel: socket.socket,
-        episode: Episode,
-        tools: dict[str, Tool],
-        sampling: dict[str, float],
-        *,
-        graded: bool,
+        self, channel: socket.socket, episode: Episode, policy: Callable[[Ask], Policy], *, graded: bool
     ) -> None:
-        self._sampling, self._graded = sampling, graded
-        self._channel, self._episode, self._tools = channel, episode, tools
+        self._channel, self._episode, self._policy, self._graded = channel, episode, policy, graded
         self._plays: dict[str, asyncio.Task[None]] = {}
         self._asked: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
@@ -98,7 +102,7 @@ class Host:
                     self._plays[name].cancel()
 
     async def _play(self, name: str, task: Task) -> None:
-        policy = Policy(partial(self._ask, name), self._tools, self._sampling)
+        policy = self._policy(partial(self._ask, name))
         verdict: Verdict | None = None
         try:
             value = await self._episode(task, policy)

@@ -65,6 +65,7 @@ def build_episodes(config: Config, tokenizer: Any) -> Episodes | None:
         concurrency=episode.concurrency,
         start_s=episode.start_s,
         sampling={"temperature": rollout.temperature, "top_p": rollout.top_p},
+        exact=config.trainer.exact,
     )
     rules = EpisodeRules(
         max_turns=episode.max_turns,

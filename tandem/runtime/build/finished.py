@@ -44,7 +44,7 @@ def model_at_desk(source: str, words: Sequence[str]) -> Iterator[Served]:
     Answers are drawn as the run drew them; of a model without a run, from its own distribution. ``words`` change the
     config. Raises ``TandemError``.
     """
-    config = _config(source, words)
+    config = config_of(source, words)
     section = config.actor_rollout_ref
     tokenizer = model_tokenizer(section.model)
     tokens = TokenIds.of(tokenizer)
@@ -69,7 +69,7 @@ def model_at_desk(source: str, words: Sequence[str]) -> Iterator[Served]:
         yield Served(desk, Path(source).name, bool(template), drawn_with)
 
 
-def _config(source: str, words: Sequence[str]) -> Config:
+def config_of(source: str, words: Sequence[str]) -> Config:
     """Return the config by which ``source`` answers: its run's, from what it trained, or one of defaults."""
     folder, model = Path(source), "actor_rollout_ref.model"
     file, final = folder / CONFIG_FILE, folder / FINAL_FOLDER
