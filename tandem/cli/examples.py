@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import tandem
@@ -45,7 +45,7 @@ def first_command(name: str) -> str:
     return next(commands, "")
 
 
-def unknown(name: str, others: Sequence[str]) -> TandemError:
+def unknown(name: str, others: Iterable[str]) -> TandemError:
     """Return the error for a ``name`` that is neither one of the ``others`` nor an example."""
     known = [*others, *example_names()]
     near = difflib.get_close_matches(name, known, n=1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import typer
 from typer.core import TyperCommand
 
 from tandem.config.flags import MODE_FLAGS, SFT_FLAGS, TRAIN_FLAGS
@@ -17,7 +16,7 @@ _NESTED = "actor_rollout_ref"
 class WithFlags(TyperCommand):
     """``train`` or ``sft``, whose help ends with its short flags; they are read by ``tandem.config``, not by typer."""
 
-    def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write a list for each section of the config, each flag with its key and what that is."""
         for section, rows in _sections(self.name == "sft").items():
             with formatter.section(section):
