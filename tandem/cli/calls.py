@@ -65,8 +65,8 @@ def train(
     ``total_steps=20, lr=1e-5, trainer={"output_dir": "runs/mine"}``. ``reward`` is a scorer as the config could name
     one: a function of ``response``, ``ground_truth`` and so on, or a class. One that only this program has (of a
     notebook, a lambda) is called in this process, without a deadline. ``dataset`` and ``val_dataset`` are rows: a list
-    of mappings, a ``datasets.Dataset``, a data frame. Each of ``callbacks`` is called with the step and its metrics once
-    they are logged; what it raises ends the run.
+    of mappings, a ``datasets.Dataset``, a data frame. Each of ``callbacks`` is called with the step and its metrics
+    once they are logged; what it raises ends the run.
 
     Raises what the command prints: ``ConfigError`` with all problems before anything starts, ``DataError``,
     ``TandemError``. Ctrl-C saves the steps that are done and raises ``KeyboardInterrupt``; ``resume="latest"`` goes on.

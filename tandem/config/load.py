@@ -90,7 +90,8 @@ def load_words(words: Sequence[str], kind: type[C]) -> C: ...
 def load_words(words: Sequence[str], kind: Kind | None = None) -> Config | SftConfig: ...
 def load_words(words: Sequence[str], kind: Any = None) -> Config | SftConfig:
     """Load the config of a whole command line: ``[run.yaml] [key=value ...] [--flag value ...]``."""
-    return _load(words, kind, None)
+    config: Config | SftConfig = _load(words, kind, None)
+    return config
 
 
 def _load(words: Sequence[str], kind: Any, document: dict[Any, Any] | None) -> Any:
