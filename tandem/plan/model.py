@@ -60,6 +60,8 @@ class ModelFacts:
     """Why the weight files are not those of ``config.json``, or no model is; None where nothing is known of it."""
     other_kind: str | None = None
     """What the model is, by its config, if it is none that goes on with a text."""
+    heads: int | None = None
+    """Heads of its attention; ``kv_heads`` of them have keys and values of their own."""
 
 
 def looks_like_path(path: str) -> bool:
@@ -125,6 +127,7 @@ def read_model(folder: Path) -> ModelFacts:
         other_kind=_other_kind(config),
         families=families,
         quantized=_quantized(config) or _quantized(text),
+        heads=heads,
     )
 
 

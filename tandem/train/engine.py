@@ -31,7 +31,15 @@ from tandem.train.micro_batches import canonical_order, group_by_group, token_bu
 from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import Exported, StepResult, TopTokens, Wanted
 from tandem.train.shard_batch import forward_columns, objective_columns
-from tandem.train.sharding import local_shard, part_like, shard_layers, shard_like
+from tandem.train.sharding import (
+    data_parallel,
+    groups_of,
+    local_shard,
+    part_like,
+    rank_mesh,
+    shard_layers,
+    shard_like,
+)
 from tandem.train.updater import Updater
 
 TokenValues = tuple[torch.Tensor, torch.Tensor | None]
@@ -44,7 +52,7 @@ _EXPORTS = {"merged": merged_weights, "adapter": adapter_weights, "base": base_w
 class FsdpEngine:
     """Trains a ``CausalLM`` with AdamW; see ``TrainEngine`` for what the methods do.
 
-    ``mesh`` is one-dimensional; None leaves the model unwrapped in this one process. ``temperature`` divides the
+    ``mesh`` is one of ``rank_mesh``; None leaves the model unwrapped in this one process. ``temperature`` divides the
     logits in every log-prob, as in sampling. ``total_updates`` is where a falling schedule ends. With ``exact`` each
     group is a micro-batch of its own, in canonical order: bit-equal results whatever the batch came in with.
     """
@@ -67,7 +75,7 @@ class FsdpEngine:
         self._max_tokens, self._max_samples = max_tokens_per_micro_batch, max_samples_per_micro_batch
         self._temperature, self._exact = temperature, exact
         prove(model, "training")  # before it is sharded, where it will run
-        self._mesh, self._group = mesh, None if mesh is None else mesh.get_group()
+        self._mesh, self._group = mesh, None if mesh is None else data_parallel(mesh).get_group()
         if gradient_checkpointing:
             model.checkpoint_gradients()
         if mesh is not None:
@@ -75,7 +83,7 @@ class FsdpEngine:
         require_on(model, self.device, "the engine of a train rank")
         self._trained = {name: p for name, p in model.model.named_parameters() if p.requires_grad}
         self._base: str | None = None
-        self._updater = Updater(self._trained.values(), optim, total_updates, group=self._group)
+        self._updater = Updater(self._trained.values(), optim, total_updates, groups=groups_of(mesh))
 
     @property
     def updates(self) -> int:
@@ -173,8 +181,11 @@ class FsdpEngine:
 
     def beside(self, model: CausalLM) -> FsdpEngine:
         """Return an engine for forwards of another model on the same ranks, at the same temperature and token
-        budget.
+        budget. It is sharded over all of them, never split. A meeting of the ranks.
         """
+        mesh = self._mesh
+        if mesh is not None and mesh.ndim == 2:
+            mesh = rank_mesh(self.device.type, mesh.size())
         return FsdpEngine(
             model,
             optim=OptimConfig(),
@@ -183,7 +194,7 @@ class FsdpEngine:
             max_samples_per_micro_batch=self._max_samples,
             temperature=self._temperature,
             exact=self._exact,
-            mesh=self._mesh,
+            mesh=mesh,
             device=self.device,
         )
 
