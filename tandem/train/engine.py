@@ -27,19 +27,11 @@ from tandem.models.layouts.packing import PackedSamples, pack_samples
 from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.lora import adapted_layers, adapter_weights, adapters_off, base_weights, merged_weights
 from tandem.models.probe import prove
+from tandem.train import sharding
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
 from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import Exported, StepResult, TopTokens, Wanted
 from tandem.train.shard_batch import forward_columns, objective_columns
-from tandem.train.sharding import (
-    data_parallel,
-    groups_of,
-    local_shard,
-    part_like,
-    rank_mesh,
-    shard_layers,
-    shard_like,
-)
 from tandem.train.updater import Updater
 
 TokenValues = tuple[torch.Tensor, torch.Tensor | None]
@@ -75,15 +67,15 @@ class FsdpEngine:
         self._max_tokens, self._max_samples = max_tokens_per_micro_batch, max_samples_per_micro_batch
         self._temperature, self._exact = temperature, exact
         prove(model, "training")  # before it is sharded, where it will run
-        self._mesh, self._group = mesh, None if mesh is None else data_parallel(mesh).get_group()
+        self._mesh, self._group = mesh, None if mesh is None else sharding.data_parallel(mesh).get_group()
         if gradient_checkpointing:
             model.checkpoint_gradients()
         if mesh is not None:
-            shard_layers(model, mesh)
+            sharding.shard_layers(model, mesh)
         require_on(model, self.device, "the engine of a train rank")
         self._trained = {name: p for name, p in model.model.named_parameters() if p.requires_grad}
         self._base: str | None = None
-        self._updater = Updater(self._trained.values(), optim, total_updates, groups=groups_of(mesh))
+        self._updater = Updater(self._trained.values(), optim, total_updates, groups=sharding.groups_of(mesh))
 
     @property
     def updates(self) -> int:
@@ -149,7 +141,7 @@ class FsdpEngine:
 
     def shards(self) -> dict[str, torch.Tensor]:
         """Return the local shards of the trained parameters, live: copy out of and into them in place."""
-        return {name: local_shard(p.detach()) for name, p in self._trained.items()}
+        return {name: sharding.local_shard(p.detach()) for name, p in self._trained.items()}
 
     def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, full tensor) of ``part``, one at a time; with several ranks all of them must ask."""
@@ -181,11 +173,8 @@ class FsdpEngine:
 
     def beside(self, model: CausalLM) -> FsdpEngine:
         """Return an engine for forwards of another model on the same ranks, at the same temperature and token
-        budget. It is sharded over all of them, never split. A meeting of the ranks.
+        budget. It is sharded over all of them, never split.
         """
-        mesh = self._mesh
-        if mesh is not None and mesh.ndim == 2:
-            mesh = rank_mesh(self.device.type, mesh.size())
         return FsdpEngine(
             model,
             optim=OptimConfig(),
@@ -194,7 +183,7 @@ class FsdpEngine:
             max_samples_per_micro_batch=self._max_samples,
             temperature=self._temperature,
             exact=self._exact,
-            mesh=mesh,
+            mesh=sharding.flat(self._mesh),
             device=self.device,
         )
 
@@ -249,14 +238,14 @@ class FsdpEngine:
             if name not in weights or weights[name].shape != parameter.shape:
                 has = f"is {tuple(weights[name].shape)}" if name in weights else "is missing"
                 raise ContractError(f"weight {name!r} {has}, the trained one is {tuple(parameter.shape)}")
-            found[name] = part_like(parameter, weights[name].to(parameter.dtype))
+            found[name] = sharding.part_like(parameter, weights[name].to(parameter.dtype))
         return found
 
     def as_sharded(self, copies: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the copies of ``shards()`` as parts of whole tensors, which any number of ranks can load; shares their
         memory.
         """
-        return {name: shard_like(self._trained[name], copy) for name, copy in copies.items()}
+        return {name: sharding.shard_like(self._trained[name], copy) for name, copy in copies.items()}
 
     # --- one micro-batch ---------------------------------------------------------------------------------------------
 

@@ -31,6 +31,11 @@ def data_parallel(mesh: DeviceMesh) -> DeviceMesh:
     return mesh if mesh.ndim == 1 else mesh[DATA]
 
 
+def flat(mesh: DeviceMesh | None) -> DeviceMesh | None:
+    """Return a mesh of one dimension with the ranks of ``mesh``, which meet for it."""
+    return mesh if mesh is None or mesh.ndim == 1 else rank_mesh(mesh.device_type, mesh.size())
+
+
 def groups_of(mesh: DeviceMesh | None) -> tuple[dist.ProcessGroup, ...]:
     """Return the groups that a sum over all ranks of ``mesh`` goes through, one after the other."""
     return () if mesh is None else tuple(mesh.get_all_groups())

@@ -282,18 +282,6 @@ REFUSALS = [
         "divisor",
     ),
     (f"{ACTOR}.tensor_model_parallel_size=2", f"{ACTOR}.tensor_model_parallel_size", "1 devices of actor", "resource"),
-    (
-        f"{HYBRID} execution.resource={{actor: [1, 4]}} {ACTOR}.tensor_model_parallel_size=4",
-        f"{ACTOR}.tensor_model_parallel_size",
-        "2 heads of keys and values",
-        "a divisor of 2",
-    ),
-    (
-        f"{HYBRID} execution.resource={{actor: [1, 2]}} {ACTOR}.tensor_model_parallel_size=2 {MODEL}.lora_rank=4",
-        f"{ACTOR}.tensor_model_parallel_size",
-        "a model with LoRA adapters can't be split",
-        "Write 1",
-    ),
     ("runtime.name=ray runtime.threads=true", "runtime.threads", "a process of its own", "Write false"),
     ("runtime.name=local execution.resource={actor: [1, 2]}", "runtime.name", "one device a role", "ray"),
     (f"{HYBRID} execution.resource={{ref: [1, 2]}}", "execution.resource.ref", "a tag here", "Remove"),

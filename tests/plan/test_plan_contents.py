@@ -22,7 +22,6 @@ from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.reward import ScoringPlan
 from tandem.plan.stages import SOURCE_COLUMNS
 from tandem.stages.stage import PlannedStage
-from tests.plan.folders import MODEL_CONFIG, write_model
 
 Plans = Callable[..., Plan]
 ROOT = Path(__file__).parents[2]
@@ -208,15 +207,6 @@ def test_what_can_be_planned_but_not_run_yet_is_said_in_one_line_each(
         assert [problem.key for problem in caught.value.problems] == keys
     else:
         plan.require_runnable()
-
-
-def test_a_family_that_is_split_in_no_known_way_is_refused_by_name(place: Path, plan_of: Plans) -> None:
-    words = ("execution.resource={actor: [1, 2]}", "actor_rollout_ref.actor.tensor_model_parallel_size=2")
-    for family, wrong in (("qwen3", 0), ("gpt2", 1)):
-        write_model(place / "model", **MODEL_CONFIG, model_type=family)
-        reasons = [problem.reason for problem in plan_of(*words).problems]
-        assert len(reasons) == wrong
-        assert all("the family gpt2 is split over devices is not known" in reason for reason in reasons)
 
 
 def test_the_engine_is_one_line_of_config(plan_of: Plans) -> None:

@@ -10,9 +10,6 @@ from pathlib import Path
 from tandem.plan.plan import Plan
 
 Plans = Callable[..., Plan]
-_BUDGET = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096"
-LONG = ((_BUDGET,), (_BUDGET, "actor_rollout_ref.actor.tensor_model_parallel_size=2"))
-"""A micro-batch holds half of the samples of a step."""
 
 
 def write_header(folder: Path, shapes: dict[str, list[int]]) -> None:
@@ -157,17 +154,3 @@ def test_a_run_that_this_machine_cannot_hold_is_warned_of(place: Path, plan_of: 
     assert not any("WARNING" in note for note in plan_of("runtime.device=cuda").notes)
     write_header(place / "model", {"a": [1000, 640]})
     assert not any("WARNING" in note for note in plan_of("runtime.device=cpu").notes)
-
-
-def test_a_split_model_needs_less_of_what_is_split_and_its_devices_see_the_same_samples(
-    place: Path, plan_of: Plans
-) -> None:
-    write_header(place / "model", {"a": [1000, 640]})
-    words = ("execution.resource={actor: [1, 2]}", "actor_rollout_ref.model.dtype=bfloat16")
-    plans = [plan_of(*words, f"actor_rollout_ref.actor.tensor_model_parallel_size={n}") for n in (1, 2)]
-    apart, split = (plan.memory[0].parts for plan in plans)
-    for part in ("actor weights", "actor gradients", "actor optimizer"):
-        assert apart[part] == split[part]
-    assert apart["actor cast weights"] == 2 * (split["actor cast weights"] or 0)
-    assert (split["actor activations"] or 0) < 2 * (apart["actor activations"] or 0)  # twice the samples, some halved
-    assert [plan_of(*words, *more).batch.micro_batches for more in LONG] == [1, 2]

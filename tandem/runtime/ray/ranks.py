@@ -115,7 +115,7 @@ class RankActor:
         torch.manual_seed(setup.seed)
         # Outputs of a sharded model are views of what it gathered; nothing here writes into them.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
-        # A tensor that is cut in two ways is put together in two steps, and torch would say each time that one is faster.
+        # A tensor that is cut in two ways is put together in two steps; torch says that one would be faster.
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         device = found_device(device_name)
         mesh = self._meet(setup, device, meeting) if self._world > 1 else None
