@@ -12,6 +12,7 @@ from tandem.config.schema import Config, DataConfig
 from tandem.data.chat import checked_messages, refuse_written_messages
 from tandem.data.files import open_tables
 from tandem.data.rows import Row, RowError
+from tandem.data.template import Template, TemplateError
 from tandem.plan.teacher import learns_from_reward
 from tandem.reward.registry import REWARDS
 
@@ -22,8 +23,9 @@ def check_first_prompt(config: Config) -> Iterator[Problem]:
     with suppress(DataError, OSError):
         row = next((row for table in open_tables(data.train_files[:1]) for row in islice(table.scan(), 1)), None)
         if isinstance(row, Row):
-            if data.template is None and data.on_bad_row == "error":
-                yield from _prompt(data, row)
+            if data.on_bad_row == "error":
+                yield from _prompt(data, row) if data.template is None else _filled(data.template, row)
+                yield from _names(data, row)
             if data.answer_key is not None and learns_from_reward(config):
                 yield from _ground_truth(config, row, data.answer_key)
 
@@ -42,6 +44,31 @@ def _prompt(data: DataConfig, row: Row) -> Iterator[Problem]:
             raise DataError("the last message is the assistant's: a prompt ends with the turn that it should answer")
     except DataError as error:
         yield Problem("data.prompt_key", key, f"{row.table}, row {row.number}: {error}", remedy)
+
+
+def _filled(template: str, row: Row) -> Iterator[Problem]:
+    with suppress(TemplateError):  # another check says so
+        made = Template(template)
+        for column in made.columns:
+            row.find(column)
+        try:
+            made.fill(row)
+        except RowError as error:
+            yield Problem("data.template", template, str(error), "Write columns that every row has")
+
+
+def _names(data: DataConfig, row: Row) -> Iterator[Problem]:
+    """Check whether what names prompts and their sources is a name."""
+    for name in ("uid_key", "data_source_key"):
+        column = getattr(data, name)
+        if column is None:
+            continue
+        with suppress(RowError):
+            row.find(column)
+            try:
+                row.named(column)
+            except RowError as error:
+                yield Problem(f"data.{name}", column, str(error), "Write a column of names, or null for none")
 
 
 def _ground_truth(config: Config, row: Row, key: str) -> Iterator[Problem]:
