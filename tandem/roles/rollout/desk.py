@@ -70,8 +70,7 @@ class Desk:
         most = min(self._sampling.max_tokens, self._context - len(ids))
         if most < 1:
             raise DataError(f"the prompt has {len(ids)} tokens, and with its answer it may have {self._context}")
-        if self._ended is not None:
-            raise TandemError(f"the engine has ended: {self._ended}")
+        self._require_engine()
         given = question.get("seed")
         seed = secrets.randbits(63) if given is None else derive_seed(*given)
         loop = asyncio.get_running_loop()
@@ -79,14 +78,17 @@ class Desk:
         most = min(most, question.get("max_tokens") or most)
         request = GroupRequest(secrets.token_hex(8), torch.tensor(ids, dtype=torch.int64), (seed,), max_tokens=most)
         self._new.put((request, asked))
-        if self._ended is not None:  # meanwhile
-            asked.settle(TandemError(f"the engine has ended: {self._ended}"))
+        self._require_engine()  # it may have ended meanwhile
         return await asked.waiting
 
     def close(self) -> None:
         """End; who waits for an answer is told."""
         self._new.put(None)
         self._thread.join()
+
+    def _require_engine(self) -> None:
+        if self._ended is not None:
+            raise TandemError(f"the engine has ended: {self._ended}")
 
     def _prompt(self, question: Mapping[str, Any]) -> list[int]:
         match question["op"]:
