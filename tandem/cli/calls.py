@@ -70,6 +70,9 @@ def train(
 
     Raises what the command prints: ``ConfigError`` with all problems before anything starts, ``DataError``,
     ``TandemError``. Ctrl-C saves the steps that are done and raises ``KeyboardInterrupt``; ``resume="latest"`` goes on.
+    Example::
+
+        run = tandem.train("run.yaml", reward=lambda response: float("yes" in response), dataset=rows, total_steps=10)
     """
     words = [*as_words(overrides, keys, Config)]
     loaded = load_config(_tree(config), words, kind=Config)
@@ -92,7 +95,10 @@ def sft(
     callbacks: Sequence[Listener] = (),
     **keys: object,
 ) -> Trained:
-    """Fine-tune on examples, as ``tandem sft`` does; the arguments are those of ``train``."""
+    """Fine-tune on examples, as ``tandem sft`` does; the arguments are those of ``train``. Example::
+
+    run = tandem.sft("sft.yaml", dataset=[{"prompt": "1+1=", "response": "2"}], total_steps=10)
+    """
     words = [*as_words(overrides, keys, SftConfig)]
     loaded = load_config(_tree(config), words, kind=SftConfig)
     words += _rows_words(loaded.data.train_files, Path(loaded.trainer.output_dir), dataset, val_dataset)

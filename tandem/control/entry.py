@@ -99,7 +99,6 @@ def _keep_config(config: BaseModel, output_dir: Path) -> None:
     """Keep the whole config as it ran, defaults included, beside what it made."""
     document, file = config.model_dump(mode="json", by_alias=True), output_dir / CONFIG_FILE
     try:
-        output_dir.mkdir(parents=True, exist_ok=True)
         file.write_text(yaml.safe_dump(hide_in(document), sort_keys=False, allow_unicode=True), "utf-8")
     except OSError as error:
         raise write_error(error, file) from error
