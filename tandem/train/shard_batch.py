@@ -9,6 +9,7 @@ import torch
 
 from tandem.algorithms.balance import partition
 from tandem.base.errors import ContractError
+from tandem.columns.images import IMAGES
 from tandem.columns.proto import DataProto
 from tandem.train.micro_batches import canonical_order
 from tandem.train.objective import Objective
@@ -49,7 +50,8 @@ def shard_batch(batch: DataProto, ranks: int, *, balance: bool, whole_groups: bo
 
 def forward_columns(batch: DataProto) -> list[str]:
     """Return what a forward reads of ``batch``."""
-    return ["prompts", "responses", "response_mask", *(name for name in _IDS if name in batch.batch)]
+    further = [name for name in (*_IDS, IMAGES) if name in batch.batch or name in batch.non_tensor_batch]
+    return ["prompts", "responses", "response_mask", *further]
 
 
 def objective_columns(objective: Objective, batch: DataProto) -> list[str]:

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 from tandem.base.errors import ContractError
+from tandem.columns.images import Images
 from tandem.columns.ragged import Ragged
+from tandem.models.images import Seen
 from tandem.models.layouts.attention import AttentionLayout, Layout
 
 
@@ -161,7 +163,8 @@ def banded(width: int, window: int, device: torch.device) -> torch.Tensor:
 class PackedSamples:
     """B samples as one row of T tokens, and where the log-probs of their N trained tokens are read.
 
-    ``input_ids``, ``positions`` (T,) int64. Trained token m has its logits at row position ``read[m]``, is
+    ``input_ids``, ``positions`` (T,) int64; positions are (3, T) where some sample shows ``images``, whose tokens are
+    marked. Trained token m has its logits at row position ``read[m]``, is
     ``targets[m]``, and belongs at place ``slots[m]`` of the flattened (B, width) answers; all (N,) int64.
     """
 
@@ -173,6 +176,7 @@ class PackedSamples:
     slots: torch.Tensor
     samples: int
     width: int
+    images: Images | None = None
 
     def padded(self, values: torch.Tensor) -> torch.Tensor:
         """Put values of the trained tokens (N, ...) at their places in (B, width, ...), 0 elsewhere; differentiable."""
@@ -194,13 +198,17 @@ def pack_samples(
     share_prompts: bool = True,
     device: torch.device | str = "cpu",
     layout: Callable[[Documents, torch.device | str], Layout] = PackedLayout,
+    seen: Seen | None = None,
 ) -> PackedSamples:
     """Pack B samples given on the CPU; ``response_mask`` (bool) says which tokens of ``responses`` get a log-prob.
 
     Neighbouring samples with equal prompts share them (found by comparing tokens), unless ``share_prompts`` is off.
-    ``layout`` makes of the documents what the model runs by.
+    ``layout`` makes of the documents what the model runs by. ``seen``: the prompts as a model sees them, where they
+    show images: those that differ in an image only are not equal.
+
     Raises ``ContractError`` for an empty prompt, whose answer would have nothing to be predicted from.
     """
+    prompts = prompts if seen is None else seen.prompts
     given, answered = prompts.lengths, responses.lengths
     empty = torch.nonzero(given == 0)
     if len(empty):
@@ -220,6 +228,9 @@ def pack_samples(
         in_prompt, prompts.offsets[sample] + offset, len(prompts.values) + responses.offsets[sample] + answer_offset
     )
     positions = torch.where(in_prompt, offset, given[sample] + answer_offset)
+    if seen is not None:
+        axes = seen.positions.values[torch.where(in_prompt, prompts.offsets[sample] + offset, 0)].T
+        positions = torch.where(in_prompt, axes, positions + seen.shift[sample])
 
     sample, offset = _unravel(answered)
     last_of_prompt = prefix_start + given - 1
@@ -238,6 +249,7 @@ def pack_samples(
         slots=slots.to(device),
         samples=len(own),
         width=width,
+        images=None if seen is None else seen.images,
     )
 
 
