@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def make_model(folder: Path, **sizes: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short warm-up of a smaller model."""
     folder = tmp_path_factory.mktemp("digits")
     make_model(folder / "fresh", hidden=64, layers=1)
@@ -55,7 +54,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         SftConfig,
     )
     assert run_sft(config) == 0
-    yield folder / "sft"
+    return folder / "sft"
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ def seen(place: Path) -> Path:
         "parts": {"prompt": [part]},
         "film": {"prompt": [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}]},
     }.items():
-        (place / f"{name}.jsonl").write_text(10 * (json.dumps({**row, "answer": "2"}) + "\n"))
+        (place / f"{name}.jsonl").write_text(40 * (json.dumps({**row, "answer": "2"}) + "\n"))
     return place
 
 
@@ -54,6 +54,7 @@ def test_images_in_a_column_and_in_messages_are_planned(seen: Path, plan_of: Pla
         (["data.image_key=picture", "data.chat=true"], "data.image_key", "no column 'picture'", "a column of the file"),
         ([f"{ROLLOUT}.name=vllm"], f"{ROLLOUT}.name", "the engine vllm generates on text alone", "hf"),
         ([f"{ROLLOUT}.name=sglang"], f"{ROLLOUT}.name", "the engine sglang generates on text alone", "hf"),
+        ([f"{ROLLOUT}.swap={{step: 1, name: vllm}}"], f"{ROLLOUT}.swap.name", "the engine vllm generates", "hf"),
         (["algorithm.adv_estimator=gae", "critic.enable=true"], "critic.enable", "a critic is trained", "false"),
         (["algorithm.policy_loss.type=dpo"], "algorithm.policy_loss.type", "preferences are learned", "ppo_clip"),
         (["runtime.name=ray"], "runtime.name", "on text alone", "local"),

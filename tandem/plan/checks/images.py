@@ -63,7 +63,8 @@ def _without_images(config: Config, runtime: str) -> Iterator[tuple[str, object,
         yield key, rollout.episode.type, "episodes are played", f"Write {SINGLE_TURN}"
     if runtime == "ray":
         yield "runtime.name", "ray", "ranks on Ray train", "Give each role one device, and write local"
-    for key, one in (("name", config), ("swap.name", after_swap(config))):
+    swapped = [] if rollout.swap is None else [("swap.name", after_swap(config))]
+    for key, one in (("name", config), *swapped):
         if not engine_capabilities(one).images:
             name = one.actor_rollout_ref.rollout.name
             yield f"actor_rollout_ref.rollout.{key}", name, f"the engine {name} generates", "Write hf"
