@@ -82,7 +82,7 @@ def settings() -> Iterator[Setting]:
             yield replace(sliced, staleness=s)
             yield replace(sliced, staleness=s, overlap=True)
             yield replace(sliced, staleness=s, overlap=True, pipelined=True)
-            yield replace(sliced, staleness=s, overlap=True, drains=True)
+            yield replace(sliced, staleness=s, overlap=True, drains=True, at_once=True)
     for s in (0, 1, 2):
         yield replace(FULLY_ASYNC, staleness=s)
 
@@ -105,6 +105,7 @@ def run(shape: Shape, setting: Setting, steps: int) -> dict[str, Any]:
         "shape": shape.name,
         "setting": asdict(setting),
         "name": name_of(setting),
+        "timed": timed,
         "step": step,
         "limit": limit.seconds,
         "fraction": limit.seconds / step,

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from tandem.base.errors import DataError
 from tandem.base.folders import flush
+from tandem.base.regular import regular
 
 MANIFEST = "manifest.json"
 _FORMAT = "tandem-manifest/1"
@@ -36,7 +37,7 @@ class Digest:
     @classmethod
     def of(cls, path: Path) -> Digest:
         """Return the digest of the file as it is now. Raises ``OSError``."""
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             return cls(file.tell(), sha256)
 
@@ -78,7 +79,7 @@ def read_manifest(folder: Path) -> Digests:
     """
     path = folder / MANIFEST
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(regular(path).read_bytes())
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
             raise DamagedError(path, f"is damaged, or not of the format {_FORMAT}")
         if document["list"] != _list_sum(document["files"]):

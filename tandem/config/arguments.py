@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from tandem.config.trainer import LATEST
 from tandem.config.tree import field_at, is_bool, is_free, paths_of
 
 ASSIGNMENT = re.compile(r"([+~]*)([A-Za-z_][\w\-]*(?:\.[\w\-]+)*)=(.*)", re.DOTALL)
+_DASHES = "-‐‑‒–—―−"
+_UNSEEN = re.compile("[\u200b-\u200f\u2060\ufeff]")
 SWITCH_WORDS = ("true", "false")
 YAML_SUFFIXES = (".yaml", ".yml")
 CONFIG_FLAGS = ("config_path", "config")
@@ -69,6 +72,27 @@ def without_resume(words: Sequence[str]) -> list[str]:
     return kept
 
 
+def _slip(word: str) -> Problem | None:
+    """Return the problem of a word that is neither a file nor ``key=value`` nor a flag, and nearly one; None where it
+    may name a file.
+    """
+    if word.endswith(YAML_SUFFIXES) or (word and os.path.lexists(word)):
+        return None
+    if not word:
+        return Problem("arguments", word, "an empty word, as a variable that isn't set leaves it", "Leave it out")
+    if word[0] in _DASHES:
+        meant = f"--{word.lstrip(_DASHES)}"
+        return Problem("arguments", word, "no flag: one begins with two hyphens", f"Write {meant}")
+    key, equals, value = _UNSEEN.sub("", word).replace("＝", "=", 1).partition("=")
+    if not equals:
+        return None
+    meant = f"{key.strip()}={value.strip()}"
+    if ASSIGNMENT.fullmatch(meant) is not None:
+        return Problem("arguments", word, "no key=value, though it looks like one", f"Write {meant}")
+    remedy = "Write a whole list, such as key=[a, b]" if key.strip().endswith("]") else "Write key=value"
+    return Problem("arguments", word, f"{key!r} is no key, which is of words with dots between them", remedy)
+
+
 class _Reader:
     """Takes words from the front; a flag may take a second one as its value."""
 
@@ -86,6 +110,8 @@ class _Reader:
         match = ASSIGNMENT.fullmatch(word)
         if word.startswith("--"):
             self._read_flag(word)
+        elif match is None and (slip := _slip(word)) is not None:
+            self.found.problems.append(slip)
         elif match is None:
             self.found.files.append(Path(word))
         elif match[1]:

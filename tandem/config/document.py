@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from tandem.base.errors import Problem
+from tandem.base.regular import regular
 
 # YAML 1.2 core schema. PyYAML follows YAML 1.1, where 1e-6 is a text, `on` is true and 1:30 is 90.
 SCALARS = (
@@ -59,10 +60,10 @@ class Yaml12Loader(yaml.SafeLoader):
         return root
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a dict; raises where a key stands twice."""
+        """Return a dict; raises where a key stands twice, or a colon in braces has no space behind it."""
         if isinstance(node, yaml.MappingNode):
             first: dict[str, yaml.Node] = {}
-            for key, _ in node.value:
+            for key, value in node.value:
                 if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                     continue
                 if key.value in first:
@@ -71,7 +72,15 @@ class Yaml12Loader(yaml.SafeLoader):
                         None, None, f"the key {key.value!r} stands twice (first in line {line})", key.start_mark
                     )
                 first[key.value] = key
+                name, colon, rest = key.value.partition(":")
+                if node.flow_style and colon and key.style is None and _is_nothing(value):
+                    reason = f"{key.value!r} is one word: write a space behind the colon, {{{name}: {rest}}}"
+                    raise yaml.constructor.ConstructorError(None, None, reason, key.start_mark)
         return super().construct_mapping(node, deep)
+
+
+def _is_nothing(value: yaml.Node) -> bool:
+    return isinstance(value, yaml.ScalarNode) and value.style is None and not value.value
 
 
 def _count(node: yaml.Node, counted: dict[int, int | None]) -> int:
@@ -145,7 +154,7 @@ def read_document(path: Path) -> dict[Any, Any]:
     else.
     """
     try:
-        text = path.read_bytes()
+        text = regular(path).read_bytes()
     except OSError as error:
         reason = f"can't be read: {error.strerror or error}"
         raise DocumentError(Problem("config file", str(path), reason, "Give the path of a YAML file")) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from tandem.config.node import Count, File, MaybeFile, Node, Seconds, Section, TypedNode
 
@@ -42,7 +42,7 @@ class ModelConfig(Node):
     """Parts of a model that sees images which are not trained."""
     adapter_path: MaybeFile = None
     """Folder of a PEFT LoRA adapter that the run starts from and goes on training; rank and targets are its own."""
-    lora_rank: NonNegativeInt = 0
+    lora_rank: Annotated[int, Field(ge=0, le=2**16)] = 0
     """Rank of LoRA adapters; 0 trains all weights."""
     lora_alpha: PositiveFloat = 32.0
     """Scale of LoRA adapters."""
@@ -61,13 +61,13 @@ class ModelConfig(Node):
 class OptimConfig(Node):
     """AdamW and its learning-rate schedule."""
 
-    lr: PositiveFloat = 1e-6
+    lr: Annotated[float, Field(gt=0, le=10)] = 1e-6
     """Peak learning rate."""
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
     """Decay of the moment estimates."""
-    eps: PositiveFloat = 1e-8
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the denominator."""
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Decoupled weight decay; not applied to norms and biases."""
     grad_clip: PositiveFloat = 1.0
     """Largest gradient norm."""
@@ -109,13 +109,16 @@ class EpisodeConfig(TypedNode):
     """What a sample is: one answer, or an episode of several turns. ``type``, its parameters, and where it runs."""
 
     type: str = "single_turn"
-    """single_turn, tool_calls, or the name of an async function of ``file``."""
+    """single_turn, tool_calls, program, or the name of an async function of ``file``."""
     file: MaybeFile = None
     """A .py file that defines the episode named by ``type``."""
     tools: MaybeFile = None
     """A .py file whose functions are the tools that a model may call."""
     tool_format: Literal["auto", "hermes", "llama3", "mistral", "pythonic"] = "auto"
     """How the model writes calls; ``auto`` is what the chat template shows."""
+    past: Literal["fixed", "edited", "template"] | None = None
+    """Whether earlier messages may change: not at all, by the episode, or by the chat template too; there the context
+    begins anew. Default: edited for a program, else fixed."""
     max_turns: PositiveInt = 8
     """Turns after which an episode is cut."""
     timeout_s: Seconds = 60.0
@@ -151,7 +154,7 @@ class RolloutConfig(Node):
     """Samples per prompt."""
     do_sample: bool = True
     """Sample; greedy decoding can't train."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Field(le=100)] = 1.0
     """Divides the logits."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus mass; 1 keeps all tokens."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic_core import PydanticCustomError
 
 
 class Node(BaseModel):
@@ -82,14 +84,45 @@ Names = Annotated[list[str], BeforeValidator(_as_list)]
 """A list of texts; a single one may be written without brackets."""
 
 
+LONGEST_NAME = 255
+"""Bytes of a file's name that a file system takes."""
+
+
 def _expanded(value: Any) -> Any:
     if isinstance(value, list):
-        return [os.path.expanduser(text) for text in value]
-    return value if value is None else os.path.expanduser(value)
+        return [_place(text) for text in value]
+    return value if value is None else _place(value)
+
+
+def _no_path(reason: str) -> PydanticCustomError:
+    return PydanticCustomError("no_path", "{reason}", {"reason": reason})
+
+
+def _place(text: str) -> str:
+    """Return a path with its ``~`` spelled out. Raises an error for what no file can be called, or nobody can
+    find.
+    """
+    path = os.path.expanduser(text)
+    if "\0" in path or any("\ud800" <= letter <= "\udfff" for letter in path):
+        raise _no_path("no file can be called so: it holds a null byte, or is no text in UTF-8")
+    if any(len(part.encode()) > LONGEST_NAME for part in path.split("/")):
+        raise _no_path(f"no file can be called so: a name in it has more than {LONGEST_NAME} bytes")
+    user = path.partition("/")[0]
+    if user.startswith("~") and user != "~" and not os.path.lexists(path):
+        raise _no_path(f"there is no user {user[1:]!r} whose home {user} would be")
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _no_path("it is a link that leads back to itself") from error
+    return path
 
 
 AT_HOME = AfterValidator(_expanded)
-"""On paths: a leading ``~`` is the user's home, for whoever reads the config and not for the shell alone."""
+"""On paths: a leading ``~`` is the user's home, for whoever reads the config and not for the shell alone.
+
+What no file can be called is refused, before whoever reads it stumbles over it.
+"""
 
 Files = Annotated[Names, AT_HOME]
 """Paths; a single one may be written without brackets."""

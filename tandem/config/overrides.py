@@ -73,6 +73,7 @@ def _value(assignment: Assignment, root: type[BaseModel]) -> Any:
     """Return the text read as YAML, except that a field of text takes any text: a folder named 2024 needs no quotes.
 
     A path that is empty, as a variable that isn't set leaves it, is no null: that would be the default without a word.
+    Nor is what stands behind `` #`` a comment, as in a file: nobody writes one there.
     """
     known = field_at(root, assignment.path.split("."))
     if known is not None and AT_HOME in known.info.metadata and not assignment.text.strip():
@@ -84,6 +85,9 @@ def _value(assignment: Assignment, root: type[BaseModel]) -> Any:
         if free:
             return assignment.text
         raise
+    written = assignment.text.strip()
+    if isinstance(value, str) and " #" in written and written.startswith(value):
+        return written
     return value if not free or isinstance(value, str | None) else assignment.text
 
 

@@ -222,7 +222,7 @@ class EvaluationConfig(Node):
     """Samples per prompt."""
     k: list[PositiveInt] = []
     """pass@k to report; each at most n."""
-    temperature: NonNegativeFloat = 0.0
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     """0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_prompts: PositiveInt | None = None

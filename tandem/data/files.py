@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from tandem.base.errors import DataError
 from tandem.base.lazy import LazyModule
+from tandem.base.regular import irregular
 from tandem.data.rows import Row, RowError, Table
 
 if TYPE_CHECKING:
@@ -138,18 +139,25 @@ class ParquetTable:
 
     def _rows(self, batch: Any, number: int) -> Iterator[Row | RowError]:
         try:
-            for i, values in enumerate(batch.to_pylist(maps_as_pydicts="lossy")):
-                yield Row(self.name, number + i, values, self._united)
-        except UnicodeDecodeError:
+            rows = batch.to_pylist(maps_as_pydicts="strict")
+        except (UnicodeDecodeError, KeyError, ValueError) as error:
             if len(batch) > 1:
                 for i in range(len(batch)):
                     yield from self._rows(batch.slice(i, 1), number + i)
-            else:
+            elif isinstance(error, UnicodeDecodeError):
                 yield RowError(self.name, number, "not utf-8", "a text column holds bytes that are not UTF-8")
+            else:
+                yield RowError(self.name, number, "a key twice", f"{error.args[0]} Keep the one that is meant")
+        else:
+            for i, values in enumerate(rows):
+                yield Row(self.name, number + i, values, self._united)
 
     def _batches(self) -> Iterator[Any]:
         try:
             with parquet.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 20) as file:
+                names = file.schema_arrow.names
+                if twice := next((name for name in names if names.count(name) > 1), None):
+                    raise DataError(f"{self.name}: two columns are called {twice!r}: keep the one that is meant")
                 yield from file.iter_batches(batch_size=BATCH_ROWS)
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(f"{self.name}: can't be read as parquet ({error})") from error
@@ -193,6 +201,9 @@ def open_tables(files: Sequence[str | Path], *, spool_dir: Path | None = None, k
     """
     if not files:
         raise DataError("no data file named: list at least one .parquet or .jsonl file")
+    for file in files:
+        if "://" in str(file):
+            raise DataError(f"{file}: is an address, and rows are read from files. Download it first")
     return [_open_table(Path(file).expanduser(), spool_dir, keep_nulls) for file in files]
 
 
@@ -201,6 +212,8 @@ def _open_table(path: Path, spool_dir: Path | None, keep_nulls: bool) -> Table:
         raise DataError(f"{path}: is a folder. Name its files one by one: {_neighbours(path)}")
     if not path.exists():
         raise DataError(f"{path}: no such file. In {path.parent}: {_neighbours(path.parent)}")
+    if (kind := irregular(path)) is not None:
+        raise DataError(f"{path}: is {kind}, and no file: rows are read more than once. Write them into a file first")
     if path.stat().st_size == 0:
         raise DataError(f"{path}: the file is empty")
     match path.suffix.lower():

@@ -6,10 +6,17 @@ tried where it is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 from tandem.base.errors import DataError
+from tandem.base.registry import near
 
 _LINEAR = "its linear attention, state space or convolution layers carry on over the border of a document"
 _OWN = "its attention does not go through transformers' attention interface"
@@ -139,6 +146,42 @@ def notes_on_adapters(families: Iterable[str]) -> Iterator[str]:
         if family in UNADAPTED:
             named = ", ".join(sorted(UNADAPTED[family]))
             yield f"lora_target_modules all-linear leaves out {named} in the family {family}: no adapter fits there"
+
+
+_CAUSAL = re.compile(r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict\((.*?)^\)", re.DOTALL | re.MULTILINE)
+
+
+@functools.cache
+def language_models() -> frozenset[str]:
+    """Return the families that the installed transformers has a language model of, by its source, which is not
+    imported; none where it doesn't say.
+    """
+    spec = importlib.util.find_spec("transformers")
+    roots = (spec and spec.submodule_search_locations) or ()
+    for source in (Path(root) / "models" / "auto" / "modeling_auto.py" for root in roots):
+        if source.is_file() and (table := _CAUSAL.search(source.read_text("utf-8"))) is not None:
+            return frozenset(re.findall(r'^\s*\("([^"]+)",', table[1], re.MULTILINE))
+    return frozenset()
+
+
+def fault_of_family(config: Mapping[str, Any]) -> str | None:
+    """Return why transformers has no code that runs a model of this ``config.json``; None where it has, or may.
+
+    A model may ship its code, and a plug-in may have registered a family.
+    """
+    if "auto_map" in config:
+        return None
+    family, known = config.get("model_type"), language_models()
+    if family is None:
+        return "its config.json has no model_type, which says what code runs the weights"
+    auto = sys.modules.get("transformers.models.auto.configuration_auto")
+    registered = () if auto is None else set(auto.CONFIG_MAPPING.keys()) - set(auto.CONFIG_MAPPING_NAMES)
+    if not known or family in known or family in registered:
+        return None
+    close = near(str(family), known)
+    return f"its config.json has the model_type {family!r}, of which transformers has no language model" + (
+        f" ({close})" if close.startswith("did") else ""
+    )
 
 
 def refuse_family(family: str) -> None:

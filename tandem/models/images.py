@@ -35,6 +35,15 @@ class Seen:
     shift: torch.Tensor
     images: Images
 
+    def placed(self, sample: torch.Tensor, offset: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return where the T tokens of a row stand on three axes, (3, T).
+
+        Each is of a ``sample`` (T,): the token ``offset`` (T,) of its prompt, or with -1 one behind it, at its place in
+        the whole, ``places`` (T,).
+        """
+        axes = self.positions.values[self.prompts.offsets[sample] + offset.clamp(min=0)].T
+        return torch.where(offset >= 0, axes, places + self.shift[sample])
+
 
 @dataclass(frozen=True)
 class Vision:

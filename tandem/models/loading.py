@@ -26,14 +26,16 @@ from transformers.utils.hub import cached_file
 from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
 from tandem.base.manifest import write_manifest
+from tandem.base.regular import irregular_in
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import read_base, with_adapters
 from tandem.models.causal_lm import CausalLM, decoder_of
+from tandem.models.described import fault_of_config, fault_of_generation
 from tandem.models.families import IMAGE_FAMILIES, refuse_family
 from tandem.models.head import measured_transform
 from tandem.models.lora import merged_weights
 from tandem.models.precision import Precision
-from tandem.models.stored import header_of, packed_weight
+from tandem.models.stored import faults_of_weights, header_of, packed_weight, weight_files
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import load_tokenizer
 
@@ -77,6 +79,7 @@ def describe_causal_lm(
     path: str | Path, *, trust_remote_code: bool = False, tokens: TokenIds | None = None
 ) -> CausalLM:
     """Return the model in ``path`` without its weights: all that is needed to name, count and save those of others."""
+    _refuse_described(path)
     try:
         config = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
         with torch.device("meta"):
@@ -189,6 +192,8 @@ def merge_adapter(folder: Path, out: Path) -> None:
 
 def check_weight_files(folder: Path) -> None:
     """Raise ``DataError`` unless the folder has safetensors files, all of those that its index lists, each whole."""
+    if (strange := irregular_in(folder)) is not None:
+        raise DataError(f"{folder}: {strange}")
     names = {path.name for path in folder.glob("*.safetensors")}
     for index in folder.glob("*.safetensors.index.json"):
         names |= set(json.loads(index.read_text("utf-8"))["weight_map"].values())
@@ -245,8 +250,9 @@ def from_pretrained(
     its architectures never need), and gives back those that must not be lost.
     """
     local = Path(path)
-    if local.is_dir() and not (local / "config.json").is_file():
+    if local.is_dir() and not (local / "config.json").exists():
         raise DataError(f"model path {str(path)!r}: the folder has no config.json, so it holds no Hugging Face model")
+    _refuse_described(path)
     config = _checked_config(path, trust_remote_code)
     auto = _auto(config.model_type) if auto is None else auto
     try:
@@ -275,6 +281,29 @@ def from_pretrained(
     return model
 
 
+def fault_of_model(folder: Path) -> str | None:
+    """Return what is wrong with a model's folder, as far as its files say it without being loaded; None if nothing
+    is.
+    """
+    if (strange := irregular_in(folder)) is not None:
+        return strange
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        return f"its config.json can't be read ({error})"
+    if not isinstance(config, dict):
+        return "its config.json holds no JSON object"
+    weights = (f"{name}: {fault}" for name, fault in faults_of_weights(folder))
+    return fault_of_config(config) or fault_of_generation(folder) or next(weights, None)
+
+
+def _refuse_described(path: str | Path) -> None:
+    """Raise ``DataError`` for a folder whose files say that it holds no model; those of a hub id are not here yet."""
+    folder = Path(path)
+    if folder.is_dir() and (fault := fault_of_model(folder)) is not None:
+        raise DataError(f"model path {str(path)!r}: {fault}. Mend the file, or save or download the model again")
+
+
 def _refuse_broken(model: PreTrainedModel, path: str | Path) -> None:
     """Raise ``DataError`` for weights that were read and are none: packed ones, which no section of the config tells
     of, and those that hold NaN or infinity, which few tokens may meet.
@@ -282,8 +311,9 @@ def _refuse_broken(model: PreTrainedModel, path: str | Path) -> None:
     config: Any = Path(path) / "config.json"
     if not Path(path).is_dir():
         config = cached_file(str(path), config.name, local_files_only=True)
-    packed = (packed_weight(header_of(file)) for file in sorted(Path(config).parent.glob("model*.safetensors")))
-    reason = next((found for found in packed if found is not None), None)
+    folder = Path(config).parent
+    packed = (packed_weight(header_of(file)) for file in weight_files(folder))
+    reason = fault_of_generation(folder) or next((found for found in packed if found is not None), None)
     for name, weight in model.named_parameters():
         if reason is None and weight.numel() and not all(bound.isfinite() for bound in torch.aminmax(weight)):
             reason = f"{name} holds numbers that are not finite"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tandem.base.regular import regular
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.models.families import without_adapter
@@ -44,7 +45,7 @@ class AdapterFacts:
 def read_adapter(folder: Path) -> AdapterFacts:
     """Read the config and the headers of the weights."""
     try:
-        config = json.loads((folder / ADAPTER).read_text("utf-8"))
+        config = json.loads(regular(folder / ADAPTER).read_text("utf-8"))
     except (OSError, ValueError):
         config = None
     count = sum(math.prod(shape) for shape in shapes_in_files(folder).values())

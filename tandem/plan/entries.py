@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tandem.algorithms import ADVANTAGES, DISTILLATIONS, KL_TYPES, POLICY_LOSSES, PREFERENCE_LOSSES
@@ -155,6 +157,11 @@ def import_plugins(config: Config) -> list[Problem]:
     problems = []
     for index, name in enumerate(config.plugins):
         key = f"plugins[{index}]"
+        if not all(part.isidentifier() for part in name.split(".")):
+            meant = re.sub("[^0-9A-Za-z_]", "", Path(name).stem) or "my_plugin"
+            reason = "a plug-in is named as in an import, not by its path"
+            problems.append(Problem(key, name, reason, f"Write {meant}, and put its folder on PYTHONPATH"))
+            continue
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:

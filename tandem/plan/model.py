@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tandem.base.regular import regular
 from tandem.config.model import ModelConfig
-from tandem.models.families import loaded_name
+from tandem.models.described import fault_of_config, text_part
+from tandem.models.families import fault_of_family, loaded_name
 from tandem.models.layouts.positions import Context
-from tandem.models.stored import header_of
+from tandem.models.stored import header_of, weight_files
 from tandem.models.token_ids import TokenIds
-from tandem.plan.sizes import fault_of_sizes
 
 _STACKS = ("layers", "h", "blocks")
 """What families call the list of their layers."""
@@ -60,6 +61,8 @@ class ModelFacts:
     """Why the weight files are not those of ``config.json``, or no model is; None where nothing is known of it."""
     other_kind: str | None = None
     """What the model is, by its config, if it is none that goes on with a text."""
+    unknown: str | None = None
+    """Why transformers has no code for a model of its family; None where it has."""
 
 
 def looks_like_path(path: str) -> bool:
@@ -98,10 +101,10 @@ def read_model(folder: Path) -> ModelFacts:
     """Read the shape of a model. Raises ``ValueError`` or ``OSError`` where ``config.json`` is missing or no JSON
     object.
     """
-    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config = json.loads(regular(folder / "config.json").read_text("utf-8"))
     if not isinstance(config, dict):
         raise ValueError("config.json holds no JSON object")
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    text = text_part(config)
     hidden, heads = _number(text, "hidden_size", "n_embd", "d_model"), _number(text, "num_attention_heads", "n_head")
     dim = _number(text, "head_dim") or (hidden // heads if hidden and heads else None)
     shapes = shapes_in_files(folder)
@@ -121,8 +124,9 @@ def read_model(folder: Path) -> ModelFacts:
         },
         inside=_inside(text),
         senses=tuple(_senses(config)),
-        misfit=fault_of_sizes(text) or _misfit(text, shapes) or _other_vocabulary(text, shapes),
+        misfit=fault_of_config(config) or _misfit(text, shapes) or _other_vocabulary(text, shapes),
         other_kind=_other_kind(config),
+        unknown=fault_of_family(config),
         families=families,
         quantized=_quantized(config) or _quantized(text),
     )
@@ -215,15 +219,15 @@ def _number(config: Mapping[str, Any], *names: str) -> int | None:
 
 
 def shapes_in_files(folder: Path) -> dict[str, list[int]]:
-    """Return every tensor's shape by the headers of the safetensors files; none if one is bad."""
+    """Return every tensor's shape by the headers of the files that are loaded; none if one is bad."""
     shapes: dict[str, list[int]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
+    try:
+        for file in weight_files(folder):
             found = {name: tensor["shape"] for name, tensor in header_of(file).items()}
             sum(map(math.prod, found.values()))  # anything but lists of numbers is refused here
             shapes |= found
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
     return shapes
 
 
@@ -237,6 +241,15 @@ def vocabulary_of(folder: Path) -> dict[str, int] | None:
         return _read_vocabulary(file, state.st_mtime_ns, state.st_size)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def vocab_size(folder: Path) -> int | None:
+    """Return how many ids the model in ``folder`` embeds, by its ``config.json``; None where it doesn't say."""
+    try:
+        config = json.loads(regular(folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return _number(text_part(config), "vocab_size") if isinstance(config, dict) else None
 
 
 def sampled_tokens(model: ModelConfig, facts: ModelFacts | None) -> int | None:
@@ -256,7 +269,7 @@ def _read_vocabulary(file: Path, changed: int, size: int) -> dict[str, int]:
     one.
     """
     del changed, size
-    content = json.loads(file.read_text("utf-8"))
+    content = json.loads(regular(file).read_text("utf-8"))
     listed = content["model"]["vocab"]
     own = {entry[0]: place for place, entry in enumerate(listed)} if isinstance(listed, list) else dict(listed)
     return own | {token["content"]: token["id"] for token in content.get("added_tokens", [])}

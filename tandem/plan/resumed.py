@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.base.hidden import hide_in
+from tandem.base.regular import regular
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config, SftConfig
 from tandem.plan.model import model_folder
@@ -100,7 +101,7 @@ def _identity(path: str, patterns: tuple[str, ...]) -> dict[str, str] | None:
 
 def _print(file: Path) -> str:
     size, digest = file.stat().st_size, hashlib.sha256()
-    with file.open("rb") as handle:
+    with regular(file).open("rb") as handle:
         if size <= _SAMPLED * _SAMPLE:
             digest.update(handle.read())
         else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.base.errors import DataError
+from tandem.base.regular import regular
 from tandem.config.schema import Config, DataConfig
 from tandem.data.files import open_tables
 from tandem.data.rows import Row, RowError
@@ -59,9 +60,9 @@ def count_rows(files: Sequence[str]) -> int | None:
             if path.suffix.lower() in (".parquet", ".pq"):
                 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
-                total += int(parquet.read_metadata(path).num_rows)
+                total += int(parquet.read_metadata(regular(path)).num_rows)
             elif path.stat().st_size <= COUNTED_BYTES:
-                with path.open("rb") as handle:
+                with regular(path).open("rb") as handle:
                     total += sum(1 for line in handle if line.strip())
             else:
                 return None

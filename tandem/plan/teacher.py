@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tandem.base.regular import regular
 from tandem.config.schema import Config
 from tandem.plan.model import model_folder, read_model
 from tandem.stages.facts import TEACHER
@@ -115,7 +116,7 @@ def _architecture(path: str) -> dict[str, Any] | None:
     """Return what ``config.json`` says of the computation; None where there is none to be read."""
     folder = model_folder(path)
     try:
-        content = None if folder is None else json.loads((Path(folder) / "config.json").read_text("utf-8"))
+        content = None if folder is None else json.loads(regular(Path(folder) / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return None
     return {k: v for k, v in content.items() if k not in IGNORED} if isinstance(content, dict) else None

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tandem.base.registry import Parameter, Signature, near
+from tandem.base.regular import regular
+from tandem.base.source import changing_decorator, yields
 from tandem.reward.registry import REWARDS, unknown_field
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -53,7 +55,7 @@ def describe(type_: str, file: str | None = None, plugins: Sequence[str] = ()) -
 
 def _describe_file(type_: str, path: Path) -> Signature | str:
     try:
-        tree = ast.parse(path.read_bytes(), filename=str(path))
+        tree = ast.parse(regular(path).read_bytes(), filename=str(path))
     except FileNotFoundError:
         return f"there is no file {str(path)!r}"
     except OSError as error:
@@ -78,7 +80,7 @@ def _describe_file(type_: str, path: Path) -> Signature | str:
 def describe_episode(name: str, file: Path) -> Signature | str:
     """Return the parameters of the async function ``name`` that ``file`` defines, or in words why it is no episode."""
     try:
-        bound = dict(_bindings(ast.parse(file.read_bytes()).body))
+        bound = dict(_bindings(ast.parse(regular(file).read_bytes()).body))
     except OSError as error:
         return f"can't be read: {error.strerror or error}"
     except (SyntaxError, ValueError) as error:
@@ -89,6 +91,10 @@ def describe_episode(name: str, file: Path) -> Signature | str:
         return f"{file} defines no {name}: {near(name, public) if public else 'it defines nothing at all'}"
     if not isinstance(node, ast.AsyncFunctionDef):
         return f"{name} of {file} is no async function: an episode is `async def {name}(task, policy)`"
+    if yields(node):
+        return f"{name} of {file} is a generator (it has a yield): an episode returns its reward, or None"
+    if (decorator := changing_decorator(node)) is not None:
+        return f"{name} of {file} is decorated with {decorator}: an episode is called anew for each sample"
     taken = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
     if len(taken) != 2:
         return f"{name} of {file} takes ({', '.join(taken)}): an episode takes (task, policy), parameters behind a *"
@@ -101,7 +107,7 @@ def describe_class(name: str, file: Path, *, root: str) -> Signature | str:
     ``root``: a base class from elsewhere whose constructor takes nothing.
     """
     try:
-        bound = dict(_bindings(ast.parse(file.read_bytes()).body))
+        bound = dict(_bindings(ast.parse(regular(file).read_bytes()).body))
     except OSError as error:
         return f"can't be read: {error.strerror or error}"
     except (SyntaxError, ValueError) as error:
@@ -145,11 +151,16 @@ def _registered_names(node: _Definition) -> list[object]:
 
 def _signature(node: ast.stmt, bound: dict[str, ast.stmt]) -> Signature | str:
     if isinstance(node, ast.ClassDef):
-        if not node.bases and "__call__" not in _methods(node):
+        call = _methods(node).get("__call__")
+        if not node.bases and call is None:
             return f"class {node.name} (line {node.lineno}) has no __call__(self, data): a scorer is called"
+        if call is not None and yields(call):
+            return f"class {node.name} (line {call.lineno}): its __call__ is a generator: a scorer returns its score"
         return _constructor(node, bound)
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return _UNKNOWN
+    if yields(node):
+        return f"function {node.name} (line {node.lineno}) is a generator (it has a yield): a scorer returns its score"
     arguments = node.args
     positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
     for name in positional:

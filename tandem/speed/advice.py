@@ -12,7 +12,7 @@ from tandem.config.execution import Devices
 from tandem.config.schema import Config
 from tandem.plan.engine import engine_width
 from tandem.plan.placement import device_groups, placements
-from tandem.speed.measured import Measured, setting_of
+from tandem.speed.measured import Measured, hold_a_partition, setting_of
 from tandem.speed.step_bound import Limit, Mode, Parts, Setting, best_step
 
 STALENESS = range(5)
@@ -120,7 +120,8 @@ def _splits(config: Config, mode: Mode, total: int, parts: Parts) -> Iterator[Se
     if mode == "hybrid":
         for count in range(engine, total, engine):
             if (total - count) % shard == 0:
-                yield replace(flags, rollout=count, actor=total - count)
+                at_once = hold_a_partition(config, count)
+                yield replace(flags, rollout=count, actor=total - count, at_once=at_once)
         return
     held = _shared_out(
         {"rollout": engine, "actor": shard, "actor_fwd": 1, "reference": min(1, current.reference)},
@@ -130,6 +131,7 @@ def _splits(config: Config, mode: Mode, total: int, parts: Parts) -> Iterator[Se
     yield replace(
         flags,
         rollout=held["rollout"],
+        at_once=hold_a_partition(config, held["rollout"]),
         actor=held["actor"],
         actor_fwd=held["actor_fwd"],
         reference=held["reference"],

@@ -13,6 +13,7 @@ from tandem.base.errors import ConfigError, DataError
 from tandem.config.load import load_config
 from tandem.config.schema import Config
 from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, Row, read_rows
+from tandem.plan.engine import engine_width
 from tandem.plan.flow import plan_flow
 from tandem.plan.placement import placements
 from tandem.speed.step_bound import Limit, Parts, Setting, best_step
@@ -145,6 +146,7 @@ def setting_of(config: Config) -> Setting:
     devices = {placement.role: placement.devices for placement in placements(config)}
     named = (one if isinstance(one, str) else one.type for one in config.algorithm.stages)
     further = tuple(f"time/{name}" for name in named)
+    rollout = config.actor_rollout_ref.rollout
     if execution.mode == "colocate":
         return Setting("colocate", rollout=max(devices.values()), further=further)
     return Setting(
@@ -157,9 +159,17 @@ def setting_of(config: Config) -> Setting:
         staleness=execution.max_staleness,
         overlap=execution.weight_sync.overlap,
         pipelined=execution.mode == "hybrid" and execution.train_pipelining != "off",
-        drains=config.actor_rollout_ref.rollout.on_weight_update == "wait",
+        drains=rollout.on_weight_update == "wait",
+        at_once=hold_a_partition(config, devices["rollout"]),
         further=further,
     )
+
+
+def hold_a_partition(config: Config, devices: int) -> bool:
+    """Return whether engines on so many devices have room for all groups of a partition at a time."""
+    rollout = config.actor_rollout_ref.rollout
+    groups = (devices // engine_width(config)) * (rollout.max_num_seqs // rollout.n)
+    return groups >= config.data.train_batch_size
 
 
 def _config(run: Path) -> Config:

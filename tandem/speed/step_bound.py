@@ -84,8 +84,10 @@ class Setting:
     ``actor_fwd`` are roles in fully_async only), m sub-batches, s = ``staleness``.
 
     ``overlap``: the push goes on behind the next step. ``pipelined``: sub-batches are trained as they arrive.
-    ``drains``: running samples end before weights change (``on_weight_update: wait``), so that the longest sample of
-    one step can't hide behind the next one. ``further`` are the keys of times of plug-ins' stages.
+    ``drains``: running samples end before weights change (``on_weight_update: wait``). ``at_once``: the engines have
+    room for a whole partition, so that its samples begin together. With both, the longest sample of one step can't
+    hide behind the next one; where it may begin later, it can run beside that of the next partition. ``further`` are
+    the keys of times of plug-ins' stages.
     """
 
     mode: Mode
@@ -98,6 +100,7 @@ class Setting:
     overlap: bool = False
     pipelined: bool = False
     drains: bool = False
+    at_once: bool = False
     further: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -188,7 +191,7 @@ def _latency(parts: Parts, devices: int) -> float:
 
 def _throughput(parts: Parts, setting: Setting) -> float:
     """Return the seconds that the rollout engines need per step in the long run."""
-    return _latency(parts, setting.rollout) if setting.drains else parts.rollout / setting.rollout
+    return _latency(parts, setting.rollout) if setting.drains and setting.at_once else parts.rollout / setting.rollout
 
 
 def _push(parts: Parts, setting: Setting) -> dict[str, float]:

@@ -294,13 +294,17 @@ class FsdpEngine:
 
     def _pack(self, micro: DataProto) -> PackedSamples:
         prompts, responses, mask = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
+        restarts = micro.ragged("restarts") if "restarts" in micro.batch else None
         shown = micro.non_tensor_batch[IMAGES] if IMAGES in micro.non_tensor_batch else ()  # noqa: SIM401
         seen = self.model.seeing.see(prompts, shown) if any(shown) else None
-        return self._packed(prompts, responses, mask, seen)
+        return self._packed(prompts, responses, mask, restarts=restarts, seen=seen)
 
-    def _packed(self, prompts: Ragged, responses: Ragged, mask: Ragged, seen: Seen | None = None) -> PackedSamples:
-        share, layout = self.model.shares_prompts, self.model.layout
-        return pack_samples(prompts, responses, mask, share_prompts=share, device=self.device, layout=layout, seen=seen)
+    def _packed(
+        self, prompts: Ragged, responses: Ragged, mask: Ragged, restarts: Ragged | None = None, seen: Seen | None = None
+    ) -> PackedSamples:
+        model, given = self.model, (prompts, responses, mask)
+        how: Any = {"share_prompts": model.shares_prompts, "device": self.device, "layout": model.layout}
+        return pack_samples(*given, restarts=restarts, seen=seen, **how)
 
     def _look(self, samples: PackedSamples, want: Sequence[Wanted]) -> Found:
         """Return what is wanted of the N trained tokens, (N, ...) each."""

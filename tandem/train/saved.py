@@ -11,6 +11,7 @@ from typing import Any
 
 from tandem.base.errors import DataError, sentences
 from tandem.base.manifest import MANIFEST, DamagedError, verify
+from tandem.base.regular import regular
 from tandem.base.run_folder import step_of
 from tandem.columns import plain_json
 
@@ -63,7 +64,7 @@ def read_state(path: Path) -> dict[str, Any]:
     """Return what ``state.json`` says. Raises ``DataError``."""
     file = path / STATE
     try:
-        document = plain_json.loads(file.read_bytes())
+        document = plain_json.loads(regular(file).read_bytes())
     except OSError as error:
         raise DamagedError(file, f"can't be read ({error.strerror or error})") from error
     except ValueError as error:

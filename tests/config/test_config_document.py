@@ -33,6 +33,7 @@ from tandem.config.document import DocumentError, parse_yaml, read_document
         ("'2'", "2"),
         ("[1, a, 2.0]", [1, "a", 2.0]),
         ('{"actor": [1, 4]}', {"actor": [1, 4]}),
+        ("{'a:b': , c:d: 1, \"e\":2}", {"a:b": None, "c:d": 1, "e": 2}),
     ],
 )
 def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
@@ -55,6 +56,12 @@ def test_special_floats() -> None:
         ("a: [1\nb: 2\n", "line 2", "not valid YAML"),
         ("a:\n\tb: 1\n", "line 2", "not valid YAML"),
         ("a: 1\n---\nb: 2\n", "line 2", "not valid YAML"),
+        (
+            "a: {type:ppo_clip}\n",
+            "line 1",
+            "'type:ppo_clip' is one word: write a space behind the colon, {type: ppo_clip}",
+        ),
+        ("a: {x: 1, y:2}\n", "line 1", "'y:2' is one word"),
         ("a: *nowhere\n", "line 1", "undefined alias"),
         ("a: !!python/object/apply:os.getcwd []\n", "line 1", "could not determine a constructor"),
     ],

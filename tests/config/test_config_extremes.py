@@ -78,6 +78,12 @@ VALUES = [
     ("reward_manager.workers=100000", "reward_manager.workers", "<= 1024"),
     ("runtime.torch_threads=100000", "runtime.torch_threads", "<= 1024"),
     ("execution.deadline_s=1e300", "execution.deadline_s", "<= 100000000"),
+    ("actor_rollout_ref.model.lora_rank=9000000000000000000", "actor_rollout_ref.model.lora_rank", "<= 65536"),
+    ("actor_rollout_ref.actor.optim.lr=1e6", "actor_rollout_ref.actor.optim.lr", "<= 10"),
+    ("actor_rollout_ref.actor.optim.eps=1e8", "actor_rollout_ref.actor.optim.eps", "<= 1"),
+    ("critic.optim.weight_decay=1e300", "critic.optim.weight_decay", "<= 100"),
+    ("actor_rollout_ref.rollout.temperature=1e300", "actor_rollout_ref.rollout.temperature", "<= 100"),
+    ("evaluation.temperature=1e9", "evaluation.temperature", "<= 100"),
     ("reward_manager.timeout_s=1e300", "reward_manager.timeout_s", "<= 100000000"),
 ]
 

@@ -282,6 +282,7 @@ def test_b93_a_value_of_the_wrong_type_is_an_error_with_what_to_write(key: str, 
         ("--zzzzzzzz", "--zzzzzzzz", "unknown flag", "--dotted.key"),
         ("--seed", "--seed", "needs a value", "--seed VALUE"),
         ("data.train_files=[a", "data.train_files, line 1, column 3", "not valid YAML", "Correct the syntax"),
+        ("second", "arguments", "a second config file", "one YAML file"),
         ("second.yaml", "arguments", "a second config file", "one YAML file"),
     ],
 )

@@ -27,5 +27,5 @@ def test_every_leaf_is_on_the_page() -> None:
 
 
 def test_a_default_that_a_parent_sets_is_the_one_shown() -> None:
-    assert "| `critic.optim.lr` | number > 0 | `1e-05` |" in reference()
-    assert "| `actor_rollout_ref.actor.optim.lr` | number > 0 | `1e-06` |" in reference()
+    assert "| `critic.optim.lr` | number > 0 and <= 10 | `1e-05` |" in reference()
+    assert "| `actor_rollout_ref.actor.optim.lr` | number > 0 and <= 10 | `1e-06` |" in reference()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,40 @@ def test_rows_come_back_alone_and_in_order(write: Write, name: str, rows: list[d
     for row in reversed(in_order):
         assert isinstance(row, Row)
         assert table.row(row.number) == row
+
+
+def test_a_map_with_a_key_twice_is_a_bad_row_and_the_others_are_read(tmp_path: Path) -> None:
+    kind = pa.map_(pa.string(), pa.int64())
+    pq.write_table(
+        pa.table({"m": pa.array([[("a", 1)], [("a", 1), ("a", 2)], [("b", 2)]], kind)}), tmp_path / "m.parquet"
+    )
+    first, twice, last = scanned(tmp_path / "m.parquet")
+    assert isinstance(first, Row) and isinstance(last, Row) and (first["m"], last["m"]) == ({"a": 1}, {"b": 2})
+    assert isinstance(twice, RowError) and "duplicate key was 'a'" in str(twice) and "row 2" in str(twice)
+    (table,) = open_tables([tmp_path / "m.parquet"])
+    assert table.row(3) == last
+    with pytest.raises(RowError, match="duplicate key was 'a'"):
+        table.row(2)
+
+
+def test_a_struct_with_a_field_twice_is_a_bad_row(tmp_path: Path) -> None:
+    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    pq.write_table(pa.table({"s": twice}), tmp_path / "s.parquet")
+    (row,) = scanned(tmp_path / "s.parquet")
+    assert isinstance(row, RowError) and "duplicate field names" in str(row)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table([pa.array(["x"]), pa.array(["y"])], names=["prompt", "prompt"]), tmp_path / "two.parquet")
+    with pytest.raises(DataError, match="two columns are called 'prompt'"):
+        open_tables([tmp_path / "two.parquet"])
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_pipe_is_named_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match="is a named pipe, and no file"):
+        open_tables([tmp_path / name])
 
 
 def test_a_parquet_file_of_many_batches_and_row_groups(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import pytest
 from tandem.base.errors import ConfigError
 from tandem.config.load import load_words
 from tandem.config.schema import Config
+from tandem.episodes.built_in import find_episode
 from tandem.plan.plan import Plan
+from tandem.reward.static import describe_episode
 from tandem.runtime.build.composite import build_actor_rollout_ref
 from tests.plan.conftest import place, plan_of
 
@@ -23,7 +25,15 @@ FILES = {
     "own.py": (
         "async def play(task, policy, *, most: int = 3):\n    return 1.0\n"
         "def plain(task, policy):\n    return 1.0\nasync def three(task, policy, more):\n    return 1.0\n"
+        "async def flow(task, policy):\n    yield 1.0\n"
+        "async def within(task, policy):\n    parts = (lambda: (yield))\n"
+        "    def each():\n        yield 1\n    return 1.0\n"
+        "@functools.lru_cache(maxsize=3)\nasync def kept(task, policy):\n    return 1.0\n"
+        "@traced\nasync def decorated(task, policy):\n    return 1.0\n"
+        "class Play:\n    async def __call__(self, task, policy):\n        return 1.0\n"
+        "async def swapped(*, task, policy):\n    return 1.0\n"
     ),
+    "flow.py": "def add(x: int):\n    yield x\n",
 }
 TEMPLATES = {"hermes": "{{ tools }} <tool_call> {{ messages }}", "mute": "{{ tools }} {{ messages }}"}
 
@@ -50,9 +60,19 @@ def furnished(place: Path) -> Path:
         ("{type: plays, file: own.py}", "type", "defines no plays: did you mean 'play'"),
         ("{type: plain, file: own.py}", "type", "is no async function"),
         ("{type: three, file: own.py}", "type", "takes (task, policy, more)"),
+        ("{type: flow, file: own.py}", "type", "is a generator (it has a yield): an episode returns its reward"),
+        ("{type: kept, file: own.py}", "type", "is decorated with functools.lru_cache: an episode is called anew"),
+        ("{type: Play, file: own.py}", "type", "is no async function"),
+        ("{type: swapped, file: own.py}", "type", "takes ()"),
+        ("{type: tool_calls, tools: flow.py}", "tools", "add (line 1) is a generator (it has a yield)"),
         ("{type: play, file: none.py}", "file", "can't be read"),
         ("{type: play, file: own.py, most: few}", "most", "a text where an integer"),
         ("{type: play, file: own.py, tool_format: hermes}", "tool_format", "there are no tools to call"),
+        ("{type: program}", "command", "command"),
+        ("{type: program, command: []}", "command", "there is nothing to run"),
+        ("{type: program, command: [no-such-agent]}", "command", "there is no program 'no-such-agent'"),
+        ("{type: program, command: python3}", "command", "a text where a list"),
+        ("{past: edited}", "past", "which has no tools and no turns"),
         ("{max_turns: 3}", "max_turns", "which has no tools and no turns"),
         ("{turns: 3}", "turns", "has no parameter 'turns'"),
     ],
@@ -96,7 +116,13 @@ def test_rows_bring_no_tools_of_their_own(furnished: Path, plan_of: Callable[...
 
 
 @pytest.mark.parametrize(
-    "word", ["{type: tool_calls, tools: tools.py, tool_timeout_s: 3.0}", "{type: play, file: own.py, most: 2}"]
+    "word",
+    [
+        "{type: tool_calls, tools: tools.py, tool_timeout_s: 3.0}",
+        "{type: play, file: own.py, most: 2}",
+        "{type: within, file: own.py}",
+        "{type: decorated, file: own.py}",
+    ],
 )
 def test_a_good_episode_gives_its_column(furnished: Path, plan_of: Callable[..., Plan], word: str) -> None:
     plan = plan_of(f"{EPISODE}={word}", "data.chat=true")
@@ -108,3 +134,11 @@ def test_a_loop_of_ones_own_plays_none(furnished: Path) -> None:
     config = load_words([str(furnished / "run.yaml"), f"{EPISODE}={{type: play, file: own.py}}"], Config)
     with pytest.raises(ConfigError, match="plays no episodes"):
         build_actor_rollout_ref(config)
+
+
+def test_what_a_decorator_made_of_an_episode_is_told_when_it_is_found(furnished: Path) -> None:
+    text = "def seven(found):\n    return 7\n@seven\nasync def play(task, policy):\n    return 1.0\n"
+    (furnished / "made.py").write_text(text)
+    assert describe_episode("play", furnished / "made.py").columns == ("task", "policy")
+    with pytest.raises(TypeError, match="play is no async function that can be called"):
+        find_episode("play", str(furnished / "made.py"))

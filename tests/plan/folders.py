@@ -18,7 +18,7 @@ MODEL_CONFIG = {
 def write_model(folder: Path, *, parameters: int = 0, **config: object) -> Path:
     """A config, a tokenizer with a chat template, and a file of weights that holds what its header claims."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
     (folder / "chat_template.jinja").write_text("{{ messages }}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.base.errors import Problem
+from tandem.plan.model import read_model
 from tandem.plan.plan import Plan
 from tandem.plan.sft import SftPlan
 from tests.plan.folders import MODEL_CONFIG, write_model, write_weights
@@ -55,6 +56,22 @@ def pickled_index(folder: Path) -> None:
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "pytorch_model-2.bin"}}))
 
 
+def shards(folder: Path, held: dict[str, list[str]], listed: dict[str, str]) -> None:
+    """``held``: file -> the weights in it; ``listed``: what the index says of them."""
+    remove_weights(folder)
+    for name, weights in held.items():
+        write_weights(folder / name, dict.fromkeys(weights, 2))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+
+
+def twice(folder: Path) -> None:
+    shards(folder, {"1.safetensors": ["a", "b"], "2.safetensors": ["b"]}, {"a": "1.safetensors", "b": "2.safetensors"})
+
+
+def elsewhere(folder: Path) -> None:
+    shards(folder, {"1.safetensors": ["a"], "2.safetensors": ["c"]}, {"a": "1.safetensors", "b": "2.safetensors"})
+
+
 def generation(text: str, name: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         (folder / "generation_config.json").write_text(text)
@@ -71,6 +88,14 @@ def cut_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text('{"model": {')
 
 
+def beyond_the_embedding(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 100}}}))
+
+
+def broken_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}")
+
+
 FAULTS = [
     (remove_weights, "there are no weights"),
     (cut, "is cut: "),
@@ -80,6 +105,8 @@ FAULTS = [
     (another_name, "there are no weights in the folder under such a name, and weights.safetensors is not looked at"),
     (only_what_is_no_weights, "there are no weights"),
     (pickled_index, "pytorch_model-2.bin: is missing"),
+    (twice, "2.safetensors: holds b, which 1.safetensors holds too"),
+    (elsewhere, "2.safetensors: has no b, and model.safetensors.index.json finds it there"),
     (generation("{", "cut_generation"), "its generation_config.json can't be read"),
     (generation("[]", "no_generation"), "holds no JSON object"),
     (generation('{"eos_token_id": [2, 100]}', "an_end_beyond"), "the eos_token_id 100, which is no id"),
@@ -87,6 +114,8 @@ FAULTS = [
     (generation('{"eos_token_id": -1}', "a_negative_end"), "the eos_token_id -1, which is no id"),
     (no_tokenizer, "no tokenizer.json"),
     (cut_tokenizer, "its tokenizer.json can't be read"),
+    (beyond_the_embedding, "its tokenizer has the id 100 ('b'), and the model embeds the ids 0 to 99"),
+    (broken_template, "its chat template is none that can be rendered: line 1: Unexpected end of template"),
 ]
 
 
@@ -99,6 +128,15 @@ def test_a_folder_that_is_not_whole_is_refused(
     assert problem.key == f"{MODEL}.path" and reason in problem.reason and problem.remedy
     (problem,) = sft_plan_of().problems
     assert problem.key == "model.path" and reason in problem.reason
+
+
+def test_what_lies_beside_the_weights_is_not_counted(place: Path, problems_of: Problems) -> None:
+    write_weights(place / "model" / "model.safetensors", {"a": 10})
+    write_weights(place / "model" / "consolidated.safetensors", {"b": 30})
+    assert problems_of() == [] and read_model(place / "model").parameters == 10
+    shards(place / "model", {"1.safetensors": ["a"], "2.safetensors": ["b"]}, {"a": "1.safetensors"})
+    (place / "model" / "2.safetensors").rename(place / "model" / "consolidated.safetensors")
+    assert problems_of() == [] and read_model(place / "model").parameters == 2
 
 
 def test_so_is_that_of_a_critic_a_teacher_and_a_tokenizer(place: Path, problems_of: Problems) -> None:
@@ -136,6 +174,18 @@ def test_a_model_that_goes_on_with_no_text_is_refused(
     assert problem.key == "model.path" and "goes on with a text" in problem.reason
     critic = problems_of("algorithm.adv_estimator=gae", "critic.enable=true", "critic.model.path=other")
     assert [problem.key for problem in critic] == ([] if config["model_type"] == "qwen2" else ["critic.model.path"])
+
+
+def test_an_empty_template_is_none(place: Path, problems_of: Problems) -> None:
+    (place / "model" / "chat_template.jinja").write_text("")
+    (problem,) = problems_of("data.chat=true")
+    assert problem.key == "data.chat" and "has no chat template" in problem.reason
+
+
+def test_a_template_may_mark_what_is_generated(place: Path, problems_of: Problems) -> None:
+    text = "{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}{% break %}{% endfor %}"
+    (place / "model" / "chat_template.jinja").write_text(text)
+    assert problems_of("data.chat=true") == []
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from tandem.base.errors import ConfigError, DiedError
 from tandem.columns.proto import DataProto
 from tandem.control.entry import LOOPS
 from tandem.observe.metrics import METRICS_FILE, read_rows
+from tandem.observe.status.channel import ask
+from tandem.observe.status.status import Status
 from tandem.roles.train_group import RankError
 from tandem.runtime.ray.ranks import RayRank
 from tandem.session.rollout import RestingWorkers, Workers
@@ -44,6 +46,8 @@ class Watched:
     weights: dict[str, torch.Tensor]
     steps: list[DataProto]
     pids: list[int]
+    status: Status
+    """What the run said of itself while it ended its last step."""
 
     def samples(self) -> list[tuple[list[Any], ...]]:
         """By step: who was asked, what came, what it was worth."""
@@ -62,6 +66,7 @@ class Watched:
 def watch(*words: str | Path) -> Watched:
     session = prepare(*words)
     steps: list[DataProto] = []
+    statuses: list[Status] = []
     end_step = session.run.end_step
 
     def watched(step: int, batch: DataProto, update: dict[str, float]) -> None:
@@ -69,6 +74,7 @@ def watch(*words: str | Path) -> Watched:
             range(len(batch)), key=lambda i: (int(batch.dense("group_ids")[i]), int(batch.dense("sample_index")[i]))
         )
         steps.append(batch[torch.tensor(order)])
+        statuses.append(Status.of_json(ask(session.run.output_dir, "status")))
         end_step(step, batch, update)
 
     object.__setattr__(session.run, "end_step", watched)
@@ -77,7 +83,7 @@ def watch(*words: str | Path) -> Watched:
         pids = pids_of(session)
         LOOPS[session.plan.loop](session)
         weights = run.weights
-    return Watched(run, weights, steps, pids)
+    return Watched(run, weights, steps, pids, statuses[-1])
 
 
 def pids_of(session: Session[Any]) -> list[int]:
@@ -119,6 +125,8 @@ def test_without_staleness_every_mode_is_the_synchronous_run(
         assert equal(found.weights, here.weights)
     else:
         assert distance(found.weights, here.weights) < 1e-5
+    assert [engine.version for engine in found.status.engines] == [4] * (processes - ranks)
+    assert [(line.partition, line.filled) for line in found.status.partitions[:1]] == [(4, 8)]
     assert found.run.column("version") == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert found.run.session.run.progress.samples == here.run.session.run.progress.samples != ""
 

@@ -69,6 +69,19 @@ def test_markup_around_a_marked_number_is_no_matter(written) -> None:
     assert score_gsm8k(f"so\n#### {written}", "2") == 0.0
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        *(("４２", 42), ("－４．５", -4.5), ("4e3", 4000), ("1.5E-2", 0.015), ("4 × 10^3", 4000), ("4e3 m", 4000)),
+        *((r"4\times10^{3}", 4000), ("2 x 10^-2", 0.02), ("4e", 4), ("12ex", 12), ("4e3x", 4), ("1e999", "1e999")),
+    ],
+)
+def test_wide_digits_and_powers_of_ten_have_their_value(written: str, value: object) -> None:
+    assert score_gsm8k(f"so\n#### {written}", value) == 1.0
+    assert score_gsm8k(f"so\n#### {written}", 3) == 0.0
+    assert extract_numbers(f"it is {written}")[0] == Decimal(str(value))
+
+
 @pytest.mark.parametrize("written", ["5,6", "3/4", "[5,6]", "--5", "five"])
 def test_strict_wants_one_number_behind_the_marker(written) -> None:
     assert [score_gsm8k(f"#### {written}", truth) for truth in ("5", "56", "3", "4", "-5")] == [0.0] * 5

@@ -116,6 +116,8 @@ def test_a_file_may_import_its_neighbours(write) -> None:
         ("bonus", "import os\nos._exit(3)\ndef bonus(response): return 1", r"ends the process with status 3"),
         ("bonus", "import os, signal\nos.kill(os.getpid(), 11)", r"ends the process by SIGSEGV"),
         ("bonus", "raise SystemExit(0)\ndef bonus(response): return 1", r"line 1: SystemExit"),
+        ("bonus", "def bonus(response):\n    yield 1.0", r"function bonus \(line 1\) is a generator"),
+        ("bonus", "class Bonus:\n    def __call__(self, data): yield 1", r"its __call__ is a generator"),
         ("bonus", "class Bonus: pass", r"class Bonus .*has no __call__\(self, data\)"),
     ],
 )

@@ -35,6 +35,20 @@ SHORT = [
 WHOLE = [r"\frac{a}{b}", r"\frac", r"\frac{1", r"\fraction", r"\frac1", "x^2", "", r"\leftarrow 12", "{}}{"]
 
 
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        *((r"\sqrt[3] 8", "2"), (r"\binom 5 2", "10"), (r"\binom52", "10"), (r"\frac12", "0.5")),
+        *((r"\frac12+\frac 3 2", "2"), (r"$\sqrt[3]8$", "2"), ("５", "5"), ("−３", "-3")),
+    ],
+)
+@pytest.mark.parametrize("swapped", [False, True], ids=["answer", "truth"])
+def test_a_short_form_has_its_value(answer: str, value: str, swapped: bool) -> None:
+    answer, truth = (value, answer) if swapped else (answer, value)
+    assert prime_math(f"\\boxed{{{answer}}}", truth) == 1.0
+    assert prime_math(f"\\boxed{{{answer}}}", "7") == 0.0
+
+
 @pytest.mark.parametrize(("short", "long"), SHORT)
 def test_short_forms_are_spelt_out(short: str, long: str) -> None:
     assert spelled_out(short) == long

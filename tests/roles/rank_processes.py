@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
@@ -11,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,6 +24,7 @@ from tandem.roles.rank_calls import Call
 from tandem.roles.train_group import TrainGroup
 from tandem.roles.train_rank import TrainRank
 from tandem.train.engine import FsdpEngine
+from tests import forked
 
 Build = Callable[[DeviceMesh | None], FsdpEngine]
 MEETING_S = 30
@@ -88,13 +89,11 @@ class ProcessRank:
 @contextmanager
 def rank_processes(world: int, build: Build, folder: Path) -> Iterator[list[ProcessRank]]:
     """``world`` ranks over engines from ``build``; killed at the end."""
-    fork = multiprocessing.get_context("fork")
     ranks = []
     folder.mkdir(exist_ok=True)
     for number in range(world):
-        ours, theirs = fork.Pipe()
-        process = fork.Process(target=_serve, args=(build, number, world, str(folder), theirs), daemon=True)
-        process.start()
+        ours, theirs = forked.pipe()
+        process = forked.start(partial(_serve, build), number, world, str(folder), theirs)
         theirs.close()
         ranks.append(ProcessRank(number, process, ours))
     try:

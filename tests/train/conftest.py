@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, new_model
 from tandem.train.engine import FsdpEngine
+from tests import forked
 
 VOCAB = 23
 LLAMA = {
@@ -126,10 +127,7 @@ def on_ranks(tmp_path: Path) -> Callable[[int, Callable[[DeviceMesh, int], None]
 
     def run(world: int, body: Callable[[DeviceMesh, int], None]) -> None:
         (folder := tmp_path / f"world_{world}").mkdir(exist_ok=True)
-        fork = multiprocessing.get_context("fork")
-        ranks = [fork.Process(target=_rank, args=(body, rank, world, str(folder))) for rank in range(world)]
-        for process in ranks:
-            process.start()
+        ranks = [forked.start(partial(_rank, body), rank, world, str(folder)) for rank in range(world)]
         for process in ranks:
             process.join(90)
         alive = [i for i, process in enumerate(ranks) if process.is_alive()]

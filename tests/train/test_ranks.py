@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from tandem.train.objective import PolicyObjective
 MakeAny = Callable[..., Any]
 
 
-@pytest.fixture
-def chunked(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def chunked() -> Iterator[None]:
     """Three tokens' logits at a time: the backward computes logits again from gathered weights."""
-    monkeypatch.setattr("tandem.train.engine.token_logprobs", partial(token_logprobs, chunk_elements=3 * 23))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tandem.train.engine.token_logprobs", partial(token_logprobs, chunk_elements=3 * 23))
+        yield
 
 
 def step(engine: Any, batch: Any, objective: PolicyObjective, whole: Any) -> Any:
@@ -55,7 +58,6 @@ def test_a_mesh_of_one_rank_is_bit_equal_to_no_mesh(
     on_ranks(1, body)
 
 
-@pytest.mark.usefixtures("chunked")
 def test_b64_three_samples_on_two_ranks_give_the_update_of_one(
     on_ranks: MakeAny, make_batch: MakeAny, make_engine: MakeAny
 ) -> None:
@@ -65,20 +67,21 @@ def test_b64_three_samples_on_two_ranks_give_the_update_of_one(
     splits = ([[0, 1], [2]], [[0, 1, 2], []], [[1], [0, 2]])
 
     def body(mesh: DeviceMesh, rank: int) -> None:
-        single, sharded = make_engine(), make_engine(mesh=mesh, max_tokens=34)
-        for split in splits:
-            mine = whole[split[rank]]
-            loss, result = step(single, whole, objective, whole)
-            shared_loss, shared_result = step(sharded, mine, objective, whole)
-            torch.testing.assert_close(loss.loss, shared_loss.loss)
-            assert shared_loss.metrics["kl"].mean == pytest.approx(loss.metrics["kl"].mean, rel=1e-4)
-            assert shared_result.grad_norm == pytest.approx(result.grad_norm, rel=1e-4)
-            logprobs = sharded.forward(mine, ["logprobs"])["logprobs"].values
-            expected = single.forward(whole, ["logprobs"])["logprobs"].take(
-                torch.tensor(split[rank], dtype=torch.int64)
-            )
-            torch.testing.assert_close(logprobs, expected.values, atol=2e-5, rtol=1e-4)
-        close(single, sharded, 2e-5)
+        with chunked():
+            single, sharded = make_engine(), make_engine(mesh=mesh, max_tokens=34)
+            for split in splits:
+                mine = whole[split[rank]]
+                loss, result = step(single, whole, objective, whole)
+                shared_loss, shared_result = step(sharded, mine, objective, whole)
+                torch.testing.assert_close(loss.loss, shared_loss.loss)
+                assert shared_loss.metrics["kl"].mean == pytest.approx(loss.metrics["kl"].mean, rel=1e-4)
+                assert shared_result.grad_norm == pytest.approx(result.grad_norm, rel=1e-4)
+                logprobs = sharded.forward(mine, ["logprobs"])["logprobs"].values
+                expected = single.forward(whole, ["logprobs"])["logprobs"].take(
+                    torch.tensor(split[rank], dtype=torch.int64)
+                )
+                torch.testing.assert_close(logprobs, expected.values, atol=2e-5, rtol=1e-4)
+            close(single, sharded, 2e-5)
 
     on_ranks(2, body)
 

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import queue
-import selectors
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from tandem.base.errors import TandemError
 from tandem.episodes.policy import Task
 from tandem.reward.outcome import Outcome, Verdict, failed
 from tandem.reward.process.child import ForeignProcess
+from tandem.reward.process.watch import Watch
 from tandem.reward.process.wire import unpack_verdicts
 from tandem.reward.temporary import clear_left_over
 
@@ -36,6 +36,7 @@ class EpisodeSpec:
     """Which code plays: see ``find_episode``. ``tools`` is the file of the tools, ``timeout_s`` an episode's own time.
 
     ``workers`` processes, each with at most ``concurrency`` episodes; ``start_s`` is a process's time to get ready.
+    ``sampling``: the temperature and top_p that turns are drawn with. ``exact``: the run can be repeated bit by bit.
     """
 
     type: str
@@ -46,6 +47,8 @@ class EpisodeSpec:
     workers: int
     concurrency: int
     start_s: float
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,9 @@ class EpisodePool:
         clear_left_over()
         self._spec = spec
         path = [folder or os.getcwd() for folder in sys.path]
-        fields = ("type", "file", "parameters", "tools", "timeout_s")
-        self._setup = json.dumps({"path": path, **{name: getattr(spec, name) for name in fields}}).encode()
+        fields = ("type", "file", "parameters", "tools", "timeout_s", "sampling", "exact")
+        places = {"path": path, "pythonpath": os.environ.get("PYTHONPATH")}
+        self._setup = json.dumps({**places, **{name: getattr(spec, name) for name in fields}}).encode()
         self._path = path
         self._numbers = itertools.count()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -140,10 +144,7 @@ class EpisodePool:
         self._broken: str | None = None
         self._closing = False
         self._failed_starts = 0
-        self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._watch = Watch()
         self._places = [self._start() for _ in range(spec.workers)]
         self._thread = threading.Thread(target=self._run, name="tandem-episodes", daemon=True)
         self._thread.start()
@@ -202,29 +203,24 @@ class EpisodePool:
             return
         self._closing = True
         atexit.unregister(self.close)
-        os.write(self._wake_write, b"-")
+        self._watch.wake()
         self._thread.join()
-        self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._watch.close()
 
     def _order(self, do: Callable[[], None]) -> None:
         """Have the thread do it. Raises ``TandemError`` once nothing can be played any more."""
         self.check()
         if not self._closing:
             self._orders.put(do)
-            os.write(self._wake_write, b"+")
+            self._watch.wake()
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while not self._closing and self._broken is None:
-                for key, _ in self._selector.select(self._patience()):
-                    if key.data is None:
-                        os.read(self._wake_read, 4096)
-                    else:
-                        self._read(key.data)
+                for place in self._watch.wait(self._patience()):
+                    self._read(place)
                 while not self._orders.empty():
                     self._orders.get()()
                 self._keep_time()
@@ -331,7 +327,7 @@ class EpisodePool:
 
     def _remove(self, place: _Place) -> str:
         """End a process; another takes its place, unless it was for suspected episodes."""
-        self._selector.unregister(place.process.channel)
+        self._watch.remove(place.process.channel)
         ending = place.process.kill()
         self._places.remove(place)
         if place.share is None and self._broken is None:
@@ -340,7 +336,7 @@ class EpisodePool:
 
     def _start(self, share: int | None = None) -> _Place:
         place = _Place(ForeignProcess(_MODULE, self._path, self._setup), share)
-        self._selector.register(place.process.channel, selectors.EVENT_READ, place)
+        self._watch.add(place.process.channel, place)
         return place
 
     def _assign(self) -> None:

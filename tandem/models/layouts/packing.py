@@ -195,6 +195,7 @@ def pack_samples(
     responses: Ragged,
     response_mask: Ragged,
     *,
+    restarts: Ragged | None = None,
     share_prompts: bool = True,
     device: torch.device | str = "cpu",
     layout: Callable[[Documents, torch.device | str], Layout] = PackedLayout,
@@ -203,16 +204,14 @@ def pack_samples(
     """Pack B samples given on the CPU; ``response_mask`` (bool) says which tokens of ``responses`` get a log-prob.
 
     Neighbouring samples with equal prompts share them (found by comparing tokens), unless ``share_prompts`` is off.
-    ``layout`` makes of the documents what the model runs by. ``seen``: the prompts as a model sees them, where they
-    show images: those that differ in an image only are not equal.
-
+    ``restarts`` (bool, as ``response_mask``): True on tokens, none of them trained, with which a document of its own
+    begins. ``layout`` makes of the documents what the model runs by. ``seen``: the prompts as a model sees them, where
+    they show images: those that differ in an image only are not equal.
     Raises ``ContractError`` for an empty prompt, whose answer would have nothing to be predicted from.
     """
     prompts = prompts if seen is None else seen.prompts
     given, answered = prompts.lengths, responses.lengths
-    empty = torch.nonzero(given == 0)
-    if len(empty):
-        raise ContractError(f"sample {int(empty[0])} has an empty prompt: give it at least one token, such as BOS")
+    _refuse_empty(given)
     leads = _leads(prompts) if share_prompts else torch.ones_like(given, dtype=torch.bool)
     own = (answered - 1).clamp(min=0)
     here = torch.where(leads, given, 0)  # prompt tokens that stand in the row at this sample
@@ -228,9 +227,9 @@ def pack_samples(
         in_prompt, prompts.offsets[sample] + offset, len(prompts.values) + responses.offsets[sample] + answer_offset
     )
     positions = torch.where(in_prompt, offset, given[sample] + answer_offset)
-    if seen is not None:
-        axes = seen.positions.values[torch.where(in_prompt, prompts.offsets[sample] + offset, 0)].T
-        positions = torch.where(in_prompt, axes, positions + seen.shift[sample])
+    if restarts is not None and bool(restarts.values.any()):
+        documents = _begun_anew(documents, restarts, positions)
+    positions = positions if seen is None else seen.placed(sample, torch.where(in_prompt, offset, -1), positions)
 
     sample, offset = _unravel(answered)
     last_of_prompt = prefix_start + given - 1
@@ -250,6 +249,39 @@ def pack_samples(
         samples=len(own),
         width=width,
         images=None if seen is None else seen.images,
+    )
+
+
+def _refuse_empty(lengths: torch.Tensor) -> None:
+    empty = torch.nonzero(lengths == 0)
+    if len(empty):
+        raise ContractError(f"sample {int(empty[0])} has an empty prompt: give it at least one token, such as BOS")
+
+
+def _begun_anew(documents: Documents, restarts: Ragged, positions: torch.Tensor) -> Documents:
+    """Return the documents in the order of the row, each ending where another begins in the same sample.
+
+    ``positions`` (T,) are counted anew there, in place.
+    """
+    owner, offset = _unravel(restarts.lengths)
+    chosen = restarts.values & (offset < documents.length[owner])  # the last token of an answer is not in the row
+    if not bool(chosen.any()):
+        return documents
+    owner, offset = owner[chosen], offset[chosen]
+    other = owner[1:] != owner[:-1]
+    first, last = nn.functional.pad(other, (1, 0), value=True), nn.functional.pad(other, (0, 1), value=True)
+    length = torch.where(last, documents.length[owner], nn.functional.pad(offset[1:], (0, 1))) - offset
+    start = documents.start[owner] + offset
+    kept = documents.length.index_copy(0, owner[first], offset[first])
+    inside, place = _unravel(length)
+    positions[start[inside] + place] = place
+    starts = torch.cat([documents.start, start])
+    order = torch.argsort(starts, stable=True)
+    return Documents(
+        torch.cat([documents.prefix_start, start])[order],
+        torch.cat([documents.prefix_length, torch.zeros_like(start)])[order],
+        starts[order],
+        torch.cat([kept, length])[order],
     )
 
 

@@ -37,7 +37,7 @@ class Context:
 
 def _moving(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield each kind of rope that moves, and up to where it stands still."""
-    for rope in _ropes(config):
+    for rope in ropes(config):
         kind = str(rope.get("rope_type") or rope.get("type") or "")
         limit = config.get("max_position_embeddings")
         if kind in ("longrope", "su"):
@@ -49,7 +49,7 @@ def _moving(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield kind, limit
 
 
-def _ropes(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def ropes(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the parameters of each rope: one for all layers, or one for each kind of layer."""
     for key in ("rope_parameters", "rope_scaling"):
         found = config.get(key)

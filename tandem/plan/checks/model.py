@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.base.errors import Problem
+from tandem.base.regular import irregular_in
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.models.families import AS_TEXT, IMAGE_FAMILIES, REFUSED
@@ -30,6 +31,8 @@ def read_checked(
     tokenizer = (
         [] if named is None or model_folder(named) is not None else list(_missing(f"{key}.tokenizer_path", named))
     )
+    if (fault := irregular_in(folder)) is not None:
+        return None, [Problem(f"{key}.path", model.path, fault, "Take it out of the folder, or save the model again")]
     if not (folder / "config.json").is_file():
         if (folder / ADAPTER).is_file():
             return None, [_adapter_as_model(key, model.path, folder), *tokenizer]
@@ -65,6 +68,9 @@ def _refused(key: str, model: ModelConfig, facts: ModelFacts, headed: bool, sees
     if facts.other_kind is not None and not (headed and "Classification" in facts.other_kind):
         reason = f"its config.json says {facts.other_kind}, and what is trained here goes on with a text"
         yield Problem(f"{key}.path", model.path, reason, "Choose a language model; docs/models.md lists families")
+    elif facts.unknown is not None and not facts.senses:
+        remedy = "Install a transformers that has the family, or choose a model of one in docs/models.md"
+        yield Problem(f"{key}.path", model.path, facts.unknown, remedy)
     if facts.quantized is not None:
         reason = f"its weights are quantized ({facts.quantized}), and weights are trained and pushed in full precision"
         yield Problem(f"{key}.path", model.path, reason, "Name the model that it was made of, or save it dequantized")

@@ -10,6 +10,7 @@ from pathlib import Path
 from tandem.base.errors import Problem
 from tandem.base.procedural import RECIPE
 from tandem.base.registry import Signature
+from tandem.base.regular import regular
 from tandem.config.schema import Config
 from tandem.models.adapter_spec import CONFIG as ADAPTER
 from tandem.plan.checks.data import named_sources
@@ -118,7 +119,7 @@ def _no_classifier(folder: Path) -> str | None:
     if (folder / ADAPTER).is_file():
         return "it is an adapter, and a reward model is a whole one (merge them)"
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads(regular(folder / "config.json").read_text())
         architectures = [str(name) for name in config.get("architectures") or []]
     except (OSError, ValueError, AttributeError, TypeError):
         return None  # loading it says what is wrong

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import pickle
-import selectors
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from tandem.base.errors import RewardError
 from tandem.reward.outcome import PROCESS, Outcome, Scores, Verdict, failed, timed_out
 from tandem.reward.process.child import ScoringProcess
 from tandem.reward.process.job import Group, Handle, Job, make_jobs
+from tandem.reward.process.watch import Watch
 from tandem.reward.process.wire import Setup, unpack_verdicts
 from tandem.reward.scoring import ScorerSpec
 from tandem.reward.temporary import clear_left_over
@@ -76,10 +76,7 @@ class ScoringPool:
         self._scored = False  # anything, ever
         self._warned: set[Outcome] = set()
         self._mean_s = _MESSAGE_S / 4  # of one scoring; learned
-        self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._watch = Watch()
         self._processes = [self._start() for _ in range(workers)]
         self._thread = threading.Thread(target=self._run, name="tandem-rewards", daemon=True)
         self._thread.start()
@@ -112,7 +109,7 @@ class ScoringPool:
         with self._lock:
             self._check_alive()
             self._pending.extend(jobs)
-        os.write(self._wake_write, b"+")
+        self._watch.wake()
         return handle
 
     def collect(self, handle: Handle, deadline: Deadline) -> Scores:
@@ -145,11 +142,9 @@ class ScoringPool:
                 return
             self._closing = True
         atexit.unregister(self.close)
-        os.write(self._wake_write, b"-")
+        self._watch.wake()
         self._thread.join()
-        self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._watch.close()
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -157,11 +152,8 @@ class ScoringPool:
         """Read answers, hand out jobs and keep deadlines until the pool is closed or broken."""
         try:
             while not self._closing and self._broken is None:
-                for key, _ in self._selector.select(self._patience()):
-                    if key.data is None:
-                        os.read(self._wake_read, 4096)
-                    else:
-                        self._read(key.data)
+                for process in self._watch.wait(self._patience()):
+                    self._read(process)
                 for process in [p for p in self._processes if self._overdue(p)]:
                     self._replace(process, late=True)
                 self._assign()
@@ -192,7 +184,7 @@ class ScoringPool:
 
     def _replace(self, process: ScoringProcess, *, late: bool) -> None:
         """End a process that is late or gone, start another in its place, then settle its jobs."""
-        self._selector.unregister(process.channel)
+        self._watch.remove(process.channel)
         ending = process.kill()
         if not process.ready:
             self._count_failed_start(f"didn't get ready in {self._start_s:g} s" if late else ending)
@@ -226,7 +218,7 @@ class ScoringPool:
 
     def _start(self) -> ScoringProcess:
         process = ScoringProcess(self._setup)
-        self._selector.register(process.channel, selectors.EVENT_READ, process)
+        self._watch.add(process.channel, process)
         return process
 
     def _put_back(self, jobs: list[Job]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tandem.base.errors import DataError
 from tandem.reward.scorers.final_answer import outer_boxes
-from tandem.reward.scorers.spelling import EMPHASIS, MINUS, PLUS, plain_signs, spelled_out
+from tandem.reward.scorers.spelling import EMPHASIS, MINUS, PLUS, WIDE, plain_signs, spelled_out
 
 # A comma joins digits only as a thousands separator: groups of exactly three digits behind one to three. The group is
 # atomic, so that a longer reading is never given up for a shorter one, and its length bounded, so that no text takes
@@ -18,6 +18,7 @@ from tandem.reward.scorers.spelling import EMPHASIS, MINUS, PLUS, plain_signs, s
 _NUMBER = re.compile(
     rf"[$€£]?(?P<sign>(?<![^\W_])(?<![)\]])[{MINUS}{PLUS}])?[$€£]?"
     r"(?P<digits>(?>(?:[0-9]{1,3}(?:,[0-9]{3}){1,20}(?!,?[0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+))"
+    rf"(?:(?:[eE]|[ ]?(?:\\times|\\cdot|[×*x])[ ]?10\^\{{?)(?P<power>[{MINUS}{PLUS}]?[0-9]{{1,3}})(?![0-9A-Za-z]))?"
 )
 _LATEX_SEPARATOR = re.compile(r"\{,\}|,\\!|\\,|\\!(?=[0-9]{3})")
 _IN_LIST = rf"[{MINUS}{PLUS}0-9.,\s]*"
@@ -32,19 +33,20 @@ def extract_numbers(text: str) -> list[Decimal]:
 
     ``8,000``, ``8{,}000`` and ``$8,000.`` are 8000; a comma that separates no thousands separates numbers. Inside
     square brackets every comma does, and inside round or curly ones with nothing but numbers in them:
-    ``[8.124,12.852]``, ``(100,200)`` and ``{100,200}`` are two. Digits are ASCII, and a letter ends a number. Any dash
-    is a minus where it is a sign: behind a letter, a digit or a bracket (``5-3``, ``2–3``) it is none.
+    ``[8.124,12.852]``, ``(100,200)`` and ``{100,200}`` are two. ``4e3`` and ``4 × 10^3`` are 4000. Digits are ASCII or
+    wide (``４２``), and another letter ends a number. Any dash is a minus where it is a sign: behind a letter, a digit
+    or a bracket (``5-3``, ``2–3``) it is none.
     """
     return [_value(match) for match in _NUMBER.finditer(_plain(text))]
 
 
 def _plain(text: str) -> str:
-    text = _LATEX_SEPARATOR.sub(",", text.replace("\\$", "$"))
+    text = _LATEX_SEPARATOR.sub(",", text.translate(WIDE).replace("\\$", "$"))
     return _LIST.sub(lambda found: found[0].replace(",", ", "), text)
 
 
 def _value(match: re.Match[str]) -> Decimal:
-    value = Decimal(match["digits"].replace(",", ""))
+    value = Decimal(f"{match['digits'].replace(',', '')}e{plain_signs(match['power'] or '0')}")
     return value.copy_negate() if match["sign"] and match["sign"] in MINUS else value
 
 

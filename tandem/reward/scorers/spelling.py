@@ -6,6 +6,8 @@ import re
 
 MINUS = "-−‐‑‒–—―﹣－"
 PLUS = "+＋﹢"
+WIDE = str.maketrans("０１２３４５６７８９．", "0123456789.")
+"""Digits and point as Chinese and Japanese keyboards write them."""
 EMPHASIS = "*_`~"
 """What Markdown puts around words."""
 
@@ -21,10 +23,10 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def plain_signs(text: str, *, prose: bool = False) -> str:
-    """Return every dash as ``-`` and every plus as ``+``; in ``prose`` not a dash between two letters or digits
-    (``2–3``).
+    """Return every dash as ``-``, every plus as ``+`` and wide digits as ASCII; in ``prose`` not a dash between two
+    letters or digits (``2–3``).
     """
-    return _PLUS.sub("+", (_IN_PROSE if prose else _DASH).sub("-", text))
+    return _PLUS.sub("+", (_IN_PROSE if prose else _DASH).sub("-", text.translate(WIDE)))
 
 
 def spelled_out(text: str) -> str:

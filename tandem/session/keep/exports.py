@@ -20,7 +20,7 @@ from tandem.models.adapter_spec import CONFIG as ADAPTER_CONFIG
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import save_adapter
 from tandem.models.causal_lm import CausalLM
-from tandem.models.loading import check_weight_files, merge_adapter, save_pretrained_atomic
+from tandem.models.loading import check_weight_files, fault_of_model, merge_adapter, save_pretrained_atomic
 from tandem.models.precision import Precision
 from tandem.plan.model import model_folder, read_model
 from tandem.train.protocol import Exported
@@ -122,8 +122,9 @@ def copy_model(saved: Path, out: Path, adapter: bool | None = None) -> None:
 def _require_undamaged(source: Path, saved: Path) -> None:
     """Raise ``DataError`` with the file that isn't as written; of a folder without checksums, what its sizes tell."""
     check_weight_files(source)
-    if (source / "config.json").is_file() and (misfit := read_model(source).misfit) is not None:
-        raise DataError(f"{source}: {misfit}. Write a config.json that fits its weights, or export another checkpoint")
+    described = (source / "config.json").is_file()
+    if described and (fault := fault_of_model(source) or read_model(source).misfit) is not None:
+        raise DataError(f"{source}: {fault}. Write a config.json that fits its weights, or export another checkpoint")
     if (source / MANIFEST).exists():
         verify(source, own_changes=source == saved)
     elif (saved / MANIFEST).exists():
@@ -133,7 +134,7 @@ def _require_undamaged(source: Path, saved: Path) -> None:
 def _find(saved: Path, part: str, mark: str) -> Path | None:
     """Return the folder in a checkpoint or a run, or itself, that has the file ``mark``."""
     candidates = (saved / part, saved / FINAL_FOLDER, saved)
-    return next((folder for folder in candidates if (folder / mark).is_file()), None)
+    return next((folder for folder in candidates if (folder / mark).exists()), None)
 
 
 class PlainExport:
