@@ -11,6 +11,7 @@ from tandem.base.errors import DataError, Problem
 from tandem.config.schema import Config, DataConfig
 from tandem.data.chat import checked_messages, refuse_written_messages
 from tandem.data.files import open_tables
+from tandem.data.modalities import kind_in_messages
 from tandem.data.rows import Row, RowError
 from tandem.plan.teacher import learns_from_reward
 from tandem.reward.registry import REWARDS
@@ -38,6 +39,8 @@ def _prompt(data: DataConfig, row: Row, images: bool) -> Iterator[Problem]:
         reason = f"{row.table}, row {row.number}: {value!r} is neither text nor a list of messages"
         yield Problem("data.prompt_key", key, reason, f"{remedy}; data.template: '{{{key}}}' makes text of a number")
         return
+    if kind_in_messages(value, images=images) is not None:
+        return  # said of the file
     try:
         if isinstance(value, str):
             refuse_written_messages(value)
