@@ -97,7 +97,8 @@ class ActorConfig(Node):
     ppo_max_token_len_per_gpu: PositiveInt = 16384
     """Token budget of a micro-batch on one device."""
     tensor_model_parallel_size: PositiveInt = 1
-    """Tensor parallelism of training."""
+    """Tensor parallelism of training: neighbouring devices of the actor that each layer and the vocabulary are split
+    over."""
     tag_device: Literal["cpu", "device"] = "cpu"
     """Where copies of the weights are kept (ref, old_actor, a teacher): in the host's memory, or beside the weights."""
     offload: bool | None = None
