@@ -31,7 +31,7 @@ class Prompts:
 
     @property
     def images(self) -> Images | None:
-        """What they show."""
+        """What all of them show together."""
         return None if self.seen is None else self.seen.images
 
     @property
