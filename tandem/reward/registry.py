@@ -114,7 +114,7 @@ def register_reward(
 
 @contextmanager
 def known_here(name: str, target: ScorerTarget) -> Iterator[str]:
-    """Register a scorer that no other process can import, as long as the block lasts; yield its name.
+    """Keep a scorer that no other process can import registered as long as the block lasts; yield its name.
 
     It is called in this process. Raises ``TandemError`` as ``register_reward`` does.
     """
