@@ -99,6 +99,10 @@ class RunLog:
         with self.timed("samples"):
             self._samples.keep(kind, step, batch)
 
+    def distributions(self, step: int, find: Callable[[], Mapping[str, Sequence[float]]]) -> None:
+        """Show how values of the step are spread where a tracker does; ``find`` is asked for them only then."""
+        self._trackers.distributions(step, find)
+
     def settle(self) -> None:
         """Wait until what was handed over is on the disk, for whoever writes a checkpoint: it is not done again."""
         self._samples.settle()

@@ -188,8 +188,9 @@ class PolicyObjective:
 
     def _fresh(self, columns: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Return which tokens are of the weights that are trained here, (b, L); None where that isn't known."""
-        known = self.version is not None and "token_versions" in columns
-        return columns["token_versions"] == self.version if known else None
+        if self.version is None or "token_versions" not in columns:
+            return None
+        return columns["token_versions"].eq(self.version)
 
     def _policy(self, given: Mapping[str, Any]) -> PolicyLoss:
         signature = self.entry.signature
