@@ -34,7 +34,7 @@ reward_manager:
   # file: rewards.py
 
 data:
-  train_files: [train.jsonl]    # parquet or jsonl
+  train_files: [train.jsonl]    # jsonl, parquet, csv ...
   # val_files: [val.jsonl]      # held-out prompts
   prompt_key: prompt
   answer_key: answer
@@ -60,7 +60,7 @@ model:
   # lora_rank: 16               # train adapters only
 
 data:
-  train_files: [train.jsonl]    # parquet or jsonl
+  train_files: [train.jsonl]    # jsonl, parquet, csv ...
   # val_files: [val.jsonl]
   prompt_key: prompt            # or messages_key: messages, for conversations
   response_key: response

@@ -8,6 +8,7 @@ from typing import Any
 
 from tandem.config.schema import DataConfig, MixPartConfig, SftDataConfig
 from tandem.data.examples import ExampleColumns
+from tandem.data.files import is_united
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ def example_columns(data: SftDataConfig, part: MixPartConfig | None = None) -> E
 
 
 def has_united_rows(data: DataConfig | SftDataConfig) -> bool:
-    """Return whether some rows come by way of Arrow, or may: of parquet files, or of a source of the user's."""
+    """Return whether some rows come by way of Arrow, or may: of parquet and the like, or of a source of the user's."""
     mixed = [file for part in data.mix for file in part.files] if isinstance(data, SftDataConfig) else []
     files = [*data.train_files, *data.val_files, *mixed]
-    return data.source is not None or any(PurePath(file).suffix.lower() in (".parquet", ".pq") for file in files)
+    return data.source is not None or any(map(is_united, files))
 
 
 def mix_names(data: SftDataConfig) -> list[str]:

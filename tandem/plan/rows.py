@@ -10,7 +10,7 @@ from pathlib import Path
 from tandem.base.errors import DataError
 from tandem.base.regular import regular
 from tandem.config.schema import Config, DataConfig
-from tandem.data.files import open_tables
+from tandem.data.files import LINES, open_tables
 from tandem.data.rows import Row, RowError
 from tandem.data.template import Template
 
@@ -61,7 +61,7 @@ def count_rows(files: Sequence[str]) -> int | None:
                 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
                 total += int(parquet.read_metadata(regular(path)).num_rows)
-            elif path.stat().st_size <= COUNTED_BYTES:
+            elif path.suffix.lower() in LINES and path.stat().st_size <= COUNTED_BYTES:
                 with regular(path).open("rb") as handle:
                     total += sum(1 for line in handle if line.strip())
             else:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -152,17 +156,61 @@ def test_a_missing_file_names_its_neighbours(write: Write) -> None:
 
 
 def test_what_is_no_table_is_refused_when_opened(tmp_path: Path) -> None:
-    empty, text, csv = tmp_path / "empty.jsonl", tmp_path / "text.parquet", tmp_path / "a.csv"
+    empty, text, other = tmp_path / "empty.jsonl", tmp_path / "text.parquet", tmp_path / "a.xlsx"
     empty.touch()
     text.write_text("this is no parquet file, however long it may be")
-    csv.write_text("a,b\n")
+    other.write_text("a,b\n")
+    for name in ("cut.jsonl.gz", "cut.jsonl.zst", "no.arrow", "rows.parquet.gz"):
+        (tmp_path / name).write_text("this is neither compressed nor Arrow's, however long it may be")
     for path, message in [
         (empty, "the file is empty"),
         (text, "can't be read as parquet"),
-        (csv, "unknown format '.csv'"),
+        (other, "unknown format '.xlsx'"),
+        (tmp_path / "no.arrow", "can't be read as Arrow"),
+        (tmp_path / "cut.jsonl.gz", "can't be read as .gz"),
+        (tmp_path / "cut.jsonl.zst", "can't be read as .zst"),
+        (tmp_path / "rows.parquet.gz", "parquet is compressed inside"),
     ]:
         with pytest.raises(DataError, match=f"{path.name}: {message}"):
-            open_tables([path])
+            scanned(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jsonl.gz", "a.jsonl.zst", "a.csv", "a.tsv", "a.csv.gz", "a.csv.zst", "a.arrow", "a.feather", "saved"]
+)
+def test_each_format_gives_the_same_rows_in_order_and_alone(tmp_path: Path, name: str) -> None:
+    rows = [{"prompt": f"{i:03d}", "answer": 'a "quoted", äöü\nline' if i % 7 == 0 else str(i)} for i in range(700)]
+    path = tmp_path / name
+    if ".jsonl" in name:
+        with pa.output_stream(str(path), compression="detect") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+    elif ".csv" in name or ".tsv" in name:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, ["prompt", "answer"], delimiter="\t" if "tsv" in name else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+        with pa.output_stream(str(path), compression="detect") as file:
+            file.write(text.getvalue().encode())
+    elif name == "a.feather":
+        feather.write_feather(pa.Table.from_pylist(rows), str(path))
+    elif name == "a.arrow":
+        datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "folder")
+        (tmp_path / "folder" / "data-00000-of-00001.arrow").rename(path)
+    else:
+        datasets.Dataset.from_list(rows[::-1]).select(range(699, -1, -1)).save_to_disk(path, num_shards=3)
+    (table,) = open_tables([path])
+    scan = list(table.scan())
+    assert [row.values for row in scan if isinstance(row, Row)] == rows
+    for row in (scan[699], scan[0], scan[333]):
+        assert isinstance(row, Row) and table.row(row.number).values == row.values
+
+
+def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
+    split = datasets.Dataset.from_list([{"prompt": "1"}])
+    datasets.DatasetDict({"train": split, "test": split}).save_to_disk(tmp_path / "both")
+    with pytest.raises(DataError, match=r"Name one of them: .*test, train"):
+        open_tables([tmp_path / "both"])
+    assert len(scanned(tmp_path / "both" / "train")) == 1
 
 
 def test_columns_are_found_by_path_and_missed_by_name() -> None:
