@@ -67,6 +67,7 @@ SWITCHES = {f"{CORRECTION}.{name}" for name in ("weights", "reject", "veto")} | 
 
 ELSEWHERE = {
     "actor_rollout_ref.actor.tensor_model_parallel_size",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
     "actor_rollout_ref.ref.fsdp_config",
     "execution.data_plane.num_data_storage_units",
     *(

@@ -34,6 +34,7 @@ FIVE = (
 )
 RAY = ("runtime.name=ray", "runtime.threads=false")
 ONE, TWO = "resource: {actor: [1, 1], rollout: [1, 1]}", "resource: {actor: [1, 2], rollout: [1, 2]}"
+WIDE = "resource: {actor: [1, 2], rollout: [1, 1]}"
 
 
 @dataclass
@@ -94,18 +95,19 @@ def here(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
 
 
 SAME = {
-    "colocate, one and two": ("{mode: colocate, resource: {actor: [1, 1], rollout: [1, 2]}}", 1, 3, 1),
-    "hybrid": (f"{{mode: hybrid, max_staleness: 0, {ONE}}}", 1, 2, 1),
-    "hybrid, a model on two": ("{mode: hybrid, max_staleness: 0, resource: {actor: [1, 2], rollout: [1, 1]}}", 2, 3, 2),
-    "fully async": (f"{{mode: fully_async, max_staleness: 0, num_iters_per_train_update: 4, {ONE}}}", 1, 2, 1),
+    "colocate, one and two": ("{mode: colocate, resource: {actor: [1, 1], rollout: [1, 2]}}", 1, 3, None),
+    "hybrid": (f"{{mode: hybrid, max_staleness: 0, {ONE}}}", 1, 2, None),
+    "hybrid, a model on two": (f"{{mode: hybrid, max_staleness: 0, {WIDE}}}", 2, 3, "tensor_model"),
+    "hybrid, rows on two": (f"{{mode: hybrid, max_staleness: 0, {WIDE}}}", 2, 3, "ulysses_sequence"),
+    "fully async": (f"{{mode: fully_async, max_staleness: 0, num_iters_per_train_update: 4, {ONE}}}", 1, 2, None),
     "hybrid in 4 sub-batches, two and two": (
         f"{{mode: hybrid, max_staleness: 0, num_iters_per_train_update: 4, balance_data: true, {TWO}}}",
         2,
         4,
-        1,
+        None,
     ),
 }
-"""Execution, ranks, the processes of ranks and engines together, and the ranks that are one model."""
+"""Execution, ranks, the processes of ranks and engines together, and what two ranks share."""
 
 
 @pytest.mark.usefixtures("cluster")
@@ -114,7 +116,8 @@ def test_without_staleness_every_mode_is_the_synchronous_run(
     task: Path, here: Watched, tmp_path: Path, name: str
 ) -> None:
     execution, ranks, processes, split = SAME[name]
-    words = (f"execution={execution}", f"actor_rollout_ref.actor.tensor_model_parallel_size={split}")
+    shared = () if split is None else (f"actor_rollout_ref.actor.{split}_parallel_size=2",)
+    words = (f"execution={execution}", *shared)
     found = watch(task, f"trainer.output_dir={tmp_path}", *words, *RAY, *FIVE)
     assert len({os.getpid(), *found.pids}) == processes + 1
     assert found.samples() == here.samples()
