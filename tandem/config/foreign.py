@@ -18,7 +18,10 @@ class Foreign:
     takes: Literal["switch", "value", "values"] = "value"
 
 
-_ONE_KIND = "Leave it out, or write 1: devices of the actor share a model or its rows by tensor_model_parallel_size or ulysses_sequence_parallel_size alone"
+_ONE_KIND = (
+    "Leave it out, or write 1: devices share a model by tensor_model_parallel_size, or its rows by "
+    "ulysses_sequence_parallel_size"
+)
 _MEGATRON = "Leave it out: it is a setting of Megatron, which comes later"
 _TRACKER = "Leave it out: write trainer.logger=[console, tensorboard]; every run has metrics.jsonl and report.html"
 _ENGINE = "Leave it out: engines are set by actor_rollout_ref.rollout.* (gpu_memory_utilization, max_num_seqs)"
