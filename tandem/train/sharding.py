@@ -6,6 +6,8 @@ the same samples: with ``TENSOR`` they are one model among them, with ``SEQUENCE
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -94,7 +96,7 @@ def is_first_copy(tensor: torch.Tensor) -> bool:
     """Return whether no rank before this one has the same part of a sharded tensor; True of an unsharded one."""
     if not isinstance(tensor, DTensor):
         return True
-    place = tensor.device_mesh.get_coordinate() or []
+    place: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
     return not any(at for at, kind in zip(place, tensor.placements, strict=True) if kind.is_replicate())
 
 

@@ -68,8 +68,8 @@ class SharedRow(AttentionLayout):
         window: int | None,
     ) -> torch.Tensor:
         """Attend as the whole layout does: (1, H, W, D), (1, K, W, D) and (1, K, W, E) give (1, W, H, E)."""
-        whole = (self._heads(tensor[0])[None, :, : self._tokens] for tensor in (query, key, value))
-        found = self._layout.attend(layer, *whole, scale, window)[0]
+        query, key, value = (self._heads(rows[0])[None, :, : self._tokens] for rows in (query, key, value))
+        found = self._layout.attend(layer, query, key, value, scale, window)[0]
         return self._rows(nn.functional.pad(found, (0, 0, 0, 0, 0, self._fillers)))[None]
 
     def _heads(self, rows: torch.Tensor) -> torch.Tensor:

@@ -79,10 +79,10 @@ def _check_devices(config: Config, placed: tuple[Placement, ...]) -> Iterator[Pr
         ("actor", f"{ACTOR}.ulysses_sequence_parallel_size", actor.ulysses_sequence_parallel_size),
         ("rollout", f"{ROLLOUT}.tensor_model_parallel_size", engine_width(config)),
     )
-    for role, key, width in widths:
-        if role in devices and devices[role] % width:
-            reason = f"it doesn't divide the {devices[role]} devices of {role}"
-            remedy = f"Write a divisor of {devices[role]}, or change execution.resource.{role}"
+    for name, key, width in widths:
+        if name in devices and devices[name] % width:
+            reason = f"it doesn't divide the {devices[name]} devices of {name}"
+            remedy = f"Write a divisor of {devices[name]}, or change execution.resource.{name}"
             yield Problem(key, width, reason, remedy)
     if config.runtime.threads and choose_runtime(config, placed) == "ray":
         reason = "on Ray every rank and every engine is a process of its own"
