@@ -17,3 +17,14 @@ def physical_memory() -> int | None:
 def has_accelerator() -> bool:
     """Return whether the system shows a device of NVIDIA's or AMD's, which a run would take."""
     return Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()
+
+
+def process_lives(pid: int) -> bool:
+    """Return whether a process of this machine has the id ``pid``, whoever's it is."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from tandem.base.errors import ConfigError, Problem, TandemError, WriteError
 from tandem.base.folders import write_error
+from tandem.base.machine import process_lives
 
 CONFIG_FILE, METRICS_FILE, ROLLOUTS_FILE = "config.yaml", "metrics.jsonl", "rollouts.jsonl"
 ABOUT_FILE = "about.json"
@@ -39,6 +40,9 @@ _STEP = re.compile(r"step_(\d+)")
 _SAMPLES_PART = re.compile(r"(\w+)-(\d+)\.parquet")
 _HIDDEN, _LOCK, _OWNER, _RECORD = ".tandem", "lock", "owner.json", "run.json"
 _SCRATCH = re.compile(r"\.+([\w-]+(?:\.\w+)?)\.(partial|replaced)\b.*")
+CONTROL_FILE = f"{_HIDDEN}/control.json"
+"""Where a running run says how it can be asked."""
+
 _PARTS = ("model", "adapter", CRITIC_FOLDER, "reference")
 KEY = "trainer.output_dir"
 
@@ -65,7 +69,9 @@ def owned(folder: Path) -> Iterator[None]:
         raise _unwritable(folder, error) from error
     try:
         who = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}
-        with suppress(OSError):  # for the words of a refusal only
+        with suppress(OSError):  # of a run that was killed
+            (folder / CONTROL_FILE).unlink()
+        with suppress(OSError):  # for the words of those who look only
             (hidden / _OWNER).write_text(json.dumps(who))
         yield
     finally:
@@ -84,6 +90,16 @@ def _owner(hidden: Path) -> str:
         return f"process {who['pid']} on {who['host']}, since {who['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "a process that hasn't said who it is yet"
+
+
+def owner(folder: Path) -> str | None:
+    """Return who owns ``folder`` now, in words; None where nobody on this machine does."""
+    try:
+        who = json.loads((folder / _HIDDEN / _OWNER).read_text())
+        lives = who["host"] == socket.gethostname() and process_lives(int(who["pid"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return _owner(folder / _HIDDEN) if lives else None
 
 
 # --- beginning -------------------------------------------------------------------------------------------------------

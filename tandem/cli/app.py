@@ -276,6 +276,57 @@ def view(
             serve.export(paths, export, typer.echo)
 
 
+Source = Annotated[str, typer.Argument(metavar="RUN_DIR|MODEL", help="A run's folder, or a model's; or a hub id.")]
+
+
+@app.command(context_settings=RAW)
+def serve(
+    source: Source,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its config.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Where it listens: by default on this machine alone.")] = "127.0.0.1",
+    key: Annotated[
+        str | None, typer.Option(envvar="TANDEM_API_KEY", help="What clients must send; default: one is made.")
+    ] = None,
+) -> None:
+    """Answer at an OpenAI-compatible address with a finished model, drawn as its run drew."""
+    with reported():
+        with interrupts.held():
+            from tandem.control.serve import run_serve
+
+        run_serve(source, words or [], typer.echo, host=host, port=port, key=key)
+
+
+@app.command(context_settings=RAW)
+def chat(
+    source: Source,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its config.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system's message.")] = None,
+) -> None:
+    """Answer in the terminal, a line at a time, with a finished model, drawn as its run drew.
+
+    An empty line begins anew.
+    """
+    with reported():
+        with interrupts.held():
+            from tandem.control.serve import run_chat
+
+        run_chat(source, words or [], typer.echo, system=system)
+
+
+@app.command()
+def status(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run that is going on.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print it for machines.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long the run has for its answer.")] = 10.0,
+) -> None:
+    """Ask a running run: its partitions and tickets, engines and their versions, and who waits for whom."""
+    with reported():
+        from tandem.cli.status import status_words
+
+        typer.echo(status_words(run, as_json=as_json, seconds=seconds), nl=False)
+
+
 @app.command()
 def doctor() -> None:
     """Print versions, devices, threads, memory, and what is missing."""

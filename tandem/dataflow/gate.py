@@ -42,6 +42,17 @@ class Closed:
         return self.reason
 
 
+@dataclass(frozen=True)
+class AtGate:
+    """An engine as the gate sees it: the ``version`` that it has acknowledged, why it is ``paused`` (empty: it isn't),
+    the ``tickets`` that it has in hand.
+    """
+
+    version: int | None
+    paused: str
+    tickets: tuple[Ticket, ...]
+
+
 def _asks(method: Callable[Concatenate[Gate, P], T]) -> Callable[Concatenate[Gate, P], T]:
     """Let one thread in at a time."""
 
@@ -171,6 +182,18 @@ class Gate:
     def resume(self, engine: str) -> None:
         """Let the engine take tickets again."""
         self._paused.pop(engine, None)
+
+    @_asks
+    def engines(self) -> dict[str, AtGate]:
+        """Return all engines that are there, by name."""
+        held: dict[str, list[Ticket]] = {name: [] for name in self._versions}
+        for ticket, engine in self._out.items():
+            if engine in held:
+                held[engine].append(ticket)
+        return {
+            name: AtGate(version, self._paused.get(name, ""), tuple(sorted(held[name])))
+            for name, version in self._versions.items()
+        }
 
     # --- tickets -----------------------------------------------------------------------------------------------------
 

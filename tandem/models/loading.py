@@ -178,6 +178,8 @@ def merge_adapter(folder: Path, out: Path) -> None:
 
 def check_weight_files(folder: Path) -> None:
     """Raise ``DataError`` unless the folder has safetensors files, all of those that its index lists, each whole."""
+    if (strange := irregular_in(folder)) is not None:
+        raise DataError(f"{folder}: {strange}")
     names = {path.name for path in folder.glob("*.safetensors")}
     for index in folder.glob("*.safetensors.index.json"):
         names |= set(json.loads(index.read_text("utf-8"))["weight_map"].values())

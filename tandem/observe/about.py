@@ -18,6 +18,7 @@ from typing import Any, Literal
 from tandem.base.folders import flush
 from tandem.base.hidden import hide, hide_words
 from tandem.base.interrupts import requested
+from tandem.base.machine import process_lives
 from tandem.base.run_folder import ABOUT_FILE, METRICS_FILE
 from tandem.observe.metrics import from_json
 
@@ -97,7 +98,7 @@ def state_of(folder: Path, about: Mapping[str, Any]) -> State:
     if not isinstance(host, str) or not isinstance(pid, int) or not 0 < pid < _PIDS:
         return State("unknown", f"what {ABOUT_FILE} says of its start can't be read")
     process = f"process {pid} on {host}"
-    if _lives(pid) if host == socket.gethostname() else _written_s(folder) < QUIET_S:
+    if process_lives(pid) if host == socket.gethostname() else _written_s(folder) < QUIET_S:
         return State("running", process)
     return State("died", f"{process} is gone and left no word: killed, or out of memory")
 
@@ -106,16 +107,6 @@ def _program() -> str:
     """Return the command's name; ``python -m tandem`` has it too."""
     name = Path(sys.argv[0]).name
     return "tandem" if name == "__main__.py" else name
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _written_s(folder: Path) -> float:

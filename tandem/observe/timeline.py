@@ -66,21 +66,31 @@ class Stopwatch:
         self._lock = threading.Lock()
         self._wall: defaultdict[str, float] = defaultdict(float)
         self._cpu: defaultdict[str, float] = defaultdict(float)
+        self._open: dict[object, tuple[str, int]] = {}
 
     @contextmanager
     def timed(self, part: str, *, lane: str | None = None) -> Iterator[None]:
         """Count what happens inside, an error too, under ``part``; ``lane`` names its row of the trace (default: the
         thread's name)."""
         begin_ns, cpu_begin = time.perf_counter_ns(), time.process_time()
+        with self._lock:
+            self._open[own := object()] = part, begin_ns
         try:
             yield
         finally:
             end_ns, cpu_end = time.perf_counter_ns(), time.process_time()
             with self._lock:
+                del self._open[own]
                 self._wall[part] += (end_ns - begin_ns) / 1e9
                 self._cpu[part] += cpu_end - cpu_begin
             if self._trace is not None:
                 self._trace.add(part, begin_ns, end_ns, lane or threading.current_thread().name)
+
+    def open_parts(self) -> list[tuple[str, float]]:
+        """Return the parts that go on at this moment, the first to begin first, and the seconds of each so far."""
+        with self._lock:
+            now = time.perf_counter_ns()
+            return [(part, (now - begun) / 1e9) for part, begun in self._open.values()]
 
     def drain(self) -> dict[str, float]:
         """Return the seconds since the last drain as ``time/PART`` and ``cpu/PART``; the counts start again at zero."""

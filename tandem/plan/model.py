@@ -246,6 +246,15 @@ def vocabulary_of(folder: Path) -> dict[str, int] | None:
         return None
 
 
+def vocab_size(folder: Path) -> int | None:
+    """Return how many ids the model in ``folder`` embeds, by its ``config.json``; None where it doesn't say."""
+    try:
+        config = json.loads(regular(folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return _number(text_part(config), "vocab_size") if isinstance(config, dict) else None
+
+
 def sampled_tokens(model: ModelConfig, facts: ModelFacts | None) -> int | None:
     """Return the number of ids that can be sampled: those of the tokenizer that the model embeds; None if no file
     says.

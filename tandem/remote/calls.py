@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ START_SECONDS = 300.0
 """A process that starts may take so long, with all that it imports on a busy machine."""
 
 _LOOK_S = 0.5
+_NUMBERS = itertools.count()
 
 
 def import_ray() -> Any:
@@ -34,6 +36,13 @@ def import_ray() -> Any:
             "this run needs the package ray (runtime.name: ray): pip install 'tandem-rl[ray]', or write "
             "runtime.name: local and give each role one device"
         ) from error
+
+
+def name_in_cluster(words: str) -> str:
+    """Return a name for an actor or a placement group, as the dashboard shows it: ``words`` and what tells it from all
+    others, such as one that has died and may still have its own.
+    """
+    return f"{words} ({os.getpid()}-{next(_NUMBERS)})"
 
 
 def end_with_node() -> None:

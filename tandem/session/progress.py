@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.observe.metrics import RolloutRecord
+from tandem.observe.status.status import Status
 from tandem.session.idle import IdleSteps
 from tandem.session.keep.rescue import Rescue
 
@@ -80,6 +81,9 @@ class StepPart:
 
     def finish(self, folder: Path) -> None:
         """Leave things of the run, which is at its end, in ``folder``."""
+
+    def report_status(self, status: Status) -> None:
+        """Add to ``status`` what somebody who asks the running run should know. Called in any thread, at any time."""
 
     def rescue(self, folder: Path) -> Rescue | None:
         """Return what keeps its weights where the run in ``folder`` ends because the trained model can't be written."""

@@ -8,15 +8,17 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from tandem.columns.proto import DataProto
-from tandem.dataflow.gate import Gate
+from tandem.dataflow.gate import AtGate, Gate
 from tandem.dataflow.store import DataPlane, Monitored
 from tandem.observe.run_log import RunLog
+from tandem.observe.status.status import EngineLine, Status, Wait
 from tandem.reward.outcome import share_scored
 from tandem.roles.actor import Actor
 from tandem.roles.reward import RewardManager
+from tandem.roles.rollout.causes import being_scored, cause_of_stall, engine_causes
 from tandem.roles.rollout.filling import Rollout
 from tandem.roles.rollout.utilization import ScoringWait, StepClock, wall
-from tandem.roles.rollout.worker import RolloutWorker, cause_of_stall
+from tandem.roles.rollout.worker import RolloutWorker
 from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.rollout.protocol import RolloutEngine
 from tandem.session.progress import Progress, StepPart
@@ -26,6 +28,7 @@ from tandem.stages.stage import PlannedStage, Stage
 from tandem.stages.table import generate, score
 
 _TICK_S = 0.5  # between looks at the workers while waiting for them
+_NOWHERE = AtGate(None, "", ())  # of an engine that the gate doesn't know
 _JOIN_S = 2.0  # for a worker that was asked to end
 
 
@@ -54,6 +57,12 @@ class Reported(StepPart):
     def summary(self) -> dict[str, str]:
         failures = self._rewards.failures
         return {"rewards": str(failures)} if failures.failed else {}
+
+
+def engine_line(name: str, at: AtGate, state: str) -> EngineLine:
+    """Return what a status says of an engine that the gate sees ``at``, and that is otherwise in this ``state``."""
+    words = f"paused, {at.paused}" if at.paused else state if at.tickets or state == "waiting" else "idle"
+    return EngineLine(name, words, at.version, at.tickets)
 
 
 class TimeSharing:
@@ -110,6 +119,10 @@ class SharedRollout(Reported):
     def generating(self) -> AbstractContextManager[None]:
         """Return the engine's turn on the devices."""
         return self._sharing.generating()
+
+    def report_status(self, status: Status) -> None:
+        """Add the engine, which has the actor's own weights."""
+        status.engines += [engine_line(name, at, "at work") for name, at in self.filler.engines().items()]
 
     def fill(self, partition: int) -> None:
         """Return once every ticket of ``partition`` is filled, generated and scored, and it is sealed.
@@ -204,6 +217,18 @@ class Workers(Reported):
         """Return which engine or gate the partition waits for, in words."""
         workers = self.workers
         return cause_of_stall(self._plane, self.gate, workers.members, partition, workers.starting)
+
+    def report_status(self, status: Status) -> None:
+        """Add the engines, what each is held up by, scorings, and the push under way."""
+        members, starting, there = list(self.workers.members), self.workers.starting, self.gate.engines()
+        for worker in members:
+            causes, at = engine_causes(self.gate, worker, starting), there.get(worker.name, _NOWHERE)
+            status.engines.append(engine_line(worker.name, at, "waiting" if causes and not at.tickets else "at work"))
+            if causes:
+                status.waits.append(Wait(worker.name, "; ".join(causes)))
+        status.waits += [Wait("scoring", doing) for doing in being_scored(members)]
+        if pushing := self.workers.publisher.blocked_by:
+            status.waits.append(Wait("the push of weights", pushing))
 
     def end_step(self, step: int) -> None:
         self._plane.seal(step, timeout=0.0)

@@ -14,6 +14,8 @@ from tandem.base.interrupts import INTERRUPTS, held, hold, note_saved, release
 from tandem.base.run_folder import CHECKPOINTS, FINAL_FOLDER
 from tandem.config.trainer import TrainerConfig
 from tandem.observe.run_log import RunLog
+from tandem.observe.status.channel import control_channel
+from tandem.observe.status.status import Doing, Status
 from tandem.plan.resumed import SETTINGS
 from tandem.session.keep.rescue import Rescue, unfinished_removed
 from tandem.session.progress import Progress, StepPart
@@ -135,6 +137,7 @@ class Run:
             return
         root = self.output_dir / CHECKPOINTS
         with held(), self.log.timed("save"), self._rescue().around(root), unfinished_removed(root):
+            self.log.settle()
             parts = self.exporter.write_parts(root)
             for part in self.parts:
                 parts |= part.save(root, step)
@@ -152,7 +155,7 @@ class Run:
     def running(self) -> Iterator[None]:
         """Guard a whole run: the model is saved at its end; report and closing come whatever happens."""
         started = time.monotonic()
-        with self.log:
+        with self.log, control_channel(self.output_dir, {"status": lambda: self.status().to_json()}):
             try:
                 with ExitStack() as around:
                     for part in self.parts:
@@ -167,6 +170,14 @@ class Run:
                 summary = self.summary()
                 self.log.summarize(seconds=round(time.monotonic() - started, 1), steps=self.progress.step, **summary)
                 self.closing.close()
+
+    def status(self) -> Status:
+        """Return how the run stands at this moment; for another thread than the loop's."""
+        doing = [Doing(what, seconds) for what, seconds in self.log.doing()]
+        status = Status(self.progress.step, self.progress.last, doing)
+        for part in self.parts:
+            part.report_status(status)
+        return status
 
     def summary(self) -> dict[str, str]:
         """Return what is printed at the end of the run beside its length."""

@@ -11,11 +11,12 @@ from typing import Any, Protocol
 from tandem.columns.proto import DataProto
 from tandem.data.prompts import PromptSource
 from tandem.dataflow.partition import Order
-from tandem.dataflow.progress import Accounts
-from tandem.dataflow.store import DataPlane
+from tandem.dataflow.progress import Accounts, PartitionStatus
+from tandem.dataflow.store import DataPlane, Monitored
 from tandem.dataflow.tickets import Lease, Request
 from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
+from tandem.observe.status.status import PartitionLine, Status, Wait
 from tandem.roles.batch_metrics import batch_metrics, check_lag
 from tandem.roles.loss import without_samples
 from tandem.session.progress import Progress, StepPart
@@ -25,6 +26,8 @@ from tandem.stages.table import train
 
 NOTHING = Accounts(0, 0, 0, {})
 _ACCOUNTS = "samples"  # in the facts of a checkpoint
+_ANSWER_S = 2.0  # for the parts of the data plane to give a sign of life
+_LONGEST = 4  # open tickets that a status names
 _TICK_S = 0.5  # between looks at the others while waiting for data
 
 
@@ -33,6 +36,22 @@ class Scored(Protocol):
 
     def require_rewards(self, partition: int) -> None:
         """Raise ``RewardError`` where not one sample of the partition could be scored."""
+
+
+def partition_line(found: PartitionStatus) -> PartitionLine:
+    """Return what a status says of a partition."""
+    longest = sorted(found.open, key=lambda entry: -entry.seconds)
+    return PartitionLine(
+        found.partition,
+        found.tickets,
+        found.filled,
+        sum(entry.engine is not None for entry in found.open),
+        sum(bool(entry.lacking) for entry in found.open),
+        found.sealed,
+        {name: [task.acked, task.leased, task.ready] for name, task in found.tasks.items()},
+        dict(found.drops),
+        [entry.describe() for entry in longest[:_LONGEST]],
+    )
 
 
 def accounts_before(facts: Mapping[str, Any]) -> Accounts:
@@ -151,6 +170,18 @@ class Samples(StepPart):
             "data": self.source.state_dict(rewind=self.source.drawn - step * self.prompts),
             _ACCOUNTS: asdict(self.before + self.plane.status().accounts),
         }
+
+    def report_status(self, status: Status) -> None:
+        """Add the partitions, and what the actor's loop waits for."""
+        silent = self.plane.silent(_ANSWER_S) if isinstance(self.plane, Monitored) else []
+        if silent:  # it can't be asked for its partitions
+            status.waits += [Wait("the run", cause) for cause in silent]
+            return
+        partitions = [one for _, one in sorted(self.plane.status().partitions.items())]
+        status.partitions += map(partition_line, partitions)
+        status.waits += self.waits.now()
+        if not status.waits and partitions and partitions[0].open:  # the loop itself fills it
+            status.waits.append(Wait("the step", partitions[0].blocker()))
 
     def finish(self, folder: Path) -> None:
         """Settle the accounts. Raises ``ContractError`` where samples got lost, or count twice."""

@@ -15,6 +15,7 @@ from tandem.config.schema import Config
 from tandem.dataflow.store import DataPlane
 from tandem.dataflow.tickets import Lease, Request
 from tandem.observe.run_log import RunLog
+from tandem.observe.status.status import Status, Wait
 from tandem.roles.advantages import AdvantageReport, AdvantageStage
 from tandem.roles.loss import without_samples
 from tandem.roles.serving import ForwardModel, ServingRole
@@ -54,6 +55,7 @@ class ServingRoles(StepPart):
         self._stopping = threading.Event()
         self._error: BaseException | None = None
         self._reports: dict[int, AdvantageReport] = {}
+        self._doing: dict[str, str] = {}  # by role
         self._seconds: defaultdict[tuple[int, str], float] = defaultdict(float)  # a stage is one thread's
 
     @property
@@ -97,12 +99,14 @@ class ServingRoles(StepPart):
         names = list(dict.fromkeys([*role.columns, "reward_valid", "response_mask"]))
         request = Request(role.name, names, role.groups, partition, order=role.order, consumer=role.name)
         while not self._stopping.is_set():
+            self._doing[role.name] = f"waits for {', '.join(names)} of partition {partition}"
             try:
                 lease = self._plane.take(request, timeout=_TICK_S)
             except DeadlineError:
                 continue  # the actor's loop watches how long this takes, and says who is to blame
             if lease is None:
                 return
+            self._doing[role.name] = f"works on {len(lease)} groups of partition {partition}"
             batch = self._plane.get(lease.tickets, names)
             yield lease, without_samples(batch, ~batch.dense("reward_valid"))
 
@@ -141,6 +145,15 @@ class ServingRoles(StepPart):
             if model.awaited is not None
         ]
         return "; ".join(waiting)
+
+    def report_status(self, status: Status) -> None:
+        """Add what each role is doing, and which weights it waits for."""
+        status.roles |= {role.name: self._doing.get(role.name, "is beginning") for role in self.roles}
+        status.waits += [
+            Wait(model.name, f"weights version {awaited} or newer; it has {model.version}")
+            for model in self.models
+            if (awaited := model.awaited) is not None
+        ]
 
     def end_step(self, step: int) -> None:
         self._reports.pop(step - 1, None)

@@ -6,10 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
 from tandem.base.errors import DeadlineError, TandemError
+from tandem.observe.status.status import Wait
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +49,33 @@ class Waits:
     def __init__(self, loop: str, *, warning_s: float, deadline_s: float) -> None:
         self._loop, self._warning_s, self.deadline_s = loop, warning_s, deadline_s
         self._watched: list[Watched] = []
+        self._now: dict[object, tuple[str, float, Callable[[], str]]] = {}
 
     def watch(self, *others: Watched) -> None:
         """Look after them too while waiting for samples."""
         self._watched += others
 
-    def stall_warning(self, doing: str, cause: Callable[[], str]) -> AbstractContextManager[Callable[[], str]]:
+    @contextmanager
+    def stall_warning(self, doing: str, cause: Callable[[], str]) -> Iterator[Callable[[], str]]:
         """Watch a wait in which the loop is ``doing`` that. Gives the message."""
-        return stall_warning(self._warning_s, f"{self._loop}{doing}", cause)
+        place, own = f"{self._loop}{doing}", object()
+        self._now[own] = place, time.monotonic(), cause
+        try:
+            with stall_warning(self._warning_s, place, cause) as message:
+                yield message
+        finally:
+            del self._now[own]
+
+    def now(self) -> list[Wait]:
+        """Return what the loop waits for at this moment; for other threads, as a stall's warning is."""
+        found = []
+        for place, since, cause in list(self._now.values()):
+            try:
+                words = cause()
+            except TandemError as error:  # who should say why doesn't answer either
+                words = str(error)
+            found.append(Wait(place, words, time.monotonic() - since))
+        return found
 
     def until(self, attempt: Callable[[], T], partition: int, index: int = 0) -> T:
         """Repeat ``attempt`` while it raises ``DeadlineError`` after a moment, and look after everyone meanwhile."""

@@ -271,11 +271,15 @@ class FsdpEngine:
 
     def _pack(self, micro: DataProto) -> PackedSamples:
         columns = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
-        return self._packed(*columns)
+        return self._packed(*columns, restarts=micro.ragged("restarts") if "restarts" in micro.batch else None)
 
-    def _packed(self, prompts: Ragged, responses: Ragged, mask: Ragged) -> PackedSamples:
-        share, layout = self.model.shares_prompts, self.model.layout
-        return pack_samples(prompts, responses, mask, share_prompts=share, device=self.device, layout=layout)
+    def _packed(
+        self, prompts: Ragged, responses: Ragged, mask: Ragged, *, restarts: Ragged | None = None
+    ) -> PackedSamples:
+        share, layout, device = self.model.shares_prompts, self.model.layout, self.device
+        return pack_samples(
+            prompts, responses, mask, restarts=restarts, share_prompts=share, device=device, layout=layout
+        )
 
     def _look(self, samples: PackedSamples, want: Sequence[Wanted]) -> Found:
         """Return what is wanted of the N trained tokens, (N, ...) each."""

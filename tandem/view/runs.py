@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tandem.base.errors import DataError
+from tandem.base.errors import DataError, TandemError
 from tandem.base.hidden import hide_in
 from tandem.base.run_folder import ABOUT_FILE, CONFIG_FILE, METRICS_FILE
 from tandem.observe.about import read_about, starts_in, state_of
 from tandem.observe.metrics import Row, to_json
+from tandem.observe.status.channel import ask
+from tandem.observe.status.status import Status
 from tandem.view.samples import SampleIndex
 from tandem.view.tail import Tail
 
 MOST_POINTS = 4000
 """Points of a curve that a page is sent; of a longer one, evenly spaced."""
 
+_ANSWER_S = 1.0  # for a running run to say how it stands
 _SIGNS = (METRICS_FILE, ABOUT_FILE)
 """What only runs write: a ``config.yaml`` may be anybody's."""
 
@@ -50,18 +54,25 @@ class RunFolder:
         """Return what the list of runs shows of this one."""
         about = read_about(self.path)
         state = state_of(self.path, about)
-        rows = self.metrics.rows
+        now = self._now() if state.kind == "running" else ""
+        rows, unread = self.metrics.rows, [f"can't be read: {what}" for what in self.left_out()]
         return {
             "name": self.name,
             "path": str(self.path),
             "state": state.kind,
-            "words": "; ".join(filter(None, [state.words, *(f"can't be read: {what}" for what in self.left_out())])),
+            "words": "; ".join(filter(None, [state.words, now, *unread])),
             "starts": starts_in(about),
             "config": self.config(),
             "step": rows[-1]["step"] if rows else 0,
             "last": last_values(rows),
             "samples": self.samples.steps(),
         }
+
+    def _now(self) -> str:
+        """Return what the running run says of itself; nothing where it says nothing."""
+        with suppress(TandemError):
+            return Status.of_json(ask(self.path, "status", seconds=_ANSWER_S)).now
+        return ""
 
     def nothing_but(self, words: str) -> dict[str, Any]:
         """Return such a description of a run of which nothing can be shown, for the reason in ``words``."""

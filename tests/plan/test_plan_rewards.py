@@ -20,6 +20,13 @@ JUDGE = "type: judge, base_url: 'http://localhost/v1', model: m"
 
 REFUSALS = [
     ("{type: judge, base_url: 'localhost:8000', model: m}", "base_url", "no address", "http://"),
+    ("{type: judge, base_url: 'http://x:99999', model: m}", "base_url", "no address", "http://"),
+    ("{type: judge, base_url: 'http://', model: m}", "base_url", "no address", "http://"),
+    ("{type: judge, base_url: 'http://[::1/v1', model: m}", "base_url", "no address", "http://"),
+    ("{type: gsm8k, format_score: 1}", "format_score", "must be < 1", "< 1"),
+    ("{type: math_dapo, wrong: 1.0}", "wrong", "must be < 1", "< 1"),
+    ("{type: qa_em, guesses: 3}", "guesses", "must be < 1", "< 1"),
+    ("{type: prime_math, tolerance: 1}", "tolerance", "must be < 1", "< 1"),
     (f"{{{JUDGE}, lowest: 5, highest: 5}}", "highest", "lowest = 5", "higher"),
     (f"{{{JUDGE}, grade: '('}}", "grade", "no regular expression", "Write"),
     (f"{{{JUDGE}, grade: '[0-9]'}}", "grade", "no group", "brackets"),

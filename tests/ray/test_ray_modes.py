@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import dataclass
@@ -14,7 +15,11 @@ import torch
 from tandem.base.errors import ConfigError, DiedError
 from tandem.columns.proto import DataProto
 from tandem.control.entry import LOOPS
+from tandem.models.loading import new_model, save_pretrained_atomic
+from tandem.models.tokenizer import load_tokenizer
 from tandem.observe.metrics import METRICS_FILE, read_rows
+from tandem.observe.status.channel import ask
+from tandem.observe.status.status import Status
 from tandem.roles.train_group import RankError
 from tandem.runtime.ray.ranks import RayRank
 from tandem.session.rollout import RestingWorkers, Workers
@@ -34,7 +39,6 @@ FIVE = (
 )
 RAY = ("runtime.name=ray", "runtime.threads=false")
 ONE, TWO = "resource: {actor: [1, 1], rollout: [1, 1]}", "resource: {actor: [1, 2], rollout: [1, 2]}"
-WIDE = "resource: {actor: [1, 2], rollout: [1, 1]}"
 
 
 @dataclass
@@ -45,6 +49,8 @@ class Watched:
     weights: dict[str, torch.Tensor]
     steps: list[DataProto]
     pids: list[int]
+    status: Status
+    """What the run said of itself while it ended its last step."""
 
     def samples(self) -> list[tuple[list[Any], ...]]:
         """By step: who was asked, what came, what it was worth."""
@@ -63,6 +69,7 @@ class Watched:
 def watch(*words: str | Path) -> Watched:
     session = prepare(*words)
     steps: list[DataProto] = []
+    statuses: list[Status] = []
     end_step = session.run.end_step
 
     def watched(step: int, batch: DataProto, update: dict[str, float]) -> None:
@@ -70,6 +77,7 @@ def watch(*words: str | Path) -> Watched:
             range(len(batch)), key=lambda i: (int(batch.dense("group_ids")[i]), int(batch.dense("sample_index")[i]))
         )
         steps.append(batch[torch.tensor(order)])
+        statuses.append(Status.of_json(ask(session.run.output_dir, "status")))
         end_step(step, batch, update)
 
     object.__setattr__(session.run, "end_step", watched)
@@ -78,7 +86,7 @@ def watch(*words: str | Path) -> Watched:
         pids = pids_of(session)
         LOOPS[session.plan.loop](session)
         weights = run.weights
-    return Watched(run, weights, steps, pids)
+    return Watched(run, weights, steps, pids, statuses[-1])
 
 
 def pids_of(session: Session[Any]) -> list[int]:
@@ -95,19 +103,16 @@ def here(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
 
 
 SAME = {
-    "colocate, one and two": ("{mode: colocate, resource: {actor: [1, 1], rollout: [1, 2]}}", 1, 3, None),
-    "hybrid": (f"{{mode: hybrid, max_staleness: 0, {ONE}}}", 1, 2, None),
-    "hybrid, a model on two": (f"{{mode: hybrid, max_staleness: 0, {WIDE}}}", 2, 3, "tensor_model"),
-    "hybrid, rows on two": (f"{{mode: hybrid, max_staleness: 0, {WIDE}}}", 2, 3, "ulysses_sequence"),
-    "fully async": (f"{{mode: fully_async, max_staleness: 0, num_iters_per_train_update: 4, {ONE}}}", 1, 2, None),
+    "colocate, one and two": ("{mode: colocate, resource: {actor: [1, 1], rollout: [1, 2]}}", 1, 3),
+    "hybrid": (f"{{mode: hybrid, max_staleness: 0, {ONE}}}", 1, 2),
+    "fully async": (f"{{mode: fully_async, max_staleness: 0, num_iters_per_train_update: 4, {ONE}}}", 1, 2),
     "hybrid in 4 sub-batches, two and two": (
         f"{{mode: hybrid, max_staleness: 0, num_iters_per_train_update: 4, balance_data: true, {TWO}}}",
         2,
         4,
-        None,
     ),
 }
-"""Execution, ranks, the processes of ranks and engines together, and what two ranks share."""
+"""Execution, ranks, and the processes of ranks and engines together."""
 
 
 @pytest.mark.usefixtures("cluster")
@@ -115,18 +120,35 @@ SAME = {
 def test_without_staleness_every_mode_is_the_synchronous_run(
     task: Path, here: Watched, tmp_path: Path, name: str
 ) -> None:
-    execution, ranks, processes, split = SAME[name]
-    shared = () if split is None else (f"actor_rollout_ref.actor.{split}_parallel_size=2",)
-    words = (f"execution={execution}", *shared)
-    found = watch(task, f"trainer.output_dir={tmp_path}", *words, *RAY, *FIVE)
+    execution, ranks, processes = SAME[name]
+    found = watch(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", *RAY, *FIVE)
     assert len({os.getpid(), *found.pids}) == processes + 1
     assert found.samples() == here.samples()
     if ranks == 1:
         assert equal(found.weights, here.weights)
     else:
         assert distance(found.weights, here.weights) < 1e-5
+    assert [engine.version for engine in found.status.engines] == [4] * (processes - ranks)
+    assert [(line.partition, line.filled) for line in found.status.partitions[:1]] == [(4, 8)]
     assert found.run.column("version") == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert found.run.session.run.progress.samples == here.run.session.run.progress.samples != ""
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_model_and_rows_on_two_devices_train_as_on_one(task: Path, tmp_path: Path) -> None:
+    """A row more than there are tokens makes its vocabulary even."""
+    shape = json.loads((task.parent / "model" / "config.json").read_text())
+    model = new_model({**shape, "vocab_size": shape["vocab_size"] + 1}, seed=0)
+    save_pretrained_atomic(model, load_tokenizer(str(task.parent / "model")), tmp_path / "model")
+    words = (task, f"actor_rollout_ref.model.path={tmp_path / 'model'}", *FIVE)
+    alone = watch(*words, f"trainer.output_dir={tmp_path / 'alone'}")
+    execution = "execution={mode: hybrid, max_staleness: 0, resource: {actor: [1, 2], rollout: [1, 1]}}"
+    for split in ("tensor_model_parallel_size", "ulysses_sequence_parallel_size"):
+        shared = f"actor_rollout_ref.actor.{split}=2"
+        found = watch(*words, f"trainer.output_dir={tmp_path / split}", execution, shared, *RAY)
+        assert len({os.getpid(), *found.pids}) == 4
+        assert found.samples() == alone.samples()
+        assert distance(found.weights, alone.weights) < 1e-5
 
 
 @pytest.mark.usefixtures("cluster")

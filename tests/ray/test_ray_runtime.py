@@ -18,6 +18,7 @@ from tandem.base.errors import ContractError, DiedError, EngineDiedError
 from tandem.config.model import OptimConfig
 from tandem.models.loading import load_causal_lm
 from tandem.plan.placement import Placement
+from tandem.remote.calls import import_ray
 from tandem.roles.train_group import RankError, TrainGroup
 from tandem.roles.train_rank import TrainRank
 from tandem.rollout.hf import HfEngine
@@ -84,6 +85,15 @@ def tokens(outputs: list[GroupOutput]) -> dict[int | str, list[list[int]]]:
 
 def test_every_rank_and_every_engine_is_a_process_of_its_own(engines: list[RayEngine], ranks: list[RayRank]) -> None:
     assert len({os.getpid(), *(engine.pid for engine in engines), *(rank.pid for rank in ranks)}) == 5
+
+
+def test_actors_and_their_devices_are_named_by_role_and_rank(engines: list[RayEngine], ranks: list[RayRank]) -> None:
+    del engines, ranks  # they are there
+    ray = import_ray()
+    actors = {name.partition(" (")[0] for name in ray.util.list_named_actors()}
+    groups = {group["name"].partition(" (")[0] for group in ray.util.placement_group_table().values()}
+    assert actors >= {f"rank {i} of the actor" for i in (0, 1)} | {f"rollout engine 'rollout-{i}'" for i in (0, 1)}
+    assert groups >= {"actor, node 0", "rollout, node 0"}
 
 
 def test_an_actor_generates_what_an_engine_here_does(engines: list[RayEngine], model: Path) -> None:

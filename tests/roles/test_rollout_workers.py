@@ -21,10 +21,12 @@ from tandem.dataflow.tickets import Request
 from tandem.models.fingerprint import fingerprint
 from tandem.reward.outcome import Verdict, failed
 from tandem.roles.reward import RewardManager
+from tandem.roles.rollout.causes import cause_of_stall
 from tandem.roles.rollout.engine_pool import EnginePool
 from tandem.roles.rollout.filling import FAILED, Filling
+from tandem.roles.rollout.updated import UpdatedWorker
 from tandem.roles.rollout.utilization import Utilization
-from tandem.roles.rollout.worker import RolloutWorker, UpdatedWorker, cause_of_stall
+from tandem.roles.rollout.worker import RolloutWorker
 from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.rollout.process import HostedEngine
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tandem.base.errors import DataError
 from tandem.models.head import Head, Transform
-from tandem.models.loading import as_causal_lm, new_model
+from tandem.models.loading import ComputeType, as_causal_lm, new_model
 from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.token_ids import TokenIds
 from tandem.models.vocabulary import SplitVocabulary
@@ -34,14 +34,14 @@ KNOWN = TokenIds.among([*range(5), *range(6, 21)])
 """Of the 24 that are embedded; the last rows and a hole among the others are no tokens."""
 
 
-def model_of(shape: dict[str, Any]) -> Any:
+def model_of(shape: dict[str, Any], dtype: ComputeType = "float32") -> Any:
     """Weights of every kind away from where they start: biases are not 0, norms not 1."""
     plain = new_model(shape, seed=0)
     noise = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in plain.parameters():
             weight.add_(torch.randn(weight.shape, generator=noise) * 0.1)
-    return as_causal_lm(plain, tokens=KNOWN)
+    return as_causal_lm(plain, dtype=dtype, tokens=KNOWN)
 
 
 def test_two_ranks_of_one_model_give_what_one_gives(
@@ -57,6 +57,12 @@ def test_two_ranks_of_one_model_give_what_one_gives(
             agree(make_engine(model=model_of(shape)), many, whole, [0, 1, 2, 3])
             embedding = many.shards()["model.embed_tokens.weight"]
             assert embedding.shape == (12, 16)  # each rank has its half alone
+        half = make_engine(model=model_of(SHAPES["qwen3"], "bfloat16"), mesh=mesh)
+        half.forward_backward(whole, OBJECTIVE)
+        assert half.optim_step(OBJECTIVE.denominator(whole)).applied
+        expected = make_engine(model=model_of(SHAPES["qwen3"])).forward(whole, ["logprobs"])["logprobs"].values
+        found = make_engine(model=model_of(SHAPES["qwen3"], "bfloat16"), mesh=mesh).forward(whole, ["logprobs"])
+        torch.testing.assert_close(found["logprobs"].values, expected, atol=0.05, rtol=0.05)
         for shape, words in (
             (GPT2, "the model family 'gpt2' can't be split"),
             (LLAMA, "1 heads of keys and values can't be split over 2 devices"),

@@ -19,7 +19,7 @@ from tandem.dataflow.ray.controller import Controller, Taken
 from tandem.dataflow.ray.storage_unit import StorageUnit
 from tandem.dataflow.store import DataPlane
 from tandem.dataflow.tickets import Lease, Request, Ticket
-from tandem.remote.calls import REPLY_SECONDS, START_SECONDS, Remote, import_ray
+from tandem.remote.calls import REPLY_SECONDS, START_SECONDS, Remote, import_ray, name_in_cluster
 from tandem.remote.payload import pack, unpack
 
 _LONGEST_CALL = 5.0
@@ -45,12 +45,13 @@ class RayStore(DataPlane):
         """Start the actors on the cluster that this process is connected to; they take no device."""
         ray = import_ray()
         light = {"num_cpus": 0, "max_restarts": 0}
-        controller = ray.remote(Controller).options(**light).remote(ledger, lease_seconds)
-        storage = ray.remote(StorageUnit).options(**light, scheduling_strategy="SPREAD")
-        names = [f"storage unit {i} of the data plane" for i in range(units)]
-        handles = [storage.remote(controller, ledger.samples) for _ in names]
-        remotes = [Remote(handle, name) for handle, name in zip(handles, names, strict=True)]
-        store = cls(Remote(controller, "the controller of the data plane"), remotes, ledger.tickets, ledger.samples)
+        name = "the controller of the data plane"
+        controller = ray.remote(Controller).options(name=name_in_cluster(name), **light).remote(ledger, lease_seconds)
+        storage, remotes = ray.remote(StorageUnit), []
+        for unit in (f"storage unit {i} of the data plane" for i in range(units)):
+            actor = storage.options(name=name_in_cluster(unit), **light, scheduling_strategy="SPREAD")
+            remotes.append(Remote(actor.remote(controller, ledger.samples), unit))
+        store = cls(Remote(controller, name), remotes, ledger.tickets, ledger.samples)
         store.pids()  # a store that can't start fails here
         return store
 

@@ -7,13 +7,16 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tandem.base.regular import regular
 from tandem.config.schema import Config, SftConfig
 from tandem.data.chat import endless_turns
 from tandem.plan.mix import example_columns
 from tandem.plan.model import model_folder
+
+if TYPE_CHECKING:
+    from jinja2.sandbox import SandboxedEnvironment
 
 _MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 _SAID = "what was said"
@@ -83,16 +86,36 @@ def _read(file: Path) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def fault_of_template(path: str) -> str | None:
+    """Return why the chat template of a tokenizer can't be rendered at all; None where it may be, or there is none."""
+    import jinja2
+
+    template, _ = template_of(path)
+    try:
+        if template is not None:
+            _environment().parse(_MARKS.sub("", template))
+    except jinja2.TemplateSyntaxError as error:
+        return f"its chat template is none that can be rendered: line {error.lineno}: {error.message}"
+    return None
+
+
+def _environment() -> SandboxedEnvironment:
+    """Return what renders templates as transformers does."""
+    import jinja2.sandbox
+
+    return jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+
+
 def _after_turn(template: str, end: str) -> str | None:
     """Return what the template writes after the text of the assistant; None where it can't be rendered here."""
-    import jinja2.sandbox
+    import jinja2
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+    environment = _environment()
     environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)

@@ -13,7 +13,7 @@ from tandem.base.errors import RewardError, StarvationError
 from tandem.columns.proto import DataProto
 from tandem.data.prompts import Prompt
 from tandem.data.sampler import Sampler
-from tandem.dataflow.gate import Closed, Gate
+from tandem.dataflow.gate import AtGate, Closed, Gate
 from tandem.dataflow.store import DataPlane
 from tandem.dataflow.tickets import Ticket
 from tandem.reward.outcome import Scores
@@ -89,6 +89,10 @@ class Rollout:
     def acknowledge(self, version: int) -> None:
         """Note that the engine generates with weights ``version`` from now on."""
         self._gate.acknowledge(self.name, version)
+
+    def engines(self) -> dict[str, AtGate]:
+        """Return the engines at its gate, by name."""
+        return self._gate.engines()
 
     def fill(self, partition: int) -> None:
         """Fill every ticket of ``partition`` and seal it.

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-import torch
-
 from tandem.base.errors import DeadlineError, EngineDiedError, TandemError
-from tandem.config.model import OnWeightUpdate
 from tandem.data.prompts import Prompt
 from tandem.data.sampler import Sampler
-from tandem.dataflow.gate import Closed, Gate
-from tandem.dataflow.store import DataPlane, Monitored
+from tandem.dataflow.gate import Gate
+from tandem.dataflow.store import DataPlane
 from tandem.dataflow.tickets import Ticket
 from tandem.reward.outcome import Scores
-from tandem.roles.probing import ask
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import Filling, Pending, Rollout
 from tandem.roles.rollout.making import Making
 from tandem.roles.rollout.utilization import ScoringWait, Utilization, wall
-from tandem.rollout.connection import QUIET_S
-from tandem.rollout.protocol import EngineStats, GroupRequest, Heartbeat, RolloutEngine, Supervised
+from tandem.rollout.protocol import GroupRequest, RolloutEngine, Supervised
 from tandem.rollout.sound import sound_outputs
-from tandem.weights.probe import Answer
 
 _TICK_S = 0.05  # between looks at scorings while the engine has nothing to do
 _ANSWER_S = 2.0  # for the parts of the data plane to give a sign of life
@@ -251,136 +244,3 @@ class RolloutWorker(Rollout):
         done = [t for t, group in self._pending.items() if group.handle is not None and group.handle.done]
         for ticket in sorted(done):
             self._settle(ticket, self._pending.pop(ticket), self._scores[ticket.partition])
-
-
-class UpdatedWorker:
-    """A rollout worker as the receiver of new weights: what is being generated obeys ``on_update``.
-
-    ``wait``: it is finished first, under the old weights, and nothing is begun. ``abort``: it ends where it is and goes
-    on as the request stream says. ``keep``: it goes on, and its tokens carry their versions.
-
-    ``logprobs``: the engine gives some. ``asleep``: it is when weights come, and wakes for a question.
-    """
-
-    def __init__(
-        self,
-        worker: RolloutWorker,
-        gate: Gate,
-        on_update: OnWeightUpdate,
-        drain_s: float,
-        *,
-        logprobs: bool = True,
-        asleep: bool = False,
-    ) -> None:
-        self.name = worker.name
-        self._worker, self._gate, self._on_update, self._drain_s = worker, gate, on_update, drain_s
-        self._logprobs, self._asleep = logprobs, asleep
-        self._draining = False
-
-    def prepare(self, version: int) -> None:
-        """Return once what is being generated is where it may be when ``load`` comes.
-
-        Raises ``DeadlineError`` where generation doesn't end in time.
-        """
-        if self._on_update != "wait":
-            return
-        name = self.name
-        self._gate.pause(name, f"it finishes what it has before weights version {version}")
-        self._draining = True
-        if not self._worker.drain(self._drain_s):
-            quiet = silence(self._worker)
-            raise DeadlineError(
-                f"waited {self._drain_s:g} s for {name} to finish its groups before weights version {version}"
-                + (f"; {quiet}" if quiet else "")
-            )
-        self._draining = False
-
-    def doing(self) -> str:
-        """Return what keeps it from having the weights, in words; nothing where it is just loading them."""
-        causes = ["finishes its groups first" if self._draining else "", silence(self._worker)]
-        return " and ".join(cause for cause in causes if cause)
-
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
-        """Hand ``weights`` to the engine, which is prepared for them."""
-        try:
-            return self._load(weights, version)
-        except TandemError:
-            self._worker.check()  # what ended the loop is the reason
-            raise
-
-    def _load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> str | None:
-        worker, engine = self._worker, self._worker.engine
-        if self._on_update == "abort":
-            engine.pause(abort=True)
-        fingerprint = engine.load(weights, version)
-        if self._on_update == "abort":
-            engine.resume()
-        self._gate.resume(worker.name)
-        return fingerprint
-
-    def answer(self, prompts: Sequence[torch.Tensor]) -> list[Answer]:
-        """Return the engine's own answers to ``prompts``, to be compared with the actor's."""
-        engine = self._worker.engine
-        if self._asleep:
-            engine.wake()
-        answers = ask(engine, prompts, self._logprobs)
-        if self._asleep:
-            engine.sleep()
-        return answers
-
-    def ping(self, deadline_s: float) -> int:
-        """Return the version that the engine has; raises what ended its loop, if anything did."""
-        self._worker.check()
-        engine = self._worker.engine
-        return engine.ping(deadline_s) if isinstance(engine, EngineStats) else engine.version
-
-    @property
-    def applied_s(self) -> float:
-        """Seconds for which the last ``load`` kept the engine from working."""
-        engine = self._worker.engine
-        return engine.applied_s if isinstance(engine, EngineStats) else 0.0
-
-
-def silence(rollout: RolloutWorker) -> str:
-    """Return the words that tell for how long the engine gave no sign of life; none of one that does."""
-    silent_s = rollout.engine.silent_s() if isinstance(rollout.engine, Heartbeat) else 0.0
-    return f"gave no sign of life for {silent_s:.0f} s" if silent_s > QUIET_S else ""
-
-
-def cause_of_stall(
-    plane: DataPlane,
-    gate: Gate,
-    rollouts: Iterable[RolloutWorker],
-    partition: int,
-    starting: Collection[str] = (),
-) -> str:
-    """Return why a partition isn't ready, in words: parts of the data plane that don't answer; else what is unfilled,
-    who scores, is paused or silent, what the gate awaits.
-
-    The engines of ``starting`` have died.
-    """
-    silent = plane.silent(_ANSWER_S) if isinstance(plane, Monitored) else []
-    if silent:
-        return "; ".join(silent)  # what else is late is late because of them, and nobody can be asked
-    causes = []
-    status = plane.status().partitions
-    if partition in status:
-        causes.append(status[partition].blocker("train", gone=starting))
-    else:
-        causes.append(f"partition {partition}: nothing was put yet")
-    rollouts = list(rollouts)
-    scoring = {doing for rollout in rollouts if (doing := rollout.scoring) is not None}  # one pool serves them all
-    causes += [f"scoring: {doing}" for doing in scoring]
-    for rollout in rollouts:
-        if rollout.name in starting:
-            causes.append(f"{rollout.name} has died and is starting again")
-            continue
-        if quiet := silence(rollout):
-            causes.append(f"{rollout.name} {quiet}")
-        if outside := rollout.outside:
-            causes.append(f"{rollout.name} has episodes outside: {outside}")
-        with suppress(TandemError):
-            closed: Closed | None = gate.closed(rollout.name)
-            if closed is not None and not closed.exhausted:
-                causes.append(f"{rollout.name} gets no ticket: {closed}")
-    return "; ".join(causes)

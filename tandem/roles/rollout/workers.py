@@ -12,10 +12,11 @@ from tandem.base.deadline import Deadline
 from tandem.base.errors import EngineDiedError, StarvationError, sentences
 from tandem.dataflow.gate import Gate
 from tandem.reward.outcome import Scores
+from tandem.roles.rollout.causes import silence
 from tandem.roles.rollout.engine_pool import EnginePool
 from tandem.roles.rollout.filling import first_failure, require_rewards
 from tandem.roles.rollout.utilization import Work
-from tandem.roles.rollout.worker import RolloutWorker, silence
+from tandem.roles.rollout.worker import RolloutWorker
 from tandem.rollout.process import HostedEngine
 from tandem.rollout.protocol import Supervised
 from tandem.weights.sync import Receiver, WeightSync

@@ -17,7 +17,7 @@ from typing import Any
 from tandem.base.deadline import Deadline
 from tandem.base.device_kinds import CPU, CUDA, named_device
 from tandem.base.errors import ConfigError, DeadlineError, Problem, TandemError, sentences
-from tandem.remote.calls import import_ray
+from tandem.remote.calls import import_ray, name_in_cluster
 from tandem.runtime.ray.devices import GPU, SLOT, SLOTS_PER_CORE, Inventory, Share, require_devices
 
 ADDRESS = "RAY_ADDRESS"
@@ -206,7 +206,12 @@ def reserve(shares: Sequence[Share], timeout: float = _RESERVE_S, device: str = 
     require_devices(shares, there)
     placed = ray.util.placement_group
     groups = {
-        s.group: [placed([{there.kind: 1.0}] * s.per_node, strategy="STRICT_PACK") for _ in range(s.nodes)]
+        s.group: [
+            placed(
+                [{there.kind: 1.0}] * s.per_node, "STRICT_PACK", name_in_cluster(f"{'+'.join(s.roles)}, node {node}")
+            )
+            for node in range(s.nodes)
+        ]
         for s in shares
     }
     deadline = Deadline(timeout)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tandem.base.errors import ContractError, EngineDiedError, TandemError
-from tandem.remote.calls import Remote, Reply, end_with_node, import_ray, work_beside
+from tandem.remote.calls import Remote, Reply, end_with_node, import_ray, name_in_cluster, work_beside
 from tandem.remote.payload import Packed, pack, unpack
 from tandem.rollout.connection import Patience
 from tandem.rollout.host import Host, host, or_die
@@ -69,8 +69,10 @@ class ActorHost:
     """The actor of an engine as its owner sees it. See ``EngineHost``."""
 
     def __init__(self, name: str, spec: EngineSpec, options: Mapping[str, Any]) -> None:
-        actor = import_ray().remote(concurrency_groups={_COLLECTING: 1})(EngineActor).options(**options)
-        self._remote = Remote(actor.remote(), f"rollout engine {name!r}", EngineDiedError)
+        called = f"rollout engine {name!r}"
+        hosted = import_ray().remote(concurrency_groups={_COLLECTING: 1})(EngineActor)
+        actor = hosted.options(name=name_in_cluster(called), **options)
+        self._remote = Remote(actor.remote(), called, EngineDiedError)
         self._started = self._remote.submit("start", spec, os.getcwd(), awaited="its start")
         self.channel = OwnerLine(self._remote)
 

@@ -22,7 +22,16 @@ from tandem.base.device_kinds import CPU, device_kind
 from tandem.models.device import found_device
 from tandem.models.numerics import prepare_process
 from tandem.models.weights import copy_weights
-from tandem.remote.calls import START_SECONDS, Pulse, Remote, Reply, end_with_node, import_ray, work_beside
+from tandem.remote.calls import (
+    START_SECONDS,
+    Pulse,
+    Remote,
+    Reply,
+    end_with_node,
+    import_ray,
+    name_in_cluster,
+    work_beside,
+)
 from tandem.remote.payload import Packed, pack, unpack
 from tandem.roles.rank_calls import Call, T
 from tandem.roles.train_group import RankError, TrainGroup
@@ -209,8 +218,11 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, r
     """
     ray = import_ray()
     hosted = ray.remote(concurrency_groups={ALIVE: 1})(RankActor)
-    actors = [hosted.options(**slot.options(part)) for slot in slots]
-    remotes = [Remote(a.remote(rank, len(slots), role), f"rank {rank} of the {role}") for rank, a in enumerate(actors)]
+    remotes = []
+    for rank, slot in enumerate(slots):
+        name = f"rank {rank} of the {role}"
+        actor = hosted.options(name=name_in_cluster(name), **slot.options(part))
+        remotes.append(Remote(actor.remote(rank, len(slots), role), name))
     try:
         meeting = remotes[0].ask("open_meeting", setup.meeting_s, awaited="its start", waits=START_SECONDS)
         packed = pack(setup)

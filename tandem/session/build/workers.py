@@ -10,8 +10,9 @@ from tandem.dataflow.gate import Gate
 from tandem.dataflow.store import DataPlane
 from tandem.plan.engine import after_swap, engine_capabilities, probe_interval
 from tandem.roles.probing import LogprobProbe
+from tandem.roles.rollout.updated import UpdatedWorker
 from tandem.roles.rollout.utilization import ScoringWait, StepClock
-from tandem.roles.rollout.worker import RolloutWorker, UpdatedWorker
+from tandem.roles.rollout.worker import RolloutWorker
 from tandem.roles.rollout.workers import RolloutWorkers
 from tandem.roles.serving import ForwardModel
 from tandem.rollout.protocol import RolloutEngine

@@ -1,0 +1,1 @@
+"""What somebody who asks a running run is told, and how it is asked."""
