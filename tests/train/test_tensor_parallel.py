@@ -19,7 +19,7 @@ from tandem.models.token_ids import TokenIds
 from tandem.models.vocabulary import SplitVocabulary
 from tandem.train import checkpoint
 from tandem.train.sharding import rank_mesh
-from tests.train.agreeing import agree, same
+from tests.train.agreeing import OBJECTIVE, agree, same
 from tests.train.conftest import GPT2, LLAMA
 
 MakeAny = Callable[..., Any]
