@@ -139,13 +139,13 @@ class PromptEncoder:
         shortened = len(ids) < len(whole.ids)
         columns = self._columns
         return Prompt(
-            uid=f"{table}:{row.number}" if columns.uid_key is None else _named(row, columns.uid_key),
+            uid=f"{table}:{row.number}" if columns.uid_key is None else row.named(columns.uid_key),
             prompt_ids=tuple(ids),
             text=decode_text(self._tokenizer, ids) if shortened else whole.text,
             ground_truth=None if columns.answer_key is None else _known(row, columns.answer_key),
             data_source=PurePath(row.table).stem
             if columns.data_source_key is None
-            else _named(row, columns.data_source_key),
+            else row.named(columns.data_source_key),
             extra_info={key: row.savable(key) for key in columns.extra_keys},
             messages=whole.messages,
             cut=shortened,
@@ -253,14 +253,6 @@ def _untaught(source: str, taught: Collection[str]) -> str:
 def digest(text: str) -> bytes:
     """Return a short stand-in for a text."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
-
-
-def _named(row: Row, key: str) -> str:
-    """Return the value of column ``key`` as a name."""
-    try:
-        return str(row[key])
-    except ValueError as error:  # an integer of more digits than Python writes
-        raise row.bad("not text", f"column {key!r} can't be shown: {error}") from error
 
 
 def _known(row: Row, key: str) -> object:

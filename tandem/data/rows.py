@@ -58,6 +58,16 @@ class Row:
             value = value[name]
         return value
 
+    def named(self, key: str) -> str:
+        """Return the value of column ``key`` as a name: a text, or a number as one. Raises ``RowError``."""
+        value = self[key]
+        if not isinstance(value, str | int | float):
+            raise self.bad("not text", f"column {key!r} is {value!r}, and a name is a text or a number")
+        try:
+            return str(value)
+        except ValueError as error:  # an integer of more digits than Python writes
+            raise self.bad("not text", f"column {key!r} can't be shown: {error}") from error
+
     def savable(self, key: str) -> object:
         """Return the value of column ``key``, null as ``None``, if checkpoints and records can hold it as JSON. Raises
         ``RowError``.

@@ -30,6 +30,8 @@ _SIZES = (
 )
 """Fields that are 1 or more where they are numbers; some families have one for each layer, or none."""
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
 _POSITIVE = (
     "rms_norm_eps",
     "layer_norm_eps",
@@ -133,6 +135,10 @@ def _sizes(text: Mapping[str, Any]) -> Iterator[str]:
     window = text.get("sliding_window")
     if isinstance(window, (str, float)) or (isinstance(window, int) and window < 0):
         yield f"the sliding_window {window!r}, which is no whole number of 0 or more"
+    each = text.get("num_experts_per_tok")
+    count = next((text[name] for name in _EXPERTS if isinstance(text.get(name), int)), None)
+    if isinstance(each, int) and count is not None and not 0 < each <= count:
+        yield f"the num_experts_per_tok {each!r}, of {count} experts"
     layers, kinds = text.get("num_hidden_layers"), text.get("layer_types")
     if isinstance(layers, int) and isinstance(kinds, list) and len(kinds) != layers:
         yield f"{layers} num_hidden_layers, and layer_types for {len(kinds)}"

@@ -43,9 +43,7 @@ def read_tokenizer(folder: Path) -> TokenizerFacts:
     named = {**_mapping(folder / "special_tokens_map.json"), **declared}.get("eos_token")
     written = _says_something(folder / "chat_template.jinja") or any(folder.glob("chat_templates/*.jinja"))
     template = written or bool(declared.get("chat_template") or _mapping(folder / "chat_template.json"))
-    ends: bool | None = named is not None or any(
-        _mapping(folder / name).get("eos_token_id") is not None for name in ("generation_config.json", "config.json")
-    )
+    ends: bool | None = named is not None or _mapping(folder / "generation_config.json").get("eos_token_id") is not None
     if not ends and declared.get("tokenizer_class") not in PLAIN_CLASSES:
         ends = None  # other classes bring an end token of their own
     return TokenizerFacts(template, ends, _fault_of_tokenizer(folder))

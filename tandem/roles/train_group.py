@@ -107,7 +107,7 @@ class TrainGroup(Generic[RankT_co]):
         if len(self) == 1:
             return self.call(TrainRank.forward, lean, want, tag)
         parts = self._shard(lean)
-        calls = [call(TrainRank.forward, part, want, tag) for part in self._dealt(lean, parts)]
+        calls = [call(TrainRank.forward, part, want, tag) for part in self._each_gets(lean, parts)]
         found = self._each(calls)[:: self._same_rows]
         back = torch.argsort(torch.cat(parts))
         return {name: Ragged.concat([part[name] for part in found]).take(back) for name in found[0]}
@@ -119,7 +119,7 @@ class TrainGroup(Generic[RankT_co]):
             return self.call(TrainRank.forward_backward, lean, objective)
         parts = self._shard(lean, objective.whole_groups)
         self._weigh(lean, parts)
-        calls = [call(TrainRank.forward_backward, part, objective) for part in self._dealt(lean, parts)]
+        calls = [call(TrainRank.forward_backward, part, objective) for part in self._each_gets(lean, parts)]
         return self._each(calls)[0]
 
     def take_imbalance(self) -> float | None:
@@ -236,7 +236,7 @@ class TrainGroup(Generic[RankT_co]):
         parts = len(self) // self._same_rows
         return shard_batch(batch, parts, balance=self._balance, whole_groups=whole)
 
-    def _dealt(self, batch: DataProto, parts: Sequence[torch.Tensor]) -> list[DataProto]:
+    def _each_gets(self, batch: DataProto, parts: Sequence[torch.Tensor]) -> list[DataProto]:
         """Return what each rank gets of ``batch``, which is cut into ``parts``."""
         return [part for rows in parts for part in [batch[rows]] * self._same_rows]
 

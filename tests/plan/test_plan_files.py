@@ -145,6 +145,10 @@ def test_so_is_that_of_a_critic_a_teacher_and_a_tokenizer(place: Path, problems_
     assert [problem.key for problem in problems_of(*gae)] == ["critic.model.path"]
     taught = ("algorithm.distillation.type=reverse_kl", "actor_rollout_ref.teacher.path=other")
     assert [problem.key for problem in problems_of(*taught)] == ["actor_rollout_ref.teacher.path"]
+    generation("{", "cut")(place / "other")
+    (problem,) = problems_of(f"{MODEL}.tokenizer_path=other")
+    assert problem.key == f"{MODEL}.tokenizer_path" and "its generation_config.json can't be read" in problem.reason
+    (place / "other" / "generation_config.json").unlink()
     no_tokenizer(place / "other")
     assert [p.key for p in problems_of(f"{MODEL}.tokenizer_path=other")] == [f"{MODEL}.tokenizer_path"]
 

@@ -81,3 +81,47 @@ def test_one_that_no_checkpoint_can_hold_is_refused(place: Path, problems_of: Pr
 )
 def test_what_the_reward_can_read_is_taken(place: Path, problems_of: Problems, reward: str, answer: object) -> None:
     assert problems_of(write(place, answer=answer), f"reward_manager={{type: {reward}}}") == []
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "reason"),
+    [
+        ("data.template='{prompt:.1f}'", "data.template", "can't show {'prompt': '1+1='}"),
+        ("data.template='{prompt}{hint}'", "data.template", "column 'hint' is null"),
+        ("data.data_source_key=topic", "data.data_source_key", "is {'name': 'sums'}, and a name is a text or a number"),
+        ("data.uid_key=tags", "data.uid_key", "is ['a'], and a name is a text or a number"),
+        ("data.uid_key=hint", "data.uid_key", "column 'hint' is null"),
+    ],
+)
+def test_names_and_templates_are_tried_on_the_first_row(
+    place: Path, problems_of: Problems, word: str, key: str, reason: str
+) -> None:
+    (problem,) = problems_of(write(place, topic={"name": "sums"}, tags=["a"], hint=None), word)
+    assert problem.key == key and "first.jsonl, row 1: " in problem.reason and reason in problem.reason
+
+
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}"
+    "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words", "key"),
+    [
+        ("hi", ["data.chat=true", "data.system_prompt=Be brief"], "data.system_prompt"),
+        ([USER], ["data.chat=true", "data.system_prompt=Be brief"], "data.system_prompt"),
+        ([{"role": "system", "content": "a"}, USER], [], "data.prompt_key"),
+        ("hi", ["data.chat=true"], None),
+        ([USER], [], None),
+    ],
+)
+def test_messages_that_the_chat_template_refuses_are_told_in_its_words(
+    place: Path, problems_of: Problems, prompt: object, words: list[str], key: str | None
+) -> None:
+    (place / "model" / "chat_template.jinja").write_text(NO_SYSTEM)
+    found = problems_of(write(place, prompt=prompt), *words)
+    assert [problem.key for problem in found] == ([] if key is None else [key])
+    assert (
+        key is None or "the chat template refuses messages with roles system, user: no system role" in found[0].reason
+    )

@@ -172,3 +172,16 @@ def test_tests_that_a_program_can_talk_to_are_warned_of(place: Path, plan_of: Pl
     inner = "reward_manager={type: by_source, routes: [{source: '*', type: code}], timeout_s: 60}"
     assert any("asserts" in note for note in plan_of(inner).notes) is told
     assert not any("asserts" in note for note in plan_of("reward_manager={type: exact}").notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"), [({"rms_norm_eps": 0}, "the rms_norm_eps 0"), ({"hidden_act": "x"}, "the hidden_act 'x'")]
+)
+def test_a_reward_model_that_none_can_be_is_refused(
+    place: Path, problems_of: Problems, changes: dict[str, object], fault: str
+) -> None:
+    (place / "scorer").mkdir()
+    config = {"architectures": ["LlamaForSequenceClassification"], **changes}
+    (place / "scorer" / "config.json").write_text(json.dumps(config))
+    (problem,) = problems_of("reward_manager={type: reward_model, path: ./scorer}")
+    assert problem.key == "reward_manager.path" and fault in problem.reason

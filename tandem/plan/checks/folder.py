@@ -51,6 +51,9 @@ def _check_tokenizer(key: str, model: ModelConfig, place: Path, folder: Path | N
     if (fault := fault_of_template(model.tokenizer)) is not None:
         remedy = "Mend the template, or write tokenizer.save_pretrained there again"
         yield Problem(f"{key}.{named}", model.tokenizer, fault, remedy)
+    if place != folder and (unfit := fault_of_generation(place)) is not None:
+        remedy = "Mend the file, or remove it: a model need not have one"
+        yield Problem(f"{key}.{named}", model.tokenizer, unfit, remedy)
     own, size = vocabulary_of(place), None if folder is None else vocab_size(folder)
     if own is not None and size is not None and (last := max(own.values(), default=0)) >= size:
         token = next(token for token, number in own.items() if number == last)
