@@ -47,10 +47,11 @@ def share_rows(model: CausalLM, mesh: DeviceMesh) -> None:
     that can't be run so.
     """
     ranks, config = mesh.size(), model.model.config.get_text_config()
-    if model.route != "packed":
+    if model.route != "packed" or model.vision is not None:
+        why = "in its layers more than attention knows them" if model.vision is None else "they may show images"
         raise DataError(
-            f"documents of the model family {model.family!r} can't be shared by devices: in its layers more than "
-            "attention knows them. Write ulysses_sequence_parallel_size: 1"
+            f"documents of the model family {model.family!r} can't be shared by devices: {why}. Write "
+            "ulysses_sequence_parallel_size: 1"
         )
     for what, name in (("attention heads", "num_attention_heads"), ("heads of keys and values", "num_key_value_heads")):
         count = getattr(config, name, None) or config.num_attention_heads

@@ -86,6 +86,7 @@ def test_shared_rows_halve_what_a_device_keeps_of_them(place: Path, plan_of: Pla
     ("family", "devices", "words", "reason"),
     [
         ("mamba2", 2, (), "models of the family mamba2 run a row per document, since"),
+        ("qwen2_5_vl", 2, (), "samples of the family qwen2_5_vl may show images"),
         ("qwen3", 4, (), "2 heads of keys and values can't be split evenly over 4"),
         ("qwen3", 2, (f"{SPLIT}=2",), "a model that is split (tensor_model_parallel_size 2) has whole rows"),
         ("qwen3", 3, ("execution.resource={actor: [1, 4]}",), "it doesn't divide the 4 devices of actor"),

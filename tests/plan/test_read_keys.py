@@ -63,6 +63,10 @@ BY_THE_PLAN = {
     "execution.resource": "it becomes plan.placements",
     "plugins": "they are imported",
     "critic.model.adapter_path": "it is refused",
+    "critic.model.freeze": "it is refused",
+    "data.image_key": "it is refused where the model sees no images",
+    "data.image_max_pixels": "it is refused where the model sees no images",
+    "data.image_max_bytes": "it is refused where the model sees no images",
 }
 """Keys that do their work before anything starts."""
 

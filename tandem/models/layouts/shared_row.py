@@ -12,9 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers import PreTrainedModel
 
-from tandem.models.layouts.attention import AttentionLayout
+from tandem.models.layouts.attention import AttentionLayout, Decoder
 from tandem.models.layouts.packing import PackedLayout
 
 
@@ -53,7 +52,7 @@ class SharedRow(AttentionLayout):
         self._layout, self._tokens, self._share = layout, layout.tokens, share
         self._fillers = share.width(self._tokens) * share.ranks - self._tokens
 
-    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden(self, decoder: Decoder, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the last hidden states (W, d) of this rank's tokens, of all ``input_ids`` (T,)."""
         padded = (nn.functional.pad(row, (0, self._fillers)) for row in (input_ids, positions))
         return super().hidden(decoder, *(row.chunk(self._share.ranks)[self._share.place] for row in padded))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
-from tandem.models.families import PER_DOCUMENT, SPLIT
+from tandem.models.families import IMAGE_FAMILIES, PER_DOCUMENT, SPLIT
 from tandem.plan.model import ModelFacts
 
 ACTOR = "actor_rollout_ref.actor"
@@ -46,6 +46,11 @@ def _check_sequence(config: Config, width: int, facts: ModelFacts | None) -> Ite
     if facts is None:
         return
     for family in facts.families:
+        if family in IMAGE_FAMILIES:
+            yield Problem(
+                SEQUENCE, width, f"samples of the family {family} may show images, and those are whole", _WHOLE
+            )
+            return
         if family in PER_DOCUMENT:
             reason = f"models of the family {family} run a row per document, since {PER_DOCUMENT[family]}"
             yield Problem(SEQUENCE, width, reason, _WHOLE)
