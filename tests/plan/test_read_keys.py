@@ -27,8 +27,6 @@ from tests.plan.reading import watched
 
 __all__ = ["task"]
 
-pytestmark = pytest.mark.usefixtures("warm_python")
-
 Plans = Callable[..., Plan]
 Problems = Callable[..., list[Problem]]
 SftPlans = Callable[..., SftPlan]
