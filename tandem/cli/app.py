@@ -247,6 +247,18 @@ def export(
     raise typer.Exit(code)
 
 
+@app.command("runs")
+def list_runs(
+    folders: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, or folders that hold such.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them for machines.")] = False,
+) -> None:
+    """List runs: how each stands, its steps and newest numbers."""
+    with reported():
+        from tandem.cli.listing import runs_words
+
+        typer.echo(runs_words(folders or [Path("runs")], as_json=as_json), nl=False)
+
+
 @app.command()
 def view(
     runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, or folders that hold such.")] = None,

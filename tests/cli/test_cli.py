@@ -19,6 +19,7 @@ from tandem.cli.app import app
 from tandem.cli.starter import STARTERS
 from tandem.config.load import load_words
 from tests.plan.folders import write_model
+from tests.view.runs import make_run
 
 ROOT = Path(__file__).parents[2]
 runner = CliRunner()
@@ -297,3 +298,17 @@ def test_a_view_written_to_a_file_refuses_what_is_of_a_server(tmp_path: Path, wo
     answer = tandem("view", tmp_path / "run", "--export", tmp_path / "view.html", word)
     assert answer.exit_code != 0 and "leave --port and --open away" in answer.output
     assert not (tmp_path / "view.html").exists()
+
+
+def test_runs_are_listed_with_their_state_and_newest_numbers(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "first", steps=4)
+    (tmp_path / "runs" / "second").mkdir()
+    ended = {"at": "now", "outcome": "failed", "words": "DataError: \x1b[31mno row\x1b[0m\nin it"}
+    (tmp_path / "runs" / "second" / "about.json").write_text(json.dumps({"starts": [], "ended": ended}))
+    shown = tandem("runs", tmp_path / "runs").stdout.splitlines()
+    assert [line.split()[:3] for line in shown[1:]] == [["first", "finished", "4"], ["second", "failed", "0"]]
+    assert shown[2].endswith("DataError: [31mno row [0m in it") and "\x1b" not in shown[2]
+    rows = json.loads(tandem("runs", tmp_path / "runs" / "first", "--json").stdout)
+    assert [row["run"] for row in rows] == ["first"] and isinstance(rows[0]["reward"], float)
+    nothing = tandem("runs", tmp_path / "nothing")
+    assert nothing.exit_code == 2 and "no run is there" in nothing.stderr
