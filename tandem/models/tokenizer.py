@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -250,9 +252,22 @@ def _from_folder(folder: Path, trust_remote_code: bool) -> Any:
         ) from error
 
 
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Keep back what the hub's client logs of each try, four lines at a time: what comes of them is raised."""
+    tries = logging.getLogger("huggingface_hub.utils._http")
+    before = tries.level
+    tries.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        tries.setLevel(before)
+
+
 def _from_hub(name: str, trust_remote_code: bool) -> Any:
     try:
-        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        with _quiet_hub():
+            return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise TandemError(
             f"tokenizer {name!r}: no such folder, and the hub gave none ({str(error).splitlines()[0]}). "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
@@ -122,3 +124,21 @@ def test_examples_become_tensors() -> None:
     example = fit_example([3, 4, 70_000], [0, 1, 1], max_length=3, on_overlong=Overlong.ERROR, where="row")
     assert torch.tensor(example.input_ids).tolist() == [3, 4, 70_000]
     assert torch.tensor(example.loss_mask).bool().tolist() == [False, True, True]
+
+
+def test_a_hub_that_can_not_be_reached_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unreachable:
+        @staticmethod
+        def from_pretrained(name: str, **more: object) -> object:
+            for retry in range(5):
+                logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry %d/5].", retry)
+            raise OSError("We couldn't connect to the hub.\nCheck your connection.")
+
+    monkeypatch.setattr(transformers, "AutoTokenizer", Unreachable)
+    with pytest.raises(TandemError, match="the hub gave none") as caught:
+        load_tokenizer("someone/some-model")
+    assert not caplog.records and "\n" not in str(caught.value)
+    logging.getLogger("huggingface_hub.utils._http").warning("later")
+    assert [record.message for record in caplog.records] == ["later"]
