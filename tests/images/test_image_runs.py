@@ -72,11 +72,10 @@ def task(tuned: Path) -> Path:
     """The config of a few small steps from there."""
     tree = yaml.safe_load((DIGITS / "hybrid.yaml").read_text("utf-8"))
     tree["execution"] = {"mode": "colocate"}
-    tree["actor_rollout_ref"]["model"] = {"path": str(tuned.parent / "fresh")}
+    tree["actor_rollout_ref"]["model"] = {"path": str(tuned / "final")}
     tree["actor_rollout_ref"]["rollout"] = {"name": "hf", "n": 4}
     tree["data"] |= {"train_files": [str(tuned.parent / "rows.parquet")], "train_batch_size": 4}
     del tree["data"]["source"]
-    tree["reward_manager"] = {"type": "match_fraction"}
     tree["evaluation"] = {}
     tree["trainer"] = {"total_steps": 2, "total_epochs": 2, "logger": [], "exact": True}
     tree["runtime"] = {"torch_threads": 1, "threads": True}
@@ -118,7 +117,7 @@ def test_all_modes_give_the_synchronous_run_bit_by_bit(
 ) -> None:
     run = train(task, *mode, f"trainer.output_dir={tmp_path}")
     assert equal(run.weights, colocate.weights)
-    before = AutoModelForImageTextToText.from_pretrained(task.parent.parent / "fresh").state_dict()
+    before = AutoModelForImageTextToText.from_pretrained(task.parent / "final").state_dict()
     moved = {name for name, weight in run.weights.items() if not torch.equal(weight, before[name])}
     assert any("visual" in name for name in moved) and any("language_model" in name for name in moved)
 
@@ -128,7 +127,7 @@ def test_frozen_parts_stay_through_a_run(task: Path, tmp_path: Path) -> None:
         task, f"trainer.output_dir={tmp_path}", "trainer.total_steps=1",
         "actor_rollout_ref.model.freeze=[vision_tower, projector]",
     )  # fmt: skip
-    before = AutoModelForImageTextToText.from_pretrained(task.parent.parent / "fresh").state_dict()
+    before = AutoModelForImageTextToText.from_pretrained(task.parent / "final").state_dict()
     moved = {name for name, weight in run.weights.items() if not torch.equal(weight, before[name])}
     assert moved and not any("visual" in name for name in moved)
 
