@@ -60,8 +60,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "same.parquet").write_bytes((folder / "rows.parquet").read_bytes())
     tree["data"]["val_files"] = [str(folder / "same.parquet")]
     tree["optim"] = {"lr": 3.0e-3}
-    tree["evaluation"] = {"interval": 60}
-    tree["trainer"] = {"total_steps": 60, "total_epochs": 60, "logger": [], "output_dir": str(folder / "sft")}
+    tree["evaluation"] = {"interval": 20, "stop_at_accuracy": 0.75}
+    tree["trainer"] = {"total_steps": 200, "total_epochs": 200, "logger": [], "output_dir": str(folder / "sft")}
     (folder / "sft.yaml").write_text(yaml.safe_dump(tree))
     assert run_sft(load_words([str(folder / "sft.yaml")], SftConfig)) == 0
     return folder / "sft"
@@ -90,7 +90,7 @@ def colocate(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_fine_tuning_learns_what_images_show(tuned: Path) -> None:
     accuracy = [float(str(row["eval/accuracy"])) for row in read_rows(tuned / METRICS_FILE) if "eval/accuracy" in row]
-    assert accuracy[-1] > 0.7  # one in eight by chance: the texts are equal
+    assert accuracy[-1] >= 0.75  # one in eight by chance: the texts are equal
 
 
 def test_plain_transformers_loads_what_a_run_leaves(tuned: Path) -> None:
