@@ -182,6 +182,9 @@ class RolloutConfig(Node):
     """vLLM and SGLang only."""
     enable_chunked_prefill: bool = True
     """vLLM and SGLang only."""
+    strict: bool = True
+    """Refuse settings that only another engine has; false: they are listed as not used, so that one file serves
+    several engines."""
     swap: SwapConfig | None = None
     """Another engine from some step on; default: the same to the end."""
 
