@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem.config.schema import Config
-from tandem.plan.engine import engine_asks_for, engine_capabilities, engines_with
+from tandem.plan.engine import engine_capabilities
 from tandem.plan.entries import Entries
 from tandem.plan.placement import train_ranks
 from tandem.plan.preference import learns_preferences
+from tandem.plan.reads.engine import engine_reads
 from tandem.plan.reads.episode import episode_reads
 from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads
 from tandem.plan.teacher import learns_from_reward, uses_teacher
@@ -197,32 +198,6 @@ def _takes_turns(role: str, setting: Setting) -> bool:
     return offload is False or (setting.config.execution.mode == "colocate" and not setting.prefers)
 
 
-def _engine_asks_for(setting: str, s: Setting) -> bool:
-    return engine_asks_for(s.config, setting)
-
-
-def _engine_reads(setting: str) -> Iterator[Reads[Setting]]:
-    """Yield who reads what only some engines have: elsewhere it is refused, or noted where the config isn't strict."""
-    keys, asked = (f"{ROLLOUT}.{setting}",), partial(_engine_asks_for, setting)
-
-    def reason(s: Setting) -> str:
-        having = engines_with(setting)
-        others = f" ({' and '.join(having)} {'has' if len(having) == 1 else 'have'})" if having else ""
-        return f"the engine {s.config.actor_rollout_ref.rollout.name} has nothing of the kind{others}"
-
-    remedy = f"Leave it out, or write {ROLLOUT}.strict: false and it is listed as not used"
-    yield Reads(keys, lambda s: asked(s) or not s.config.actor_rollout_ref.rollout.strict, reason, remedy)
-    yield Reads(keys, asked, reason, noted=True)
-
-
-OF_SOME_ENGINES = (
-    "max_num_batched_tokens",
-    "gpu_memory_utilization",
-    "enable_chunked_prefill",
-    "tensor_model_parallel_size",
-)
-"""Settings of the rollout that are an engine's own."""
-
 _TAKES_TURNS = "the engine generates with the actor's own weights, in turns with it"
 
 EXECUTION: tuple[Reads[Setting], ...] = (
@@ -257,7 +232,7 @@ EXECUTION: tuple[Reads[Setting], ...] = (
         ),
         "Remove it, or write on_weight_update: keep",
     ),
-    *(line for setting in OF_SOME_ENGINES for line in _engine_reads(setting)),
+    *engine_reads(lambda s: s.config),
     Reads(
         ("actor_rollout_ref.ref.fsdp_config",),
         lambda s: False,
