@@ -238,9 +238,8 @@ def test_an_engine_on_several_devices_can_be_planned_and_not_be_run(declare: Dec
     assert not plan.problems and not plan.runs
     (later,) = plan.later
     assert later.key == f"{ROLLOUT}.tensor_model_parallel_size" and "one device" in later.reason
-    assert plan_of(
-        declare(), *words, f"{ROLLOUT}.strict=false"
-    ).runs  # one that has nothing of the kind has two engines
+    other = declare()  # it has nothing of the kind, so that there are two of it
+    assert plan_of(other, *words, f"{ROLLOUT}.strict=false").runs
 
 
 @pytest.mark.parametrize("name", ["hf", "vllm"])
