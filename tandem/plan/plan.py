@@ -42,6 +42,7 @@ from tandem.plan.checks.trainer import (
     notes_on_rows,
 )
 from tandem.plan.critic import CriticPlan, plan_critic
+from tandem.plan.dispatch import begins_longest_first, check_dispatch
 from tandem.plan.engine import shares_weights
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
 from tandem.plan.flow import Flow, plan_flow
@@ -89,7 +90,8 @@ class Plan:
 
     ``device_groups`` are devices per group; what a run needs is their sum. ``base_tags`` are those of the ``tags`` that
     are no copies but the base model, its adapters switched off. ``pushed`` is what new weights for the rollout engine
-    are: nothing where it generates with the actor's own. ``flow`` is what the mode comes to. ``later`` names what can
+    are: nothing where it generates with the actor's own. ``flow`` is what the mode comes to; ``longest_first``:
+    prompts are begun in the order of their expected lengths. ``later`` names what can
     be planned and not be run yet. ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's
     sizes are unknown. ``batch.steps`` counts the rows of the files without what is held out, before any other is
     dropped. ``scoring`` is None where no reward is made. ``stages`` are those of ``table`` that run, by what ``step``
@@ -107,6 +109,7 @@ class Plan:
     old_logprobs: OldLogprobs
     pushed: Pushed
     flow: Flow
+    longest_first: bool
     source_columns: tuple[str, ...]
     stages: tuple[PlannedStage, ...]
     step: Step = field(compare=False, repr=False)
@@ -195,6 +198,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         *critic_problems,
         *_contradictions(config, entries, placed, facts),
         *([] if learns_preferences(config) else check_engine(config, entries, runtime)),
+        *check_dispatch(config),
         *check_pushed(config, shares),
         *check_swap(config, entries, runtime),
         *check_critic(config, batch, critic_facts, own_loop),
@@ -218,6 +222,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         old_logprobs=old_logprobs_from(config),
         pushed="nothing" if shares else pushed_part(config),
         flow=plan_flow(config),
+        longest_first=begins_longest_first(config, placed),
         source_columns=source_columns(entries),
         stages=stages,
         step=step,

@@ -262,6 +262,32 @@ def test_what_the_engine_of_a_later_swap_has_is_read(plan_of: Plans) -> None:
     assert not [problem for problem in plan.problems if "gpu_memory" in problem.key]
 
 
+TWO_ENGINES = "execution.resource={rollout: [1, 2]}"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), False),
+        ((TWO_ENGINES,), True),
+        ((TWO_ENGINES, "trainer.exact=true"), False),
+        ((TWO_ENGINES, "execution.train_pipelining=step"), False),
+        ((TWO_ENGINES, f"{ROLLOUT}.dispatch=in_order"), False),
+        ((f"{ROLLOUT}.dispatch=longest_first",), True),
+    ],
+)
+def test_long_answers_are_begun_first_where_several_engines_share_them(
+    plan_of: Plans, words: tuple[str, ...], expected: bool
+) -> None:
+    assert plan_of(HYBRID, *words).longest_first == expected
+
+
+def test_an_order_that_follows_from_what_was_generated_is_not_exact(plan_of: Plans) -> None:
+    problems = plan_of(HYBRID, "trainer.exact=true", f"{ROLLOUT}.dispatch=longest_first").problems
+    assert [problem.key for problem in problems] == [f"{ROLLOUT}.dispatch"]
+    assert "in which they are drawn" in problems[0].reason
+
+
 def test_what_an_engine_leaves_aside_is_told(declare: Declare, plan_of: Plans) -> None:
     name = declare(weights=("own",), seeds=False)
     own = (f"{ROLLOUT}.max_num_batched_tokens=999", f"{ROLLOUT}.gpu_memory_utilization=0.5")

@@ -234,6 +234,12 @@ EXECUTION: tuple[Reads[Setting], ...] = (
     ),
     *engine_reads(lambda s: s.config),
     Reads(
+        (f"{ROLLOUT}.dispatch",),
+        lambda s: s.streams,
+        lambda s: _GIVEN if s.prefers else f"one engine is given all prompts of a step at once: {_TAKES_TURNS}",
+        "Leave it out, or write execution.mode: hybrid",
+    ),
+    Reads(
         ("actor_rollout_ref.ref.fsdp_config",),
         lambda s: False,
         "the reference is sharded as the actor is",
