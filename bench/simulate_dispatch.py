@@ -122,11 +122,7 @@ def main() -> None:
         return
     print("| " + " | ".join(found[0]) + " |\n" + "|---" * len(found[0]) + "|")
     for row in found:
-        print(
-            "| "
-            + " | ".join(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values())
-            + " |"
-        )
+        print("| " + " | ".join(str(round(value, 3)) for value in row.values()) + " |")
 
 
 if __name__ == "__main__":

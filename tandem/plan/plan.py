@@ -42,7 +42,7 @@ from tandem.plan.checks.trainer import (
     notes_on_rows,
 )
 from tandem.plan.critic import CriticPlan, plan_critic
-from tandem.plan.dispatch import begins_longest_first, check_dispatch
+from tandem.plan.dispatch import begins_longest_first
 from tandem.plan.engine import shares_weights
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
 from tandem.plan.flow import Flow, plan_flow
@@ -198,7 +198,6 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         *critic_problems,
         *_contradictions(config, entries, placed, facts),
         *([] if learns_preferences(config) else check_engine(config, entries, runtime)),
-        *check_dispatch(config),
         *check_pushed(config, shares),
         *check_swap(config, entries, runtime),
         *check_critic(config, batch, critic_facts, own_loop),

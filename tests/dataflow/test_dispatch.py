@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ def test_every_place_is_given_once_and_longer_ones_first(lengths: list[float | N
     expected = [average if (length := lengths[place]) is None else length for place in order]
     assert sorted(order) == list(range(len(lengths)))
     assert expected == sorted(expected, reverse=True)
-    assert all(a < b for a, b in zip(order, order[1:], strict=False) if lengths[a] == lengths[b])
+    assert all(a < b for a, b in pairwise(order) if lengths[a] == lengths[b])
 
 
 def test_without_any_history_the_order_is_that_of_the_draws() -> None:
