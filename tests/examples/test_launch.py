@@ -16,12 +16,13 @@ from tandem.config.schema import Config
 from tandem.plan.plan import Plan, compile_plan
 
 LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
+END = "end-of-call"
 RUN = "examples/quickstart/hybrid.yaml"
 STUBS = """
-ray() {{ printf '%s\\0' ray "$@" >> {log}; printf '\\1' >> {log}; }}
+ray() {{ printf '%s\\0' ray "$@" {end} >> {log}; }}
 srun() {{
-    case "$*" in *ip-address*) echo 10.0.0.7 10.1.0.7; return;; esac
-    printf '%s\\0' srun "$@" >> {log}; printf '\\1' >> {log}
+    case "$*" in *"hostname --ip-address") echo 10.0.0.7 10.1.0.7; return;; esac
+    printf '%s\\0' srun "$@" {end} >> {log}
 }}
 scontrol() {{ printf 'one\\ntwo\\nthree\\n'; }}
 """
@@ -41,7 +42,7 @@ def after_train(words: list[str]) -> list[str]:
 def launched(script: str, folder: Path, *words: str, **variables: str) -> list[list[str]]:
     """The calls of ``ray`` and ``srun`` that a script makes, in stubs of them."""
     log = folder / "calls"
-    text = STUBS.format(log=shlex.quote(str(log))) + f'source {LAUNCH / script} "$@"'
+    text = STUBS.format(log=shlex.quote(str(log)), end=END) + f'source {LAUNCH / script} "$@"'
     done = subprocess.run(
         ["bash", "-c", text, script, *words],
         env={"PATH": os.environ["PATH"], **variables},
@@ -50,7 +51,8 @@ def launched(script: str, folder: Path, *words: str, **variables: str) -> list[l
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    return [call.split("\0")[:-1] for call in log.read_text().split("\1")[:-1]]
+    calls = log.read_text().split(f"\0{END}\0")[:-1]
+    return [call.split("\0") for call in calls]
 
 
 @pytest.mark.parametrize("script", ["ray_job.sh", "slurm.sbatch"])

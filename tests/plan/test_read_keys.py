@@ -61,6 +61,7 @@ BY_THE_PLAN = {
     "plugins": "they are imported",
     "critic.model.adapter_path": "it is refused",
     f"{ROLLOUT}.strict": "it says what is refused",
+    f"{ROLLOUT}.dispatch": "it becomes plan.longest_first",
 }
 """Keys that do their work before anything starts."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from tandem.config.schema import Config
-from tandem.plan.engine import engine_asks_for, engines_with
+from tandem.plan.engine import after_swap, engine_asks_for, engine_capabilities, engines_with
 from tandem.plan.reads.form import Reads, S
+from tandem.rollout.capabilities import EngineCapabilities
 
 ROLLOUT = "actor_rollout_ref.rollout"
 OF_SOME_ENGINES = (
@@ -16,6 +18,12 @@ OF_SOME_ENGINES = (
     "tensor_model_parallel_size",
 )
 """Settings of the rollout that are an engine's own."""
+
+DECLARED: dict[str, Callable[[EngineCapabilities], bool]] = {
+    "enable_chunked_prefill": attrgetter("chunked_prefill"),
+    "tensor_model_parallel_size": attrgetter("tensor_parallel"),
+}
+"""Those that are read of an engine which declares that it can, whatever its factory takes: placement is by them."""
 
 
 def engine_reads(config_of: Callable[[S], Config]) -> Iterator[Reads[S]]:
@@ -30,7 +38,11 @@ def _reads(setting: str, config_of: Callable[[S], Config]) -> Iterator[Reads[S]]
     keys = (f"{ROLLOUT}.{setting}",)
 
     def asked(s: S) -> bool:
-        return engine_asks_for(config_of(s), setting)
+        config = config_of(s)
+        declared = DECLARED.get(setting)
+        if declared is not None and any(declared(engine_capabilities(one)) for one in (config, after_swap(config))):
+            return True
+        return engine_asks_for(config, setting)
 
     def reason(s: S) -> str:
         having = engines_with(setting)
