@@ -10,14 +10,14 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-DEV_EXTRAS := dev,math,ray,tasks,tracking,smollm2,view
+DEV_EXTRAS := dev,math,ray,tasks,tracking,smollm2,serve,view
 # A file's tests share what is slow to build, so a file stays with one process: how many there are says tests/conftest.py.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages) \
 	--ignore tests/house/test_mutation.py --ignore tests/plan/test_read_keys.py
 
-.PHONY: help install quickstart view test test-view test-vllm test-sglang quick check format families mutate fuzz-config \
+.PHONY: help install quickstart view test test-view test-wheel test-vllm test-sglang quick check format families mutate fuzz-config \
 	chaos engine-vllm engine-sglang clean
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make test         install, run all checks and tests"
 	@echo "make quick        the checks, and the tests that train nothing"
 	@echo "make test-view    the tests of that page, in a Chromium that is on PATH"
+	@echo "make test-wheel   the quickstart out of a built wheel, in an empty folder"
 	@echo "make engine-vllm  $(VENV_VLLM): vLLM for the CPU, in an environment of its own (about 3.5 GB)"
 	@echo "make test-vllm    the tests of the engine vllm, in that"
 	@echo "make engine-sglang  $(VENV_SGLANG): SGLang for the CPU, in another (about 3.1 GB)"
@@ -56,6 +57,9 @@ quick: check
 
 test-view: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/view
+
+test-wheel: $(VENV)/.installed-dev
+	TANDEM_WHEEL=1 $(BIN)/python -m pytest tests/cli/test_wheel.py
 
 test-vllm: $(VENV)/.installed-dev engine-vllm
 	TANDEM_VLLM=$(abspath $(VENV_VLLM))/bin/python $(BIN)/python -m pytest -m vllm tests/engines

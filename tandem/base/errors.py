@@ -12,6 +12,7 @@ TandemError                       the base; the command line prints its message 
 ├── WriteError                    a file or folder that can't be written
 ├── ContractError                 code that broke its contract: a missing column, a wrong shape or dtype
 ├── PolicyError                   a question to the policy that an episode may not ask: tandem.episodes.policy
+├── RefusedError                  a request that the policy's address does not answer: tandem.episodes.address.protocol
 ├── RewardError                   a failed reward, where the config says that one ends the run
 ├── StarvationError               a partition that can't be filled: too many prompts were dropped
 ├── DeadlineError                 a wait that ended without its event, with who blocks it

@@ -24,6 +24,7 @@ from tandem.base.errors import DataError, TandemError
 from tandem.base.folders import means_no_room
 from tandem.base.hidden import hide_words
 from tandem.cli.doctor import examine
+from tandem.cli.flags_help import WithFlags
 from tandem.config.arguments import without_resume
 
 _OF_THE_DISK = (errno.EACCES, errno.EPERM, errno.EIO, errno.EROFS)
@@ -46,16 +47,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 models = typer.Typer(help="Pretrained models from the package index.", no_args_is_help=True)
 app.add_typer(models, name="models")
-
-
-class Template(StrEnum):
-    """Configs that ``tandem init`` can write."""
-
-    TRAIN = "train"
-    SFT = "sft"
 
 
 class Dtype(StrEnum):
@@ -165,10 +160,10 @@ def plan(
     Exit code 2 if anything is, or if it can't be run here.
     """
     with reported():
-        from tandem.cli.planning import plan_words
+        from tandem.cli.planning import a_config_in, plan_words
         from tandem.cli.show import show
 
-        planned = plan_words(words or [])
+        planned = plan_words(a_config_in(words))
         if tune is not None and not planned.problems:
             from tandem.cli.tuning import tune_words
 
@@ -179,14 +174,14 @@ def plan(
         raise typer.Exit(2)
 
 
-@app.command(context_settings=RAW)
+@app.command(cls=WithFlags, context_settings=RAW)
 def train(words: Words = None) -> None:
     """Train with reinforcement learning."""
     with reported("train", words or []):
-        from tandem.cli.planning import runnable_train
+        from tandem.cli.planning import a_config_in, runnable_train
         from tandem.cli.show import show_notes
 
-        config, compiled = runnable_train(words or [])
+        config, compiled = runnable_train(a_config_in(words))
         show_notes(compiled)
         with interrupts.held():  # libraries make other errors of an interrupt in their imports
             from tandem.control.entry import run_train
@@ -195,14 +190,14 @@ def train(words: Words = None) -> None:
     raise typer.Exit(code)
 
 
-@app.command(context_settings=RAW)
+@app.command(cls=WithFlags, context_settings=RAW)
 def sft(words: Words = None) -> None:
     """Fine-tune a model on examples."""
     with reported("sft", words or []):
-        from tandem.cli.planning import runnable_sft
+        from tandem.cli.planning import a_config_in, runnable_sft
         from tandem.cli.show import show_notes
 
-        config, compiled = runnable_sft(words or [])
+        config, compiled = runnable_sft(a_config_in(words))
         show_notes(compiled)
         with interrupts.held():
             from tandem.control.entry import run_sft
@@ -276,6 +271,44 @@ def view(
             serve.export(paths, export, typer.echo)
 
 
+Source = Annotated[str, typer.Argument(metavar="RUN_DIR|MODEL", help="A run's folder, or a model's; or a hub id.")]
+
+
+@app.command(context_settings=RAW)
+def serve(
+    source: Source,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its config.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Where it listens: by default on this machine alone.")] = "127.0.0.1",
+    key: Annotated[
+        str | None, typer.Option(envvar="TANDEM_API_KEY", help="What clients must send; default: one is made.")
+    ] = None,
+) -> None:
+    """Answer at an OpenAI-compatible address with a finished model, drawn as its run drew."""
+    with reported():
+        with interrupts.held():
+            from tandem.control.serve import run_serve
+
+        run_serve(source, words or [], typer.echo, host=host, port=port, key=key)
+
+
+@app.command(context_settings=RAW)
+def chat(
+    source: Source,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its config.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system's message.")] = None,
+) -> None:
+    """Answer in the terminal, a line at a time, with a finished model, drawn as its run drew.
+
+    An empty line begins anew.
+    """
+    with reported():
+        with interrupts.held():
+            from tandem.control.serve import run_chat
+
+        run_chat(source, words or [], typer.echo, system=system)
+
+
 @app.command()
 def status(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run that is going on.")],
@@ -297,14 +330,28 @@ def doctor() -> None:
 
 @app.command()
 def init(
-    template: Annotated[Template, typer.Argument(help="Which config.")] = Template.TRAIN,
-    out: Annotated[Path | None, typer.Option(help="File to write; default: print it.")] = None,
+    name: Annotated[
+        str, typer.Argument(help="An example, such as quickstart; or train, or sft: a commented config.")
+    ] = "train",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Of a config: the file to write (default: print it). Of an example: the folder to begin in."),
+    ] = None,
 ) -> None:
-    """Write a commented config to start from."""
-    from tandem.cli.starter import starter
+    """Copy an example to begin with, or write a commented config."""
+    from tandem.cli import examples
+    from tandem.cli.starter import STARTERS
 
     with reported():
-        text = starter(template)
+        if name not in STARTERS:
+            if name not in examples.example_names():
+                raise examples.unknown(name, STARTERS)
+            files = examples.copy_example(name, out or Path())
+            typer.echo("\n".join(f"wrote {file}" for file in files))
+            place = "" if out is None else f"cd {out}, then "
+            typer.echo(f"Next: {place}{examples.first_command(name) or f'read what is in {examples.FOLDER}/{name}'}")
+            return
+        text = STARTERS[name]
         if out is None:
             typer.echo(text, nl=False)
         elif out.exists():

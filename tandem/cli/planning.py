@@ -32,6 +32,14 @@ class NoPlan:
         return json.dumps({"kind": None, **asdict(shown)}, default=repr, ensure_ascii=False, indent=2)
 
 
+def a_config_in(words: Sequence[str] | None) -> Sequence[str]:
+    """Return ``words`` where there are any. Raises ``DataError`` that says where a first config comes from."""
+    if not words:
+        begin = "`tandem init quickstart` copies an example that runs here, `tandem init train --out run.yaml` writes a"
+        raise DataError(f"no config is named. {begin} commented one; then name it: tandem plan run.yaml")
+    return words
+
+
 def plan_words(words: Sequence[str]) -> Plan | SftPlan | NoPlan:
     """Return the plan of whichever document the words name."""
     try:

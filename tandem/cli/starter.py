@@ -78,6 +78,5 @@ trainer:
 """
 
 
-def starter(name: str) -> str:
-    """Return the commented config ``train`` or ``sft``."""
-    return {"train": TRAIN, "sft": SFT}[name]
+STARTERS = {"train": TRAIN, "sft": SFT}
+"""The commented configs by what ``tandem init`` calls them."""

@@ -120,6 +120,7 @@ def _words(kind: Kind) -> str:
 _RESPONSE_COLUMNS = (
     ("responses", "int64", "sampled token ids, exactly as sampled: text is never re-tokenised"),
     ("response_mask", "bool", "True where the token is trained; False on tool output and other inserted tokens"),
+    ("restarts", "bool", "True where the context begins anew: nothing before it is seen from there on"),
     ("rollout_logprobs", "float32", "log-prob of each token under the distribution it was sampled from (behaviour)"),
     ("token_versions", "int32", "weights version that produced each token"),
     ("old_logprobs", "float32", "log-prob under the trainer's weights at the start of the step (proximal)"),

@@ -18,7 +18,9 @@ class Foreign:
     takes: Literal["switch", "value", "values"] = "value"
 
 
-_ONE_KIND = "Leave it out, or write 1: training is data-parallel over the devices of execution.resource.actor"
+_ONE_KIND = (
+    "Leave it out, or write 1: training is data-parallel, and a model is split by tensor_model_parallel_size alone"
+)
 _MEGATRON = "Leave it out: it is a setting of Megatron, which comes later"
 _TRACKER = "Leave it out: write trainer.logger=[console, tensorboard]; every run has metrics.jsonl and report.html"
 _ENGINE = "Leave it out: engines are set by actor_rollout_ref.rollout.* (gpu_memory_utilization, max_num_seqs)"

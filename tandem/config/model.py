@@ -95,7 +95,8 @@ class ActorConfig(Node):
     ppo_max_token_len_per_gpu: PositiveInt = 16384
     """Token budget of a micro-batch on one device."""
     tensor_model_parallel_size: PositiveInt = 1
-    """Tensor parallelism of training."""
+    """Tensor parallelism of training: neighbouring devices of the actor that each layer and the vocabulary are split
+    over."""
     tag_device: Literal["cpu", "device"] = "cpu"
     """Where copies of the weights are kept (ref, old_actor, a teacher): in the host's memory, or beside the weights."""
     offload: bool | None = None
@@ -107,13 +108,16 @@ class EpisodeConfig(TypedNode):
     """What a sample is: one answer, or an episode of several turns. ``type``, its parameters, and where it runs."""
 
     type: str = "single_turn"
-    """single_turn, tool_calls, or the name of an async function of ``file``."""
+    """single_turn, tool_calls, program, or the name of an async function of ``file``."""
     file: MaybeFile = None
     """A .py file that defines the episode named by ``type``."""
     tools: MaybeFile = None
     """A .py file whose functions are the tools that a model may call."""
     tool_format: Literal["auto", "hermes", "llama3", "mistral", "pythonic"] = "auto"
     """How the model writes calls; ``auto`` is what the chat template shows."""
+    past: Literal["fixed", "edited", "template"] | None = None
+    """Whether earlier messages may change: not at all, by the episode, or by the chat template too; there the context
+    begins anew. Default: edited for a program, else fixed."""
     max_turns: PositiveInt = 8
     """Turns after which an episode is cut."""
     timeout_s: Seconds = 60.0

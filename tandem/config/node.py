@@ -110,6 +110,8 @@ def _place(text: str) -> str:
     user = path.partition("/")[0]
     if user.startswith("~") and user != "~" and not os.path.lexists(path):
         raise _no_path(f"there is no user {user[1:]!r} whose home {user} would be")
+    if path != path.strip() and not os.path.lexists(path):
+        raise _no_path("it begins or ends with white space, and nothing is called so")
     try:
         os.stat(path)
     except OSError as error:

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tandem.base.errors import DataError
-from tandem.base.run_folder import FINAL_FOLDER, KEY
+from tandem.base.run_folder import KEY
 from tandem.config.load import load_config
 from tandem.config.schema import NO_REWARD, Config
 from tandem.control.entry import quiet
-from tandem.models.adapter_spec import CONFIG as ADAPTER_CONFIG
 from tandem.observe.metrics import CONFIG_FILE
 from tandem.plan.checks.run_folder import RESUME
 from tandem.plan.plan import PREFERENCE, Plan, compile_plan
@@ -20,6 +19,7 @@ from tandem.roles.reward import build_reward_manager
 from tandem.roles.rollout.making import SingleAnswers
 from tandem.runtime.build.composite import build_composite, model_tokenizer
 from tandem.runtime.build.episodes import build_episodes
+from tandem.runtime.build.finished import trained
 from tandem.runtime.build.sources import held_out_prompts, prompt_tables
 from tandem.session.build.parts import build_evaluator
 from tandem.session.preferences import held_out_evaluator
@@ -34,7 +34,7 @@ def run_eval(source: Path, words: Sequence[str]) -> int:
     if not isinstance(config, Config):
         raise DataError(f"{source}: is an SFT run; write a training config with data.val_files to evaluate its model")
     if source.is_dir():
-        config = load_config(file, [*_trained(source), *words], kind=Config)
+        config = load_config(file, [*trained(source), *words], kind=Config)
     plan = compile_plan(config)
     if plan.loop == PREFERENCE:
         return _eval_preferences(source, file, words)
@@ -71,25 +71,11 @@ def _require_runnable(plan: Plan) -> None:
 def _eval_preferences(source: Path, file: Path, words: Sequence[str]) -> int:
     """Compare the held-out preferences; the reference of a finished run is the model that it began with."""
     config = load_config(file, ["trainer.resume=null", *words], kind=Config)
-    trained = load_config(file, [*(_trained(source) if source.is_dir() else ()), *words], kind=Config)
+    later = load_config(file, [*(trained(source) if source.is_dir() else ()), *words], kind=Config)
     plan = compile_plan(config)
     _require_runnable(plan)
-    check_inputs(trained)
-    evaluator = held_out_evaluator(config, plan, trained.actor_rollout_ref.model)
+    check_inputs(later)
+    evaluator = held_out_evaluator(config, plan, later.actor_rollout_ref.model)
     for name, value in evaluator.metrics().items():
         print(f"{name} {value:.4f}")
     return 0
-
-
-def _trained(run: Path) -> tuple[str, ...]:
-    """Return the changes to the config of a finished ``run`` that make it start from what it trained."""
-    final, model = run / FINAL_FOLDER, "actor_rollout_ref.model"
-    always = (f"{model}.lora_rank=0", "trainer.export=merged", "trainer.resume=null")
-    if (final / ADAPTER_CONFIG).is_file():
-        return f"{model}.adapter_path={final}", *always
-    plain = (
-        f"{model}.adapter_path=null",
-        f"{model}.lora_target_modules=all-linear",
-        f"{model}.lora_base_dtype=float32",
-    )
-    return f"{model}.path={final}", *plain, "execution.weight_sync.lora=null", *always

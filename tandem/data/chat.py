@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 logger = logging.getLogger(__name__)
 
+_WRITTEN_MESSAGES = re.compile(r"\s*\[\s*\{\s*(?:\"(?:role|content)\"|'(?:role|content)')\s*:")
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -59,6 +60,17 @@ def checked_messages(value: object) -> list[Message]:
     return messages
 
 
+def refuse_written_messages(text: str) -> None:
+    """Raise ``DataError`` for text that is messages, written as JSON or as Python shows them: it would be learned as
+    it stands.
+    """
+    if _WRITTEN_MESSAGES.match(text):
+        raise DataError(
+            f"the text begins with {text.strip()[:30]!r}, which is a list of messages written as text: store the "
+            "column as a list of {role, content}"
+        )
+
+
 def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ``DataError`` if ``tokenizer`` can't render messages."""
     if not tokenizer.chat_template:
@@ -69,7 +81,10 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def refuse_rendered(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
-    """Raise ``DataError`` for text that a template was applied to already: one inside another is no conversation."""
+    """Raise ``DataError`` for text that a template was applied to already: one inside another is no conversation. Nor
+    are messages that were written as text.
+    """
+    refuse_written_messages(text)
     opening = rendered_opening(tokenizer, text)
     if opening is not None:
         raise DataError(

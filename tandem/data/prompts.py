@@ -6,7 +6,6 @@ A prompt is encoded, cut to length and checked here and nowhere else: the engine
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -14,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tandem.base.errors import DataError
 from tandem.data.catalog import Catalog, OnBadRow, RowCounts, RowSkipped
-from tandem.data.chat import Message, checked_messages, encode_chat_prompt, refuse_rendered, require_chat_template
+from tandem.data.chat import (
+    Message,
+    checked_messages,
+    encode_chat_prompt,
+    refuse_rendered,
+    refuse_written_messages,
+    require_chat_template,
+)
 from tandem.data.length import Overlong, cut
 from tandem.data.rows import Row, RowError, Table
 from tandem.data.sampler import Sampler
@@ -114,6 +120,7 @@ class PromptEncoder:
             if isinstance(value, str) and not (chat or self._columns.chat):
                 if tools is not None:
                     raise row.bad("no place for tools", "tools belong to chat messages: write chat: true")
+                refuse_written_messages(value)
                 return Rendered(value, encode_plain(self._tokenizer, value), None)
             messages = self._messages(row, value)
             tools = self._columns.tools if tools is None else tools
@@ -132,16 +139,14 @@ class PromptEncoder:
         shortened = len(ids) < len(whole.ids)
         columns = self._columns
         return Prompt(
-            uid=f"{table}:{row.number}" if columns.uid_key is None else _named(row, columns.uid_key),
+            uid=f"{table}:{row.number}" if columns.uid_key is None else row.named(columns.uid_key),
             prompt_ids=tuple(ids),
             text=decode_text(self._tokenizer, ids) if shortened else whole.text,
-            ground_truth=None
-            if columns.answer_key is None
-            else _savable(row, columns.answer_key, row[columns.answer_key]),
+            ground_truth=None if columns.answer_key is None else _known(row, columns.answer_key),
             data_source=PurePath(row.table).stem
             if columns.data_source_key is None
-            else _named(row, columns.data_source_key),
-            extra_info={key: _savable(row, key, row.find(key)) for key in columns.extra_keys},
+            else row.named(columns.data_source_key),
+            extra_info={key: row.savable(key) for key in columns.extra_keys},
             messages=whole.messages,
             cut=shortened,
         )
@@ -250,18 +255,7 @@ def digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def _named(row: Row, key: str) -> str:
-    """Return the value of column ``key`` as a name."""
-    try:
-        return str(row[key])
-    except ValueError as error:  # an integer of more digits than Python writes
-        raise row.bad("not text", f"column {key!r} can't be shown: {error}") from error
-
-
-def _savable(row: Row, key: str, value: object) -> Any:
-    """Return ``value`` of column ``key``, if checkpoints and records can hold it as JSON."""
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError) as error:
-        raise row.bad("not savable", f"column {key!r} can't be saved as JSON ({error}): store it as text") from error
-    return value
+def _known(row: Row, key: str) -> object:
+    """Return the value of column ``key``, which is not null and can be saved."""
+    row[key]
+    return row.savable(key)

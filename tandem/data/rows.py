@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -55,6 +56,28 @@ class Row:
                 close = get_close_matches(key, there, n=1)
                 raise self.bad("missing column", detail + (f": did you mean {close[0]!r}?" if close else ""))
             value = value[name]
+        return value
+
+    def named(self, key: str) -> str:
+        """Return the value of column ``key`` as a name: a text, or a number as one. Raises ``RowError``."""
+        value = self[key]
+        if not isinstance(value, str | int | float):
+            raise self.bad("not text", f"column {key!r} is {value!r}, and a name is a text or a number")
+        try:
+            return str(value)
+        except ValueError as error:  # an integer of more digits than Python writes
+            raise self.bad("not text", f"column {key!r} can't be shown: {error}") from error
+
+    def savable(self, key: str) -> object:
+        """Return the value of column ``key``, null as ``None``, if checkpoints and records can hold it as JSON. Raises
+        ``RowError``.
+        """
+        value = self.find(key)
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            detail = f"column {key!r} can't be saved as JSON ({error}): store it as text"
+            raise self.bad("not savable", detail) from error
         return value
 
     def nested(self, key: str) -> object:

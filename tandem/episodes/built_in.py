@@ -9,7 +9,10 @@ from typing import Any, TypeAlias
 from pydantic import PositiveFloat
 
 from tandem.base.user_code import import_file
+from tandem.config.model import EpisodeConfig
+from tandem.episodes.past import Past
 from tandem.episodes.policy import Policy, Task
+from tandem.episodes.program import program
 
 Episode: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -34,8 +37,15 @@ async def tool_calls(task: Task, policy: Policy, *, tool_timeout_s: PositiveFloa
         messages += [{"role": "tool", "content": f"Error: {error}"} for error in answer.errors]
 
 
-BUILT_IN: dict[str, Episode] = {"tool_calls": tool_calls}
+BUILT_IN: dict[str, Episode] = {"tool_calls": tool_calls, "program": program}
 """Episodes by the names that a config gives them, besides ``single_turn``."""
+
+
+def past_of(episode: EpisodeConfig) -> Past:
+    """Return whether the past of the config's episode may change. A program is nobody's to hold to what was said."""
+    if episode.past is not None:
+        return episode.past
+    return "edited" if episode.type == "program" and episode.file is None else "fixed"
 
 
 def find_episode(type_: str, file: str | None) -> Episode:

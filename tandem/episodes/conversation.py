@@ -23,12 +23,16 @@ _CALL_ID = "call00000"  # templates want nine letters and digits
 
 
 def continuation(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], ends: Sequence[int], tools: Tools | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    context: Sequence[int],
+    ends: Sequence[int],
+    tools: Tools | None = None,
 ) -> list[int]:
-    """Return ids of ``messages``, which follow an assistant's turn that ended with one of ``ends``, up to the next
-    turn.
+    """Return ids of ``messages``, which follow the assistant's turn at the end of ``context``, up to the next turn.
 
-    Raises ``DataError`` where the template refuses them, or doesn't end a turn.
+    A turn that ended with none of ``ends``, since something cut it, is ended first. Raises ``DataError`` where the
+    template refuses them, or doesn't end a turn.
     """
     talk = [{"role": "user", "content": "q"}, _stand_in(messages), *messages]
     text = render_chat(tokenizer, talk, add_generation_prompt=True, tools=tools)
@@ -44,7 +48,7 @@ def continuation(
     lead, ids = encode_text(tokenizer, end), encode_text(tokenizer, behind)
     if ids[: len(lead)] != lead:
         raise DataError(f"the tokenizer merges the end of a turn {end!r} with what follows it, {behind[:20]!r}")
-    return ids[len(lead) :]
+    return ids[len(lead) :] if context[-1] in ends else ids
 
 
 def _stand_in(messages: Sequence[Message]) -> Message:
@@ -73,20 +77,25 @@ def turn_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], ends: Sequ
     return decode_text(tokenizer, kept)
 
 
-def checked_new(known: Sequence[Message], given: Any) -> list[Message]:
-    """Return the messages of ``given`` after ``known``, with which they must begin. Raises ``DataError``."""
+def check_form(given: Any) -> None:
+    """Raise ``DataError`` for what is no list of messages."""
     if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
         raise DataError("chat() takes a list of messages {role, content}")
     for place, message in enumerate(given, 1):
         if not isinstance(message.get("role"), str):
             raise DataError(f"message {place} has no role: write {{'role': 'user', 'content': ...}}")
+
+
+def checked_new(known: Sequence[Message], given: Any) -> list[Message]:
+    """Return the messages of ``given`` after ``known``, with which they must begin. Raises ``DataError``."""
+    check_form(given)
     if given[: len(known)] != list(known):
         place = next((i for i, (a, b) in enumerate(zip(known, given, strict=False)) if a != b), len(given))
         raise DataError(
             f"message {place + 1} is not what it was: what was said can't be changed, since it was sampled or answered "
             "already. Append to the messages, the assistant's own as chat() gave it"
         )
-    new = given[len(known) :]
+    new: list[Message] = given[len(known) :]
     if not new or new[0].get("role") == "assistant":
         raise DataError("nothing follows the assistant's turn: append a message of a user or a tool before chat()")
     return new

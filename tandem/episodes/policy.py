@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.base.errors import TandemError
@@ -41,7 +41,8 @@ class Answer:
     """A turn of the model: the ``message`` to append to the messages, its ``content``, and what was sampled.
 
     ``calls`` are the tool calls of the message (OpenAI's form, arguments as a mapping), ``errors`` say why something in
-    it was no call. ``finish_reason`` is ``length`` where the turn was cut by a limit.
+    it was no call. ``finish_reason`` is ``length`` where the turn was cut by a limit. ``details`` are the number of
+    tokens before it and, where they were asked for, their ids, and log-probs and texts of its own.
     """
 
     message: dict[str, Any]
@@ -50,6 +51,7 @@ class Answer:
     errors: list[str]
     token_ids: list[int]
     finish_reason: str
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 class PolicyError(TandemError):
@@ -68,9 +70,15 @@ class Policy:
     """The policy under training, as one episode talks to it: one question at a time.
 
     ``definitions`` are those of the tools that the config names, which ``chat`` offers unless told otherwise.
+    ``reward`` is the episode's to set: what it is worth so far, which counts where a limit ends it. ``sampling``: the
+    temperature and top_p that turns are drawn with. ``exact``: the run can be repeated bit by bit.
     """
 
-    def __init__(self, ask: Ask, tools: Mapping[str, Tool]) -> None:
+    def __init__(
+        self, ask: Ask, tools: Mapping[str, Tool], sampling: Mapping[str, float], *, exact: bool = False
+    ) -> None:
+        self.sampling, self.exact = sampling, exact
+        self.reward: float | Mapping[str, Any] | None = None
         self.definitions = [tool.definition for tool in tools.values()]
         self.facts: Counter[str] = Counter()
         self.leaked = False  # a thread of a tool goes on though nobody waits for it
@@ -90,6 +98,12 @@ class Policy:
     async def generate(self, token_ids: Sequence[int]) -> Answer:
         """Ask for the model's next tokens after ``token_ids``, which begin with all those of the turns before."""
         return self._answer(await self._ask({"op": "generate", "token_ids": [int(token) for token in token_ids]}))
+
+    async def ask(self, question: Mapping[str, Any]) -> Answer:
+        """Ask as ``chat`` and ``generate`` do, or for what follows a text (``complete``), with options: ``max_tokens``,
+        ``stop``, ``seed``, ``details``.
+        """
+        return self._answer(await self._ask(dict(question)))
 
     async def call(self, call: Mapping[str, Any], *, timeout_s: float = 10.0) -> dict[str, Any]:
         """Run the tool that the model ``call``s; return the message that tells it the result, or what went wrong."""

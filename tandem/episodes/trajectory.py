@@ -16,7 +16,8 @@ class Trajectory:
 
     ``mask`` is True on sampled tokens. A token that was inserted has the log-prob 0, since nothing was drawn, and the
     version of the token before it, so that a trajectory is as old as its oldest sampled token. ``turns`` are the
-    numbers of sampled tokens, turn by turn.
+    numbers of sampled tokens, turn by turn. ``restarts`` is True where the context begins anew: the turns from there on
+    have seen nothing of what stands before.
     """
 
     prompt: list[int]
@@ -25,15 +26,19 @@ class Trajectory:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
+    restarts: list[bool] = field(default_factory=list)
 
     @property
-    def whole(self) -> list[int]:
-        """All ids: what the next turn goes on from."""
-        return self.prompt + self.ids
+    def context(self) -> list[int]:
+        """The ids that the next turn goes on from."""
+        if True not in self.restarts:
+            return self.prompt + self.ids
+        return self.ids[len(self.restarts) - 1 - self.restarts[::-1].index(True) :]
 
-    def insert(self, ids: Sequence[int]) -> None:
-        """Append what others wrote after a turn."""
+    def insert(self, ids: Sequence[int], *, anew: bool = False) -> None:
+        """Append what others wrote after a turn, or (``anew``) what takes the place of all that was there."""
         self.ids += ids
+        self.restarts += [anew, *[False] * (len(ids) - 1)] if ids else []
         self.mask += [False] * len(ids)
         self.logprobs += [0.0] * len(ids)
         self.versions += [self.versions[-1]] * len(ids)
@@ -41,6 +46,7 @@ class Trajectory:
     def sample(self, drawn: SampleOutput) -> None:
         """Append a turn as it was sampled."""
         self.ids += drawn.token_ids.tolist()
+        self.restarts += [False] * len(drawn.token_ids)
         self.mask += [True] * len(drawn.token_ids)
         self.logprobs += drawn.logprobs.tolist()
         self.versions += drawn.versions.tolist()
@@ -52,15 +58,16 @@ class Trajectory:
         while end and not self.mask[end - 1]:
             end -= 1
         kept = slice(end)
-        return Trajectory(
-            self.prompt, self.ids[kept], self.mask[kept], self.logprobs[kept], self.versions[kept], self.turns
-        )
+        parts = (self.ids[kept], self.mask[kept], self.logprobs[kept], self.versions[kept])
+        return Trajectory(self.prompt, *parts, self.turns, self.restarts[kept])
 
-    def columns(self) -> dict[str, torch.Tensor]:
-        """Return the row of each token column: (T,) tensors of the dtypes that the columns declare."""
+    def columns(self, *, restarts: bool = False) -> dict[str, torch.Tensor]:
+        """Return the row of each token column, ``restarts`` where asked for: (T,) tensors of the declared dtypes."""
+        further = {"restarts": torch.tensor(self.restarts, dtype=torch.bool)} if restarts else {}
         return {
             "responses": torch.tensor(self.ids, dtype=torch.int64),
             "response_mask": torch.tensor(self.mask, dtype=torch.bool),
             "rollout_logprobs": torch.tensor(self.logprobs, dtype=torch.float32),
             "token_versions": torch.tensor(self.versions, dtype=torch.int32),
+            **further,
         }

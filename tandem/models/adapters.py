@@ -20,7 +20,9 @@ from tandem.base.errors import DataError
 from tandem.base.folders import whole_folder
 from tandem.base.lazy import LazyModule
 from tandem.base.manifest import write_manifest
+from tandem.base.regular import regular
 from tandem.models.adapter_spec import CONFIG, WEIGHTS, AdapterSpec
+from tandem.models.described import fault_of_adapter
 from tandem.models.lora import adapted_layers, get_lora_model, hold_base, is_adapter
 
 if TYPE_CHECKING:
@@ -69,12 +71,23 @@ def save_adapter(
         write_manifest(scratch)
 
 
+def _refuse_described(folder: str, file: Path) -> None:
+    """Raise ``DataError`` for numbers that no adapter has; PEFT says what else is wrong with the file."""
+    try:
+        config = json.loads(regular(file).read_text("utf-8"))
+    except (OSError, ValueError):
+        return
+    if isinstance(config, dict) and (fault := fault_of_adapter(config)) is not None:
+        raise DataError(f"adapter {folder!r}: its {CONFIG} has {fault}. Mend the file, or save the adapter again")
+
+
 def load_adapter(model: PreTrainedModel, folder: str) -> peft.PeftModel:
     """Return ``model`` with the adapters in ``folder``, in float32 and ready to be trained; its layers are replaced.
 
     Raises ``DataError`` for a folder that holds none, or some that are not of this model.
     """
     place = Path(folder).expanduser()
+    _refuse_described(folder, place / CONFIG)
     try:
         adapted = peft.PeftModel.from_pretrained(model, str(place), is_trainable=True)
         with safe_open(place / WEIGHTS, framework="pt") as file:

@@ -23,6 +23,7 @@ from tandem.models.layouts.positions import Context
 from tandem.models.layouts.row_cache import RowCache
 from tandem.models.layouts.rows import BorderedLayout, RowsCache, RowsLayout, WholeRows
 from tandem.models.token_ids import TokenIds
+from tandem.models.vocabulary import SplitVocabulary
 
 R = TypeVar("R")
 
@@ -73,6 +74,7 @@ class CausalLM(nn.Module):
         self.transform = transform
         self.proved: frozenset[Literal["training", "generation"]] = frozenset()
         self.route: Route = "rows"
+        self.split: SplitVocabulary | None = None
         self.recomputes = False  # generates without a cache, where the model's own is not right
         found: str = model.config._attn_implementation or "eager"
         # A model that was wrapped before no longer says what it was loaded with.
@@ -137,10 +139,13 @@ class CausalLM(nn.Module):
 
     @property
     def head(self) -> Head:
-        """What is read off the hidden states."""
+        """What is read off the hidden states; inside a forward of a split model this rank's part of it."""
         projection = self.model.get_output_embeddings()
-        count = None if self.tokens is None else self.tokens.count
-        return Head(projection.weight, getattr(projection, "bias", None), self.transform, count, self.holes)
+        weight, bias = projection.weight, getattr(projection, "bias", None)
+        count = len(weight) if self.tokens is None else self.tokens.count
+        if self.split is not None:
+            weight, bias = weight.to_local(), None if bias is None else bias.to_local()
+        return Head(weight, bias, self.transform, count, self.holes, self.split)
 
     def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what the whole model gives for hidden states (N, d): logits (N, V)."""

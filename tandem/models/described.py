@@ -30,6 +30,8 @@ _SIZES = (
 )
 """Fields that are 1 or more where they are numbers; some families have one for each layer, or none."""
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
 _POSITIVE = (
     "rms_norm_eps",
     "layer_norm_eps",
@@ -87,6 +89,11 @@ ROPES: dict[str, tuple[str, ...]] = {
 }
 """Kind of rope -> the parameters that it can't be computed without. ``su`` is the old name of ``longrope``."""
 
+LARGEST_RANK = 2**16
+
+_ODD = 4
+"""Up to this size transformers lets odd heads pass: tests use them."""
+
 _ROPE_NUMBERS = (
     "rope_theta",
     "factor",
@@ -128,6 +135,10 @@ def _sizes(text: Mapping[str, Any]) -> Iterator[str]:
     window = text.get("sliding_window")
     if isinstance(window, (str, float)) or (isinstance(window, int) and window < 0):
         yield f"the sliding_window {window!r}, which is no whole number of 0 or more"
+    each = text.get("num_experts_per_tok")
+    count = next((text[name] for name in _EXPERTS if isinstance(text.get(name), int)), None)
+    if isinstance(each, int) and count is not None and not 0 < each <= count:
+        yield f"the num_experts_per_tok {each!r}, of {count} experts"
     layers, kinds = text.get("num_hidden_layers"), text.get("layer_types")
     if isinstance(layers, int) and isinstance(kinds, list) and len(kinds) != layers:
         yield f"{layers} num_hidden_layers, and layer_types for {len(kinds)}"
@@ -143,6 +154,11 @@ def _heads(text: Mapping[str, Any]) -> Iterator[str]:
     width = any("head_dim" in name and value is not None for name, value in text.items())
     if isinstance(hidden, int) and hidden % heads and not width:
         yield f"no head_dim, and a hidden_size of {hidden} has no {heads} equal heads"
+    own = text.get("head_dim")
+    size = own if isinstance(own, int) else hidden // heads if isinstance(hidden, int) and not width else 0
+    turned = "rope_theta" in text or any(ropes(text))
+    if size % 2 and size > _ODD and turned and not any("partial" in name or "_pct" in name for name in text):
+        yield f"heads of {size} (head_dim), and a rope turns pairs: an odd one has none left for its last"
 
 
 def _numbers(text: Mapping[str, Any]) -> Iterator[str]:
@@ -198,6 +214,28 @@ def _rope(rope: Mapping[str, Any]) -> Iterator[str]:
     low, high = rope.get("low_freq_factor"), rope.get("high_freq_factor")
     if kind == "llama3" and low is not None and high is not None and high <= low:
         yield f"the high_freq_factor {high!r}{of}, which must be above its low_freq_factor {low!r}"
+
+
+def fault_of_adapter(config: Mapping[str, Any]) -> str | None:
+    """Return why no LoRA adapter can be as its ``adapter_config.json`` says; None where one may be."""
+    return next(_adapter(config), None)
+
+
+def _adapter(config: Mapping[str, Any]) -> Iterator[str]:
+    ranks, alphas = (config.get(f"{name}_pattern") or {} for name in ("rank", "alpha"))
+    for rank in [config.get("r", 8), *(ranks.values() if isinstance(ranks, Mapping) else [ranks])]:
+        if type(rank) is not int or not 1 <= rank <= LARGEST_RANK:
+            yield f"the rank {rank!r}, which is no whole number of 1 to {LARGEST_RANK}"
+    for alpha in [config.get("lora_alpha"), *(alphas.values() if isinstance(alphas, Mapping) else [alphas])]:
+        if alpha is not None and (not _is_number(alpha) or alpha <= 0):
+            yield f"the lora_alpha {alpha!r}, which is no finite number above 0: nothing of it would be learned"
+    dropout, stable = config.get("lora_dropout"), config.get("use_rslora")
+    if dropout is not None and not (_is_number(dropout) and 0 <= dropout < 1):
+        yield f"the lora_dropout {dropout!r}, which is no number from 0 to below 1"
+    if stable is not None and not isinstance(stable, bool):
+        yield f"the use_rslora {stable!r}, which is neither true nor false"
+    if config.get("target_modules") == []:
+        yield "no target_modules, so that nothing is adapted"
 
 
 def fault_of_generation(folder: Path) -> str | None:

@@ -113,6 +113,9 @@ RENAMED: dict[str, tuple[tuple[str, str], ...]] = {
 }
 """Family -> parts of the names in its files, and what transformers calls the modules when it has loaded them."""
 
+SPLIT = frozenset({"llama", "qwen2", "qwen3"})
+"""Families whose layers can be split over devices: tensor parallelism of training."""
+
 
 def loaded_name(families: Iterable[str], module: str) -> str:
     """Return what a ``module`` of the files is called in a loaded model of these ``families``."""

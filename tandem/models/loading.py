@@ -178,6 +178,8 @@ def merge_adapter(folder: Path, out: Path) -> None:
 
 def check_weight_files(folder: Path) -> None:
     """Raise ``DataError`` unless the folder has safetensors files, all of those that its index lists, each whole."""
+    if (strange := irregular_in(folder)) is not None:
+        raise DataError(f"{folder}: {strange}")
     names = {path.name for path in folder.glob("*.safetensors")}
     for index in folder.glob("*.safetensors.index.json"):
         names |= set(json.loads(index.read_text("utf-8"))["weight_map"].values())
@@ -296,11 +298,26 @@ def _refuse_broken(model: PreTrainedModel, path: str | Path) -> None:
     folder = Path(config).parent
     packed = (packed_weight(header_of(file)) for file in weight_files(folder))
     reason = fault_of_generation(folder) or next((found for found in packed if found is not None), None)
+    if reason is None and _has_two_tables(model):
+        reason = (
+            "its config.json says tie_word_embeddings, and its files hold a head that is not the embedding: whoever "
+            "ties the two runs another model. Write tie_word_embeddings: false"
+        )
     for name, weight in model.named_parameters():
         if reason is None and weight.numel() and not all(bound.isfinite() for bound in torch.aminmax(weight)):
             reason = f"{name} holds numbers that are not finite"
     if reason is not None:
         raise DataError(f"model path {str(path)!r}: {reason}. Save or download the model again, in full precision")
+
+
+def _has_two_tables(model: PreTrainedModel) -> bool:
+    """Return whether a model that ties its head to its embedding, by its config, was read with two of them."""
+    table: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()
+    if head is None or table is None or not model._tied_weights_keys:
+        return False
+    tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
+    return bool(tied) and head.weight is not table.weight and not torch.equal(head.weight, table.weight)
 
 
 def _refuse_quantized(path: str | Path, trust_remote_code: bool) -> None:

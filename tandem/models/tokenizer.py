@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.base.errors import DataError, TandemError
 from tandem.base.lazy import LazyModule
+from tandem.models.described import fault_of_generation
 
 if TYPE_CHECKING:
     import tokenizers
@@ -139,25 +140,31 @@ def encode_once(tokenizer: PreTrainedTokenizerBase, text: str, *, rendered: bool
 
 
 def end_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the tokens that end an answer: the tokenizer's end token, and those of the generation config beside it."""
+    """Return the tokens that end an answer: the tokenizer's end token, and those of the generation config beside it.
+
+    Raises ``DataError`` for a generation config that can't be read: its end tokens would be lost.
+    """
     return _end_ids(tokenizer, tokenizer.eos_token_id)
 
 
 @functools.lru_cache(maxsize=8)
 def _end_ids(tokenizer: PreTrainedTokenizerBase, own: int | None) -> frozenset[int]:
     name = tokenizer.name_or_path
-    file: Any = Path(name) / "generation_config.json"
-    if not Path(name).is_dir():
+    file: Any = Path(name) / "generation_config.json" if name else None  # without a name it was made, not loaded
+    if name and not Path(name).is_dir():
         from transformers.utils.hub import cached_file
 
         try:
-            file = cached_file(name, file.name, local_files_only=True) if name else None
+            file = cached_file(name, file.name, local_files_only=True)
         except OSError:  # it has none
             file = None
-    try:
-        configured = json.loads(Path(file).read_text("utf-8")).get("eos_token_id") if file is not None else None
-    except (OSError, ValueError, AttributeError):
+    place = None if file is None else Path(file)
+    if place is None or not place.is_file():
         configured = None
+    elif (fault := fault_of_generation(place.parent)) is not None:
+        raise DataError(f"tokenizer {name!r}: {fault}. Mend the file, or remove it: a model need not have one")
+    else:
+        configured = json.loads(place.read_text("utf-8")).get("eos_token_id")
     listed = configured if isinstance(configured, list) else [configured]
     return frozenset(token for token in (own, *listed) if isinstance(token, int))
 

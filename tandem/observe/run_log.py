@@ -86,12 +86,17 @@ class RunLog:
         with self.timed("samples"):
             self._samples.keep(kind, step, batch)
 
+    def settle(self) -> None:
+        """Wait until what was handed over is on the disk, for whoever writes a checkpoint: it is not done again."""
+        self._samples.settle()
+
     def summarize(self, **facts: object) -> None:
         """Take facts for the head of the report, such as the model's folder; later ones replace earlier ones."""
         self._summary.update(hide_in(facts))
 
     def close(self) -> Path | None:
         """End trackers and files, write the report; its path, or None if it could not be written."""
+        self._samples.settle()
         self._trackers.finish()
         self._rollouts.close()
         if self._trace is not None:

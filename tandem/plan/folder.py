@@ -41,11 +41,9 @@ def read_tokenizer(folder: Path) -> TokenizerFacts:
     """Return the facts of a tokenizer from the files that ``save_pretrained`` writes."""
     declared = _mapping(folder / "tokenizer_config.json")
     named = {**_mapping(folder / "special_tokens_map.json"), **declared}.get("eos_token")
-    written = (folder / "chat_template.jinja").is_file() or any(folder.glob("chat_templates/*.jinja"))
+    written = _says_something(folder / "chat_template.jinja") or any(folder.glob("chat_templates/*.jinja"))
     template = written or bool(declared.get("chat_template") or _mapping(folder / "chat_template.json"))
-    ends: bool | None = named is not None or any(
-        _mapping(folder / name).get("eos_token_id") is not None for name in ("generation_config.json", "config.json")
-    )
+    ends: bool | None = named is not None or _mapping(folder / "generation_config.json").get("eos_token_id") is not None
     if not ends and declared.get("tokenizer_class") not in PLAIN_CLASSES:
         ends = None  # other classes bring an end token of their own
     return TokenizerFacts(template, ends, _fault_of_tokenizer(folder))
@@ -62,6 +60,13 @@ def _fault_of_tokenizer(folder: Path) -> str | None:
     except (OSError, ValueError) as error:
         return f"its tokenizer.json can't be read ({error})"
     return None if whole else "its tokenizer.json holds no tokenizer"
+
+
+def _says_something(file: Path) -> bool:
+    try:
+        return bool(regular(file).read_bytes())
+    except OSError:
+        return False
 
 
 def _mapping(file: Path) -> dict[str, Any]:

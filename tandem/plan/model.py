@@ -63,6 +63,8 @@ class ModelFacts:
     """What the model is, by its config, if it is none that goes on with a text."""
     unknown: str | None = None
     """Why transformers has no code for a model of its family; None where it has."""
+    heads: int | None = None
+    """Heads of its attention; ``kv_heads`` of them have keys and values of their own."""
 
 
 def looks_like_path(path: str) -> bool:
@@ -129,6 +131,7 @@ def read_model(folder: Path) -> ModelFacts:
         unknown=fault_of_family(config),
         families=families,
         quantized=_quantized(config) or _quantized(text),
+        heads=heads,
     )
 
 
@@ -241,6 +244,15 @@ def vocabulary_of(folder: Path) -> dict[str, int] | None:
         return _read_vocabulary(file, state.st_mtime_ns, state.st_size)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def vocab_size(folder: Path) -> int | None:
+    """Return how many ids the model in ``folder`` embeds, by its ``config.json``; None where it doesn't say."""
+    try:
+        config = json.loads(regular(folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return _number(text_part(config), "vocab_size") if isinstance(config, dict) else None
 
 
 def sampled_tokens(model: ModelConfig, facts: ModelFacts | None) -> int | None:

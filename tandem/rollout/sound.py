@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
@@ -11,6 +12,7 @@ from tandem.base.errors import ContractError
 from tandem.rollout.protocol import FinishReason, GroupOutput, GroupRequest, RolloutEngine, SampleOutput, Sampling
 
 _ROUNDING = 1e-3  # a log-prob may exceed 0 by so much
+_REASONS = get_args(FinishReason)
 
 
 def sound_outputs(
@@ -89,20 +91,25 @@ def _wrong_sample(sample: SampleOutput, most: int, ids_below: int | None) -> str
         return f"with token_ids {_shown(ids)} instead of (T,) int64"
     if len(ids) > most:
         return f"of {len(ids)} tokens, more than max_tokens = {most}"
-    if len(ids) and int(ids.min()) < 0:
-        return f"with the token id {int(ids.min())}"
-    if ids_below is not None and len(ids) and int(ids.max()) >= ids_below:
-        return f"with the token id {int(ids.max())}, and the model has the tokens 0 to {ids_below - 1}"
-    if reason not in get_args(FinishReason):
-        return f"with finish_reason {reason!r} instead of {', '.join(get_args(FinishReason))}"
+    if reason not in _REASONS:
+        return f"with finish_reason {reason!r} instead of {', '.join(_REASONS)}"
     for name, values, floating in columns:
         if not isinstance(values, torch.Tensor) or values.is_floating_point() != floating or values.shape != ids.shape:
             return f"with {name} {_shown(values)} instead of ({len(ids)},) {'float32' if floating else 'int32'}"
-    odd = ~(sample.logprobs <= _ROUNDING) | sample.logprobs.isinf()  # a NaN is neither below nor above
-    if bool(odd.any()):
-        place = int(odd.nonzero()[0])
-        return f"with the log-prob {float(sample.logprobs[place])} of its token {place}"
-    return None
+    return _wrong_numbers(ids, sample.logprobs, ids_below) if len(ids) else None
+
+
+def _wrong_numbers(ids: torch.Tensor, logprobs: torch.Tensor, ids_below: int | None) -> str | None:
+    least, largest = (int(number) for number in ids.aminmax())
+    if least < 0:
+        return f"with the token id {least}"
+    if ids_below is not None and largest >= ids_below:
+        return f"with the token id {largest}, and the model has the tokens 0 to {ids_below - 1}"
+    low, high = (float(number) for number in logprobs.aminmax())  # both NaN where one is
+    if -math.inf < low and high <= _ROUNDING:
+        return None
+    place = int((~(logprobs <= _ROUNDING) | logprobs.isinf()).nonzero()[0])
+    return f"with the log-prob {float(logprobs[place])} of its token {place}"
 
 
 def _shown(value: object) -> str:

@@ -137,6 +137,7 @@ class Run:
             return
         root = self.output_dir / CHECKPOINTS
         with held(), self.log.timed("save"), self._rescue().around(root), unfinished_removed(root):
+            self.log.settle()
             parts = self.exporter.write_parts(root)
             for part in self.parts:
                 parts |= part.save(root, step)

@@ -19,6 +19,9 @@ REF, OLD_ACTOR = "ref", "old_actor"
 GIVEN = ("prompts", "responses", "response_mask")
 """Columns that every forward reads."""
 
+RESTARTS = "restarts"
+"""A column that every forward reads where rollouts give it."""
+
 COMPUTED_IN_TRAINING = ("logprobs", "entropies")
 """Arguments of a loss that the training forward makes; no column carries them."""
 

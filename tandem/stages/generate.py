@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tandem.episodes.built_in import SINGLE_TURN
-from tandem.stages.facts import ROLLOUT, Step
+from tandem.episodes.built_in import SINGLE_TURN, past_of
+from tandem.stages.facts import RESTARTS, ROLLOUT, Step
 from tandem.stages.stage import Stage
 
 ROLLOUT_COLUMNS = ("responses", "response_mask", "rollout_logprobs", "token_versions", "truncated")
@@ -21,8 +21,10 @@ class Generate(Stage):
         return ("prompts",)
 
     def gives(self, step: Step) -> tuple[str, ...]:
-        played = step.config.actor_rollout_ref.rollout.episode.type != SINGLE_TURN
-        return (*ROLLOUT_COLUMNS, "episode") if played else ROLLOUT_COLUMNS
+        episode = step.config.actor_rollout_ref.rollout.episode
+        if episode.type == SINGLE_TURN:
+            return ROLLOUT_COLUMNS
+        return (*ROLLOUT_COLUMNS, "episode", *((RESTARTS,) if past_of(episode) != "fixed" else ()))
 
     def role(self, step: Step) -> str:
         return ROLLOUT

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tandem.stages.advantages import Advantages
 from tandem.stages.correction import Correction
-from tandem.stages.facts import ACTOR, Step
+from tandem.stages.facts import ACTOR, GIVEN, RESTARTS, Step
 from tandem.stages.generate import Generate
 from tandem.stages.old_logprobs import OldLogprobs
 from tandem.stages.push import Push
@@ -64,9 +64,10 @@ def plan_step(step: Step, further: Iterable[Stage] = ()) -> tuple[PlannedStage, 
 
 
 def _planned(stage: Stage, step: Step, given: set[str]) -> PlannedStage:
-    own = stage.gives(step)
-    there = [name for name in stage.takes(step) if name in given and name not in own]
-    needs, role = tuple(dict.fromkeys([*stage.needs(step), *there])), stage.role(step)
+    own, read = stage.gives(step), stage.needs(step)
+    further = (*stage.takes(step), *((RESTARTS,) if set(GIVEN) <= set(read) else ()))
+    there = [name for name in further if name in given and name not in own]
+    needs, role = tuple(dict.fromkeys([*read, *there])), stage.role(step)
     if step.apart and role == ACTOR and not stage.changes_weights:
         role = stage.name  # the actor's loop only trains there
     return PlannedStage(stage.name, role, stage.tag(step), stage.phase, needs, own)

@@ -13,7 +13,7 @@ from tandem.columns.proto import DataProto
 from tandem.train.micro_batches import canonical_order
 from tandem.train.objective import Objective
 
-_IDS = ("group_ids", "sample_index")
+_WHERE_THERE = ("restarts", "group_ids", "sample_index")
 
 
 def shard_rows(
@@ -49,7 +49,7 @@ def shard_batch(batch: DataProto, ranks: int, *, balance: bool, whole_groups: bo
 
 def forward_columns(batch: DataProto) -> list[str]:
     """Return what a forward reads of ``batch``."""
-    return ["prompts", "responses", "response_mask", *(name for name in _IDS if name in batch.batch)]
+    return ["prompts", "responses", "response_mask", *(name for name in _WHERE_THERE if name in batch.batch)]
 
 
 def objective_columns(objective: Objective, batch: DataProto) -> list[str]:

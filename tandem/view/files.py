@@ -12,6 +12,8 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from tandem.observe.samples.parts import Kind, Part, parts_in
 from tandem.observe.samples.table import SCHEMA
 
+_LATER = ("inserted",)  # columns that runs of earlier versions have not written
+
 
 @dataclass(frozen=True, order=True)
 class File:
@@ -52,7 +54,7 @@ def read(file: File, names: Sequence[str] | None = None) -> pa.Table:
     try:
         with pq.ParquetFile(path) as opened:
             there = opened.schema_arrow
-            for name in SCHEMA.names if names is None else names:
+            for name in [name for name in SCHEMA.names if name not in _LATER] if names is None else names:
                 if name not in there.names or there.field(name).type != SCHEMA.field(name).type:
                     raise UnreadableError(f"{path.name} (its column {name} is missing, or of another type)")
             return opened.read(columns=None if names is None else list(names))

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tandem import __version__
 from tandem.base.errors import DataError, TandemError
 from tandem.cli.app import app
-from tandem.cli.starter import starter
+from tandem.cli.starter import STARTERS
 from tandem.config.load import load_words
 from tests.plan.folders import write_model
 
@@ -30,8 +30,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_model(tmp_path / "model", max_position_embeddings=4096)
     row = json.dumps({"prompt": "1+1=", "answer": "2", "response": "2"})
     (tmp_path / "train.jsonl").write_text(f"{row}\n" * 100)
-    (tmp_path / "run.yaml").write_text(starter("train").replace("Qwen/Qwen3-0.6B ", "./model "))
-    (tmp_path / "sft.yaml").write_text(starter("sft").replace("Qwen/Qwen3-0.6B ", "./model "))
+    (tmp_path / "run.yaml").write_text(STARTERS["train"].replace("Qwen/Qwen3-0.6B ", "./model "))
+    (tmp_path / "sft.yaml").write_text(STARTERS["sft"].replace("Qwen/Qwen3-0.6B ", "./model "))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -65,6 +65,19 @@ def test_init_writes_a_config_that_is_valid(place: Path, template: str) -> None:
     again = tandem("init", template, "--out", "new/config.yaml")
     assert again.exit_code == 1
     assert "exists" in again.stderr
+
+
+@pytest.mark.parametrize("name", ["train", "sft", "plan"])
+def test_a_command_without_a_config_says_where_one_comes_from(place: Path, name: str) -> None:
+    answer = tandem(name)
+    assert answer.exit_code == 2 and "`tandem init quickstart`" in answer.stderr
+
+
+def test_help_groups_the_flags_by_what_they_change() -> None:
+    shown = " ".join(tandem("train", "-h").output.split())
+    assert "actor_rollout_ref.rollout: --rollout name" in shown and "--lr optim.lr: Peak learning rate" in shown
+    assert "--max-staleness" in shown and "--max-staleness" not in tandem("sft", "-h").output
+    assert "--batch-size" in tandem("sft", "--help").output
 
 
 def test_plan_prints_everything_of_a_run(place: Path) -> None:

@@ -52,8 +52,10 @@ KEYS = [
         ("数" * 100, "a name in it has more than 255 bytes"),
         ("~nobody-here/x", "there is no user 'nobody-here' whose home"),
         ("loop", "a link that leads back to itself"),
+        ("'runs/x '", "begins or ends with white space, and nothing is called so"),
+        ('"x\\n"', "begins or ends with white space"),
     ],
-    ids=["null byte", "long", "long in UTF-8", "no user", "loop"],
+    ids=["null byte", "long", "long in UTF-8", "no user", "loop", "blank", "line"],
 )
 @pytest.mark.parametrize("key", KEYS)
 def test_what_no_file_can_be_called_is_refused_in_every_path(

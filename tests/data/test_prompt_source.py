@@ -120,6 +120,7 @@ BAD_ROWS = [
     ({"prompt": "smile 😀"}, "no token for '😀'", "not encodable"),
     ({"prompt": "half \ud83d"}, "half of a surrogate pair", "not encodable"),
     ({"prompt": []}, "the list of messages is empty", "not encodable"),
+    ({"prompt": '[{"role": "user", "content": "x"}]'}, "a list of messages written as text", "not encodable"),
     ({"prompt": ["hi"]}, "message 1 is a str", "not encodable"),
     ({"prompt": [{"from": "human", "value": "hi"}]}, r"message 1 has no role \(it has from, value\)", "not encodable"),
     ({"prompt": "x", "answer": None}, "column 'answer' is null", "null"),

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from tandem.base.errors import DataError
 from tandem.data.base_source import as_examples, as_rows
 from tandem.data.chat import encode_conversation
 from tandem.data.examples import ConversationSource, ExampleColumns
-from tandem.models.tokenizer import end_ids, load_tokenizer
+from tandem.models.tokenizer import character_tokenizer, end_ids, load_tokenizer
 
 TURN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}END{% endfor %}"
 HEADER = "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -55,3 +56,19 @@ def test_the_end_tokens_of_the_generation_config_count(tokenizer: PreTrainedToke
     assert end_ids(loaded) == {semicolon, loaded.eos_token_id}
     ids, mask = encode_conversation(loaded, TALK)
     assert loaded.decode([i for i, m in zip(ids, mask, strict=True) if m]) == "a;"
+
+
+def test_a_broken_generation_config_beside_a_tokenizer_is_named(tmp_path: Path) -> None:
+    character_tokenizer("ab", eos="\n").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(DataError, match=r"its generation_config\.json can't be read"):
+        end_ids(load_tokenizer(tmp_path))
+
+
+def test_a_tokenizer_that_was_made_reads_no_file_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0}')
+    made = character_tokenizer("xyz", eos="\n")
+    assert end_ids(made) == {made.eos_token_id}

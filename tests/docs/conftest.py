@@ -88,7 +88,8 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder, made once; tests get copies."""
     place = tmp_path_factory.mktemp("reader")
     save_tiny_model(place / "model")
-    for run in ("quickstart/sft", "quickstart/grpo", "quickstart/hybrid", "distillation/small-sft"):
+    quickstart = ("quickstart/sft", "quickstart/grpo", "quickstart/hybrid", "distillation/small-sft")
+    for run in (*quickstart, "calculator/sft", "guess/sft"):
         begin(place / "runs" / run)
         shutil.copytree(place / "model", place / "runs" / run / "final")
     digits = [{"prompt": f"{d}>", "answer": str(d) * 4, "question": f"{d}?", "topic": "digits"} for d in range(10)]

@@ -23,7 +23,8 @@ from tandem.roles.reward import RewardManager
 from tests.docs.snippets import Snippet, commands, read_snippets
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = [ROOT / f"examples/{name}/README.md" for name in ("distillation", "own_loop")]
+SHOWN = ("agents/calculator", "agents/guess", "distillation", "own_loop")
+EXAMPLES = [ROOT / f"examples/{name}/README.md" for name in SHOWN]
 PAGES = [ROOT / "README.md", *EXAMPLES, *sorted((ROOT / "docs").glob("*.md"))]
 PLANNED = ("train", "sft")
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -106,7 +107,7 @@ def tandem(words: list[str], *, run: bool) -> Result:
     """The command; those that train are planned instead, unless ``run``."""
     if words[0] in PLANNED and not run:
         words = ["plan", *words[1:]]
-    if words[0] in ("models", "eval", "view") and not run:
+    if words[0] in ("models", "eval", "view", "serve", "chat") and not run:
         words = [*words[:1], "--help"]
     return CliRunner().invoke(app, words)
 

@@ -160,5 +160,5 @@ def test_a_critic_of_other_tokens_is_refused_by_the_plan(task: Path, tmp_path: P
 def test_a_critic_that_embeds_too_few_tokens_is_refused(task: Path, tmp_path: Path) -> None:
     shape = {**SHAPE, "vocab_size": 5, "eos_token_id": 0, "pad_token_id": 0}
     save_pretrained_atomic(new_model(shape, seed=1), load_tokenizer(task.parent / "model"), tmp_path / "small")
-    with pytest.raises(TandemError, match="embeds only 5"):
+    with pytest.raises(TandemError, match="embeds the ids 0 to 4"):
         prepare(task, *PPO, f"critic.model.path={tmp_path / 'small'}", f"trainer.output_dir={tmp_path / 'run'}")

@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tests.e2e.seven import equal, train
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 BEGUN: list[subprocess.Popen[str]] = []

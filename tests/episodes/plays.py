@@ -8,13 +8,15 @@ import time
 from typing import Any
 
 
-async def talk(task: Any, policy: Any, *, turns: int = 2) -> float:
+async def talk(task: Any, policy: Any, *, turns: int = 2, on_the_way: bool = True) -> float:
     """Some turns, whatever the model says; the reward is the number of different tokens that it sampled."""
     messages = list(task.messages)
     seen: set[int] = set()
     for turn in range(turns):
         answer = await policy.chat(messages)
         seen |= set(answer.token_ids)
+        if on_the_way:
+            policy.reward = float(len(seen))
         messages += [answer.message, {"role": "user", "content": str(turn)}]
     return float(len(seen))
 
@@ -66,6 +68,49 @@ async def faulty(task: Any, policy: Any) -> Any:
 async def once(task: Any, policy: Any) -> None:
     """One turn, which the reward manager scores."""
     await policy.chat(task.messages)
+
+
+async def chatter(task: Any, policy: Any, *, turns: int = 2) -> None:
+    """Turns that the episode doesn't grade."""
+
+    def named(role: str) -> str:
+        return role
+
+    messages = list(task.messages)
+    for _ in range(turns):
+        answer = await policy.chat(messages)
+        messages += [answer.message, {"role": named("user"), "content": "go on"}]
+
+
+async def forgetful(task: Any, policy: Any, *, turns: int = 2) -> float:
+    """Turns that each begin with what the task says, and with the last answer in the words of a user."""
+    seen: set[int] = set()
+    said: list[dict[str, str]] = []
+    for _ in range(turns):
+        answer = await policy.chat([*task.messages, *said])
+        seen |= set(answer.token_ids)
+        policy.reward = float(len(seen))
+        said = [{"role": "user", "content": answer.content[:3].replace("\n", "")}]
+    return float(len(seen))
+
+
+async def counted(task: Any, policy: Any) -> float:
+    """What ``agent.py`` does, as a function."""
+    messages, said = list(task.messages), 0
+    for _ in range(2):
+        answer = await policy.chat(messages)
+        said += len(answer.content)
+        messages += [answer.message, {"role": "user", "content": "12"}]
+    return float(said)
+
+
+async def cut_short(task: Any, policy: Any) -> float:
+    """A turn that a text stops, one that its limit cuts, and a whole one."""
+    messages = list(task.messages)
+    for options in ({"stop": ["2"]}, {"max_tokens": 2}, {}):
+        answer = await policy.ask({"op": "chat", "messages": messages, "tools": None, **options})
+        messages += [answer.message, {"role": "user", "content": "is it"}]
+    return 1.0
 
 
 async def early(task: Any, policy: Any, *, odds: int = 0) -> float:

@@ -38,7 +38,7 @@ def test_a_tool_result_continues_as_in_the_whole_conversation(family: Family, an
     ids, message = called(family)
     result = {"role": "tool", "name": "add", "tool_call_id": "000100000", "content": answer}
     _, prompt = encode_chat_prompt(made, ASKED, tools=TOOLS)
-    behind = continuation(made, [result], [made.eos_token_id], TOOLS)
+    behind = continuation(made, [result], ids, [made.eos_token_id], TOOLS)
     _, whole = encode_chat_prompt(made, [*ASKED, message, result], tools=TOOLS)
     if family.name == "mistral":  # its template shows the tools before the last message only if that is a user's
         _, prompt = encode_chat_prompt(made, [*ASKED, message, result][:1])
@@ -52,7 +52,7 @@ def test_a_user_goes_on_after_plain_text(family: Family) -> None:
     new = [{"role": "user", "content": "is it 12"}]
     _, prompt = encode_chat_prompt(made, ASKED)
     _, whole = encode_chat_prompt(made, [*ASKED, {"role": "assistant", "content": "the answer"}, *new])
-    assert prompt + said + continuation(made, new, [made.eos_token_id]) == whole
+    assert prompt + said + continuation(made, new, said, [made.eos_token_id]) == whole
 
 
 def test_what_was_sampled_may_be_spelt_otherwise_than_a_tokenizer_would() -> None:
@@ -66,7 +66,7 @@ def test_what_was_sampled_may_be_spelt_otherwise_than_a_tokenizer_would() -> Non
 def test_several_results_follow_one_turn() -> None:
     made = TOKENIZERS["hermes"]
     results = [{"role": "tool", "tool_call_id": f"00010000{i}", "content": str(i)} for i in range(3)]
-    text = made.decode(continuation(made, results, [made.eos_token_id]))
+    text = made.decode(continuation(made, results, [made.eos_token_id], [made.eos_token_id]))
     assert text.count("<tool_response>") == 3
     assert text.endswith("<|im_start|>assistant\n")
 
@@ -75,7 +75,7 @@ def test_a_template_without_ends_is_refused() -> None:
     made = tokenizer(FAMILIES[0])
     made.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     with pytest.raises(DataError, match="doesn't end an assistant's turn"):
-        continuation(made, [{"role": "user", "content": "go on"}], [made.eos_token_id])
+        continuation(made, [{"role": "user", "content": "go on"}], [made.eos_token_id], [made.eos_token_id])
 
 
 @pytest.mark.parametrize(

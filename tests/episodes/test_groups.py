@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tandem.base.errors import TandemError
 from tandem.base.seeding import derive_seed
 from tandem.data.chat import encode_chat_prompt
 from tandem.data.prompts import Prompt
+from tandem.episodes.past import Past
 from tandem.episodes.process.pool import EpisodePool, EpisodeSpec
 from tandem.episodes.tools import load_tools
 from tandem.models.tokenizer import encode_text
@@ -29,6 +31,11 @@ HERE = Path(__file__).parent
 TOOLS = str(HERE / "slow_tools.py")
 DEFINITIONS = [tool.definition for tool in load_tools(TOOLS).values()]
 HERMES = FAMILIES[0]
+
+STRIPPING = replace(
+    HERMES, template=HERMES.template.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
+)
+"""A family whose template drops what an earlier turn has reasoned."""
 
 Says = Callable[[str, int], str]
 """(text of the prompt, seed) -> the turn, without its end token."""
@@ -82,11 +89,12 @@ def playing(
     max_tokens: int = 400,
     max_turns: int = 8,
     tools: bool = False,
+    past: Past = "fixed",
     **options: Any,
 ) -> Iterator[tuple[EpisodeGroups, ScriptedEngine, Any]]:
     made = tokenizer(family)
     options = {"tools": TOOLS if tools else None, **options}
-    rules = EpisodeRules(max_turns, 5000, DEFINITIONS if tools else None, family.name if tools else None)
+    rules = EpisodeRules(max_turns, 5000, DEFINITIONS if tools else None, family.name, past)
     sampling = Sampling(n=n, max_tokens=max_tokens, stop_token_ids=(made.eos_token_id,))
     with EpisodePool(spec(type_, **options)) as pool:
         yield EpisodeGroups(pool, rules, sampling, made), ScriptedEngine(made, says), made
@@ -178,7 +186,6 @@ def test_limits_cut_and_say_which() -> None:
     facts = group.batch.non_tensor_batch["episode"][0]
     assert (facts["turns"], facts["cut"]) == (3, "turns")
     assert group.batch.dense("truncated").tolist() == [True, True]
-    assert group.verdicts == (None, None)  # a cut episode is scored by what it did
     with playing("talk", says, file=str(HERE / "plays.py"), parameters={"turns": 9}, max_tokens=70) as (
         groups,
         e,
@@ -189,6 +196,44 @@ def test_limits_cut_and_say_which() -> None:
     assert facts["cut"] == "tokens"
     assert int(lengths.max()) <= 70
     assert bool(group.batch.ragged("response_mask").row(0)[-1])  # what no turn answered is left out
+
+
+def test_a_cut_episode_is_graded_on_its_own_scale_or_not_at_all() -> None:
+    def verdicts(type_: str, **parameters: Any) -> Any:
+        options = {"file": str(HERE / "plays.py"), "parameters": {"turns": 9, **parameters}}
+        with playing(type_, lambda text, seed: "is", max_turns=2, n=1, **options) as (groups, engine, made):
+            (group,) = made_of(groups, engine, [prompt(made, "hello")])
+        return group.verdicts[0]
+
+    lost = verdicts("talk", on_the_way=False)
+    assert lost.outcome is Outcome.FAILED and "limit of turns" in lost.reason and "policy.reward" in lost.reason
+    kept = verdicts("talk")
+    assert (kept.outcome, kept.reward) == (Outcome.SCORED, 2.0)
+    assert verdicts("chatter") is None  # it leaves the reward to the reward manager
+
+
+def test_a_template_that_strips_reasoning_is_followed_where_the_config_says_so() -> None:
+    def run(past: Past) -> tuple[Any, list[str], Any]:
+        options = {
+            "file": str(HERE / "plays.py"),
+            "parameters": {"turns": 3},
+            "n": 1,
+            "past": past,
+            "family": STRIPPING,
+        }
+        with playing("talk", lambda text, seed: "<think>is</think>the answer", **options) as (groups, engine, made):
+            (group,) = made_of(groups, engine, [prompt(made, "hello")])
+        asked = [made.decode(request.prompt_ids.tolist()) for request in engine.asked]
+        return group.batch, asked, group.batch.non_tensor_batch["episode"][0]
+
+    kept, asked, facts = run("fixed")
+    assert facts["rewritten"] == 0 and asked[1].count("<think>") == 1 and asked[2].count("<think>") == 2
+    assert "restarts" not in kept.columns
+    split, asked, facts = run("template")
+    assert (facts["turns"], facts["rewritten"]) == (3, 2) and not any("<think>" in text for text in asked)
+    restarts, mask = split.ragged("restarts").values, split.ragged("response_mask").values
+    assert int(restarts.sum()) == 2 and not bool((restarts & mask).any())
+    assert int(mask.sum()) == facts["sampled"] == int(kept.ragged("response_mask").values.sum())
 
 
 FATES = {

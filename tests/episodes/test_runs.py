@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,28 @@ def test_every_mode_trains_on_what_was_sampled(task: Path, tmp_path: Path, mode:
         assert line["lag/max"] == 0
     shown = [message["role"] for message in read_rows(run.output / ROLLOUTS_FILE)[0]["messages"]]
     assert shown[:2] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize("mode", ["colocate", "fully_async"])
+def test_a_context_that_begins_anew_is_trained_as_the_model_saw_it(task: Path, tmp_path: Path, mode: str) -> None:
+    episode = f"{EPISODE}={{type: forgetful, file: {PLAYS}, past: edited}}"
+    limits = ("data.max_response_length=60", "trainer.total_steps=2")
+    run = train(task, f"trainer.output_dir={tmp_path}", *MODES[mode], episode, *limits)
+    assert run.session.run.progress.trained is not None
+    assert int(run.session.run.progress.trained[0].ragged("restarts").values.sum()) > 0
+    for line in run.rows:
+        assert line["mismatch/abs"] <= 1e-5
+        assert line["episode/rewritten"] > 0.5
+
+
+def test_an_outside_program_is_trained_token_by_token(task: Path, tmp_path: Path) -> None:
+    command = f"[{sys.executable}, {Path(__file__).with_name('agent.py')}, trims]"
+    words = ("data.max_response_length=60", "data.train_batch_size=2", "trainer.total_steps=1")
+    episode = f"{EPISODE}={{type: program, command: {command}, max_turns: 2}}"
+    run = train(task, f"trainer.output_dir={tmp_path}", episode, *words)
+    (line,) = run.rows
+    assert line["reward/scored"] + line["reward/failed"] == 8 and line["reward/scored"] > 0
+    assert line["reward/turns_seen"] == 2 and line["mismatch/abs"] <= 1e-5
 
 
 @pytest.mark.parametrize("update", ["keep", "abort", "wait"])

@@ -17,7 +17,7 @@ from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.plan.plan import compile_plan
 from tests.examples.test_example_sources import source
 
-SFT, DPO = "examples/sft/sft.yaml", "examples/dpo/dpo.yaml"
+SFT, DPO = "examples/sft_mix/sft.yaml", "examples/dpo/dpo.yaml"
 
 
 def run(*words: object) -> str:
@@ -28,7 +28,7 @@ def run(*words: object) -> str:
 
 def test_fine_tuning_on_a_mix_runs_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["make_data.py", str(tmp_path / "data")])
-    runpy.run_path("examples/sft/make_data.py", run_name="__main__")
+    runpy.run_path("examples/sft_mix/make_data.py", run_name="__main__")
     config = (tmp_path / "sft.yaml").write_text(Path(SFT).read_text().replace("runs/sft_data", str(tmp_path / "data")))
     assert config
     run("sft", tmp_path / "sft.yaml", "trainer.total_steps=3", "evaluation.interval=3", "data.train_batch_size=10",
@@ -40,7 +40,7 @@ def test_fine_tuning_on_a_mix_runs_shortened(tmp_path: Path, monkeypatch: pytest
 
 def test_the_sums_of_the_mix_are_not_those_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["make_data.py", str(tmp_path)])
-    runpy.run_path("examples/sft/make_data.py", run_name="__main__")
+    runpy.run_path("examples/sft_mix/make_data.py", run_name="__main__")
     texts = {name: (tmp_path / f"{name}.jsonl").read_text() for name in ("sums", "chains", "held_out")}
     asked = [line.split('"')[3] for line in texts["held_out"].splitlines()]
     assert len(asked) == 200

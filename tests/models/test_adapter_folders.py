@@ -101,6 +101,7 @@ def saved(tmp_path: Path, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"lora_alpha": 0}, "its adapter_config.json has the lora_alpha 0"),
         ({"r": 2}, "could not be loaded"),
         ({"target_modules": ["q_proj"]}, "only in its file"),
         ({"target_modules": ["nothing_proj"]}, "could not be loaded"),

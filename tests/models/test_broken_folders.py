@@ -81,6 +81,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: edit_config(f, hidden_size="64"),
         "the hidden_size '64', which is no",
     ),
+    "a head beside the table it is tied to": (
+        lambda f: edit_config(f, tie_word_embeddings=True),
+        "its files hold a head that is not the embedding",
+    ),
     "a weight short": (drop_one, "1 weights .*'model.layers.1.mlp.up_proj.weight'"),
 }
 

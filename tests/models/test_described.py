@@ -36,6 +36,8 @@ NO_MODEL: list[tuple[dict[str, object], str]] = [
     ({"logits_scaling": 0}, "the logits_scaling 0, which is no finite number other than 0"),
     ({"tie_word_embeddings": "false"}, "the tie_word_embeddings 'false', which is neither true nor false"),
     ({"layer_types": ["full_attention"]}, "2 num_hidden_layers, and layer_types for 1"),
+    ({"head_dim": 15, "rope_theta": 1e4}, "heads of 15 (head_dim), and a rope turns pairs"),
+    ({"num_experts": 4, "num_experts_per_tok": 5}, "the num_experts_per_tok 5, of 4 experts"),
     ({"hidden_act": "sillu"}, "the hidden_act 'sillu', which transformers lacks: did you mean 'silu'"),
     ({"hidden_act": ["silu"]}, "the hidden_act ['silu'], which transformers lacks"),
     ({"rope_scaling": {"type": "linaer", "factor": 2.0}}, "the rope_type 'linaer', which transformers lacks: did you"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -157,3 +158,37 @@ def test_an_empty_prompt_is_refused() -> None:
     token, nothing = torch.zeros(1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
     with pytest.raises(ContractError, match=r"sample 1 has an empty prompt.*BOS"):
         packed([token, nothing], [token, token], [token.bool()] * 2, True)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+@settings(max_examples=12)
+@given(samples=samples_of_groups(), share=st.booleans(), seed=st.integers(0, 2**20))
+def test_where_a_context_begins_anew_nothing_before_is_seen(
+    name: str,
+    samples: tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]],
+    share: bool,
+    seed: int,
+) -> None:
+    """A sample with restarts is what its parts are as samples of their own, token by token."""
+    plain, model = models(name)
+    prompts, responses, masks = samples
+    generator = torch.Generator().manual_seed(seed)
+    restarts = [torch.rand(len(response), generator=generator) < 0.25 for response in responses]
+    masks = [mask & ~restart for mask, restart in zip(masks, restarts, strict=True)]
+    rows = pack_samples(
+        *(Ragged.from_rows(column) for column in (prompts, responses, masks)),
+        restarts=Ragged.from_rows(restarts),
+        share_prompts=share,
+    )
+    with torch.no_grad():
+        found = packed_logprobs(model, rows)
+        for row, prompt, response, mask, restart in zip(found, prompts, responses, masks, restarts, strict=True):
+            bounds = [0, *restart.nonzero().flatten().tolist(), len(response)]
+            parts = [response[start:stop] for start, stop in itertools.pairwise(bounds)]
+            expected = [alone(plain, prompt, parts[0])]
+            expected += [
+                torch.cat([torch.zeros(1), alone(plain, part[:1], part[1:])]) for part in parts[1:] if len(part)
+            ]
+            torch.testing.assert_close(
+                row[: len(response)], torch.where(mask, torch.cat(expected), 0.0), atol=2e-5, rtol=1e-4
+            )

@@ -23,6 +23,8 @@ from tandem.stages.table import generate, score
 from tests.e2e.seven import prepare, train
 from tests.modes.gates import EventLog, SlowEngine, Streaming, streaming, with_engine
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 MODES = ("hybrid", "fully_async")
 
 

@@ -2,23 +2,41 @@ from __future__ import annotations
 
 import math
 import os
+import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.base.run_folder import begin
-from tandem.config.trainer import SamplesConfig
-from tandem.observe.samples.parts import Part, parts_in
+from tandem.columns.proto import DataProto
+from tandem.config.trainer import SamplesConfig, TrainerConfig
+from tandem.observe.run_log import RunLog
+from tandem.observe.samples import store
+from tandem.observe.samples.parts import Kind, Part, parts_in, write_part
 from tandem.observe.samples.store import SampleStore
 from tandem.observe.samples.table import sample_table
 from tandem.observe.samples.thinning import thinned
+from tandem.observe.trackers import RunInfo
+from tandem.session.progress import Progress
+from tandem.session.run import Run
 from tests.observe.sample_batches import scored
+from tests.runs.test_rescue import Disk
 
 NAN = math.nan
+
+
+class Kept(SampleStore):
+    """A store that has written what it took when ``keep`` returns."""
+
+    def keep(self, kind: Kind, step: int, batch: DataProto) -> None:
+        super().keep(kind, step, batch)
+        self.settle()
 
 
 def steps(output_dir: Path, kind: str = "train") -> list[int]:
@@ -64,6 +82,15 @@ def test_tokens_come_with_their_text_and_log_probs_where_asked_for() -> None:
     assert row["token_ids"] == [97, 32, 98]
 
 
+def test_what_an_episode_was_told_is_marked() -> None:
+    batch = scored(["ab(3)c", "[]d", "e"], [1.0] * 3)
+    said = [letter not in "(3)[]" for letter in "ab(3)c[]de"]
+    batch.batch["response_mask"] = batch.ragged("response_mask").like(torch.tensor(said))
+    rows = sample_table(batch, 1, "train", tokens=True).to_pylist()
+    assert [row["inserted"] for row in rows] == [[2, 5], [0, 2], []]
+    assert rows[0]["sampled"] == [True, True, False, False, False, True]
+
+
 def test_secrets_of_rows_and_judges_are_not_written() -> None:
     batch = scored(
         ["a"], [NAN], failures=["https://me:hunter2@judge/ answers nothing"],
@@ -77,41 +104,41 @@ def test_secrets_of_rows_and_judges_are_not_written() -> None:
 @given(text=st.text(alphabet=st.characters(), max_size=30))
 def test_any_answer_can_be_written_and_read(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     folder = tmp_path_factory.mktemp("run")
-    SampleStore(folder, SamplesConfig(tokens=True)).keep("train", 1, scored([text], [1.0]))
+    Kept(folder, SamplesConfig(tokens=True)).keep("train", 1, scored([text], [1.0]))
     (row,) = pq.read_table(parts_in(folder)[0].path).to_pylist()
     assert row["response"] == text.encode("utf-8", "backslashreplace").decode()
 
 
 def test_every_n_th_step_is_kept_and_every_evaluation(tmp_path: Path) -> None:
-    store = SampleStore(tmp_path, SamplesConfig(every=3))
+    kept_in = Kept(tmp_path, SamplesConfig(every=3))
     for step in range(1, 8):
-        store.keep("train", step, scored(["a", "b"], [0.0, 1.0]))
-        store.keep("eval", step, scored(["a"], [0.0]))
+        kept_in.keep("train", step, scored(["a", "b"], [0.0, 1.0]))
+        kept_in.keep("eval", step, scored(["a"], [0.0]))
     assert steps(tmp_path) == [3, 6]
     assert steps(tmp_path, "eval") == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_none_are_kept_where_none_are_asked_for(tmp_path: Path) -> None:
-    SampleStore(tmp_path, SamplesConfig(every=0)).keep("train", 1, scored(["a"], [0.0]))
+    Kept(tmp_path, SamplesConfig(every=0)).keep("train", 1, scored(["a"], [0.0]))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_resume_drops_later_parts_and_what_a_kill_cut(tmp_path: Path) -> None:
-    store = SampleStore(tmp_path, SamplesConfig())
+    kept_in = Kept(tmp_path, SamplesConfig())
     for step in range(1, 6):
-        store.keep("train", step, scored(["a"], [0.0]))
-        store.keep("eval", step, scored(["a"], [0.0]))
+        kept_in.keep("train", step, scored(["a"], [0.0]))
+        kept_in.keep("eval", step, scored(["a"], [0.0]))
     (tmp_path / "samples" / ".train-00000006.parquet.partial").write_bytes(b"PAR1")
-    SampleStore(tmp_path, SamplesConfig(), resumed_step=3)
+    Kept(tmp_path, SamplesConfig(), resumed_step=3)
     assert steps(tmp_path) == steps(tmp_path, "eval") == [1, 2, 3]
     assert len(list((tmp_path / "samples").iterdir())) == 6
 
 
 def test_a_resume_from_an_older_checkpoint_sets_later_parts_aside(tmp_path: Path) -> None:
     begin(tmp_path)
-    store = SampleStore(tmp_path, SamplesConfig())
+    kept_in = Kept(tmp_path, SamplesConfig())
     for step in range(1, 5):
-        store.keep("train", step, scored(["a"], [0.0]))
+        kept_in.keep("train", step, scored(["a"], [0.0]))
         (tmp_path / "checkpoints" / f"step_{step:08d}").mkdir(parents=True)
     assert "samples.1" in begin(tmp_path, goes_on_after=2, to=4)[0]
     assert steps(tmp_path) == [1, 2]
@@ -121,7 +148,7 @@ def test_a_resume_from_an_older_checkpoint_sets_later_parts_aside(tmp_path: Path
 def test_a_new_run_moves_the_samples_of_the_old_one(tmp_path: Path) -> None:
     run = tmp_path / "run"
     begin(run)
-    SampleStore(run, SamplesConfig()).keep("train", 1, scored(["a"], [0.0]))
+    Kept(run, SamplesConfig()).keep("train", 1, scored(["a"], [0.0]))
     begin(run)
     assert not parts_in(run) and steps(tmp_path / "run.1") == [1]
 
@@ -132,12 +159,64 @@ def test_a_part_is_whole_or_absent(
     def full(*args: object, **more: object) -> None:
         raise OSError(28, "No space left on device")
 
-    store = SampleStore(tmp_path, SamplesConfig())
-    store.keep("train", 1, scored(["a"], [0.0]))
+    kept_in = Kept(tmp_path, SamplesConfig())
+    kept_in.keep("train", 1, scored(["a"], [0.0]))
     monkeypatch.setattr(os, "replace", full)
-    store.keep("train", 2, scored(["a"], [0.0]))
+    kept_in.keep("train", 2, scored(["a"], [0.0]))
     assert steps(tmp_path) == [1]
     assert "samples of step 2 were not written (the run goes on)" in caplog.text
+
+
+def test_the_loop_goes_on_while_samples_are_written_and_its_end_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken_up, free = threading.Event(), threading.Event()
+
+    def slow(*args: object, **more: object) -> object:
+        taken_up.set()
+        assert free.wait(60)
+        return write_part(*args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "write_part", slow)
+    with RunLog(RunInfo(tmp_path), samples=SamplesConfig()) as log:
+        for step in (1, 2, 3):
+            log.keep_samples("train", step, scored(["a"], [0.0]))
+        assert taken_up.wait(60) and not steps(tmp_path)
+        free.set()
+    assert steps(tmp_path) == [1, 2, 3]
+    assert not [thread for thread in threading.enumerate() if thread.name == "samples"]
+
+
+def test_a_disk_that_takes_nothing_costs_samples_and_names_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    free = threading.Event()
+    monkeypatch.setattr(store, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(store, "write_part", lambda *args: free.wait(60) and write_part(*args))
+    slow = SampleStore(tmp_path, SamplesConfig())
+    for step in range(1, 6):
+        slow.keep("train", step, scored(["a"], [0.0]))
+    slow.settle()
+    assert "samples of step 5 were not written" in caplog.text and f"{tmp_path} has taken nothing" in caplog.text
+    assert "the last samples are not written yet" in caplog.text
+    monkeypatch.setattr(store, "_PATIENCE_S", 60.0)
+    free.set()
+    slow.settle()
+    assert 3 <= len(steps(tmp_path)) < 5 and steps(tmp_path)[0] == 1
+
+
+def test_a_checkpoint_waits_for_the_samples_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*args: object) -> object:
+        time.sleep(0.1)
+        return write_part(*args)  # type: ignore[arg-type]
+
+    def save(root: Path, step: int, **more: object) -> None:
+        assert steps(tmp_path) == [1]
+
+    monkeypatch.setattr(store, "write_part", slow)
+    with RunLog(RunInfo(tmp_path), samples=SamplesConfig()) as log:
+        log.keep_samples("train", 1, scored(["a"], [0.0]))
+        Run(TrainerConfig(), log, Progress(1, 2), tmp_path, Disk(tmp_path / "none", "model"), save).save(1)
 
 
 def test_samples_that_arrow_refuses_or_nobody_can_remove_end_no_run(
@@ -145,9 +224,9 @@ def test_samples_that_arrow_refuses_or_nobody_can_remove_end_no_run(
 ) -> None:
     for name in ("train-00000009.parquet", ".train-00000001.parquet.partial"):  # folders: no unlink removes them
         (tmp_path / "samples" / name).mkdir(parents=True)
-    store = SampleStore(tmp_path, SamplesConfig(), resumed_step=3)
+    kept_in = Kept(tmp_path, SamplesConfig(), resumed_step=3)
     assert caplog.text.count("were not removed (the run goes on)") == 2
-    store.keep("train", 1 << 40, scored(["a"], [0.0]))  # no 32-bit step: an error of Arrow's own
+    kept_in.keep("train", 1 << 40, scored(["a"], [0.0]))  # no 32-bit step: an error of Arrow's own
     assert "were not written (the run goes on)" in caplog.text
 
 
@@ -180,11 +259,11 @@ def test_older_steps_are_thinned_evenly(count: int, room: int) -> None:
 
 
 def test_the_budget_thins_older_steps_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = SampleStore(tmp_path, SamplesConfig(max_mb=1))
+    kept_in = Kept(tmp_path, SamplesConfig(max_mb=1))
     noise = "".join(chr(0x4E00 + (i * 7919) % 20000) for i in range(60_000))
     for step in range(1, 20):
-        store.keep("train", step, scored([noise[step * 7 :]], [0.0]))
-        store.keep("eval", step, scored(["a"], [0.0]))
+        kept_in.keep("train", step, scored([noise[step * 7 :]], [0.0]))
+        kept_in.keep("eval", step, scored(["a"], [0.0]))
     kept = steps(tmp_path)
     assert kept[0] == 1 and kept[-1] == 19 and 2 < len(kept) < 19
     assert len(steps(tmp_path, "eval")) == 19
@@ -193,7 +272,7 @@ def test_the_budget_thins_older_steps_and_says_so_once(tmp_path: Path, caplog: p
 
 
 def test_files_of_others_are_no_parts(tmp_path: Path) -> None:
-    SampleStore(tmp_path, SamplesConfig()).keep("train", 1, scored(["a"], [0.0]))
+    Kept(tmp_path, SamplesConfig()).keep("train", 1, scored(["a"], [0.0]))
     for name in ("notes-00000001.parquet", "train-1.csv", "mine.parquet"):
         (tmp_path / "samples" / name).touch()
     assert parts_in(tmp_path) == [Part("train", 1, tmp_path / "samples" / "train-00000001.parquet")]

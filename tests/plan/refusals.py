@@ -110,6 +110,7 @@ REFUSALS = [
     (f"{MODEL}.path=train.jsonl", f"{MODEL}.path", "a file", "folder"),
     (f"{MODEL}.path=some/uncached-model", f"{MODEL}.path", "HF_HUB_OFFLINE", "unset"),
     ("data.train_files=[https://x.y/a.parquet]", "data.train_files[0]", "is an address", "Write an existing data file"),
+    ("trainer.logger=[console, console]", "trainer.logger[1]", "it stands there twice", "Leave one out"),
     ("plugins=[./my-lab.py]", "plugins[0]", "named as in an import, not by its path", "Write mylab, and put"),
     (f"{MODEL}.path=empty_folder", f"{MODEL}.path", "config.json", "save_pretrained"),
     (f"{MODEL}.path=broken_model", f"{MODEL}.path", "config.json can't be read", "Mend"),
@@ -148,7 +149,7 @@ REFUSALS = [
     (f"{LOSS}.type=m2po trainer.exact=true", "trainer.exact", "whole mini-batch", "exact: false"),
     (f"{LOSS}.type=kl_cov execution.resource={{actor: [1, 2]}}", f"{LOSS}.type", "2 train ranks", "one device"),
     (
-        f"{LOSS}.type=clip_cov execution.resource={{actor: [1, 2]}} {ACTOR}.tensor_model_parallel_size=2",
+        f"{LOSS}.type=clip_cov execution.resource={{actor: [1, 4]}} {ACTOR}.tensor_model_parallel_size=2",
         f"{LOSS}.type",
         "2 train ranks",
         "one device",

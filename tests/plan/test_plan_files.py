@@ -88,6 +88,14 @@ def cut_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text('{"model": {')
 
 
+def beyond_the_embedding(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 100}}}))
+
+
+def broken_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}")
+
+
 FAULTS = [
     (remove_weights, "there are no weights"),
     (cut, "is cut: "),
@@ -106,6 +114,8 @@ FAULTS = [
     (generation('{"eos_token_id": -1}', "a_negative_end"), "the eos_token_id -1, which is no id"),
     (no_tokenizer, "no tokenizer.json"),
     (cut_tokenizer, "its tokenizer.json can't be read"),
+    (beyond_the_embedding, "its tokenizer has the id 100 ('b'), and the model embeds the ids 0 to 99"),
+    (broken_template, "its chat template is none that can be rendered: line 1: Unexpected end of template"),
 ]
 
 
@@ -135,6 +145,10 @@ def test_so_is_that_of_a_critic_a_teacher_and_a_tokenizer(place: Path, problems_
     assert [problem.key for problem in problems_of(*gae)] == ["critic.model.path"]
     taught = ("algorithm.distillation.type=reverse_kl", "actor_rollout_ref.teacher.path=other")
     assert [problem.key for problem in problems_of(*taught)] == ["actor_rollout_ref.teacher.path"]
+    generation("{", "cut")(place / "other")
+    (problem,) = problems_of(f"{MODEL}.tokenizer_path=other")
+    assert problem.key == f"{MODEL}.tokenizer_path" and "its generation_config.json can't be read" in problem.reason
+    (place / "other" / "generation_config.json").unlink()
     no_tokenizer(place / "other")
     assert [p.key for p in problems_of(f"{MODEL}.tokenizer_path=other")] == [f"{MODEL}.tokenizer_path"]
 
@@ -164,6 +178,18 @@ def test_a_model_that_goes_on_with_no_text_is_refused(
     assert problem.key == "model.path" and "goes on with a text" in problem.reason
     critic = problems_of("algorithm.adv_estimator=gae", "critic.enable=true", "critic.model.path=other")
     assert [problem.key for problem in critic] == ([] if config["model_type"] == "qwen2" else ["critic.model.path"])
+
+
+def test_an_empty_template_is_none(place: Path, problems_of: Problems) -> None:
+    (place / "model" / "chat_template.jinja").write_text("")
+    (problem,) = problems_of("data.chat=true")
+    assert problem.key == "data.chat" and "has no chat template" in problem.reason
+
+
+def test_a_template_may_mark_what_is_generated(place: Path, problems_of: Problems) -> None:
+    text = "{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}{% break %}{% endfor %}"
+    (place / "model" / "chat_template.jinja").write_text(text)
+    assert problems_of("data.chat=true") == []
 
 
 @pytest.fixture

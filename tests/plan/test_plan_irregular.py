@@ -14,6 +14,7 @@ from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.models.loading import load_causal_lm
 from tandem.plan.sft import SftPlan
+from tandem.session.keep.exports import copy_model
 from tests.plan.folders import MODEL_CONFIG, write_model
 
 Problems = Callable[..., list[Problem]]
@@ -59,8 +60,9 @@ def test_so_is_one_in_a_folder_of_a_model(
     reasons = {problem.reason for problem in problems_of() if problem.key == f"{MODEL}.path"}
     assert f"{entry} is a named pipe, and no file" in reasons
     assert f"{entry} is a named pipe, and no file" in {problem.reason for problem in sft_plan_of().problems}
-    with pytest.raises(DataError, match="is a named pipe, and no file"):
-        load_causal_lm(place / "model")
+    for load in (load_causal_lm, lambda folder: copy_model(folder, place / "out")):
+        with pytest.raises(DataError, match="is a named pipe, and no file"):
+            load(place / "model")
 
 
 def test_so_is_one_in_a_folder_of_a_tokenizer(place: Path, problems_of: Problems) -> None:

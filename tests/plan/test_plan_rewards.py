@@ -20,6 +20,13 @@ JUDGE = "type: judge, base_url: 'http://localhost/v1', model: m"
 
 REFUSALS = [
     ("{type: judge, base_url: 'localhost:8000', model: m}", "base_url", "no address", "http://"),
+    ("{type: judge, base_url: 'http://x:99999', model: m}", "base_url", "no address", "http://"),
+    ("{type: judge, base_url: 'http://', model: m}", "base_url", "no address", "http://"),
+    ("{type: judge, base_url: 'http://[::1/v1', model: m}", "base_url", "no address", "http://"),
+    ("{type: gsm8k, format_score: 1}", "format_score", "must be < 1", "< 1"),
+    ("{type: math_dapo, wrong: 1.0}", "wrong", "must be < 1", "< 1"),
+    ("{type: qa_em, guesses: 3}", "guesses", "must be < 1", "< 1"),
+    ("{type: prime_math, tolerance: 1}", "tolerance", "must be < 1", "< 1"),
     (f"{{{JUDGE}, lowest: 5, highest: 5}}", "highest", "lowest = 5", "higher"),
     (f"{{{JUDGE}, grade: '('}}", "grade", "no regular expression", "Write"),
     (f"{{{JUDGE}, grade: '[0-9]'}}", "grade", "no group", "brackets"),
@@ -165,3 +172,16 @@ def test_tests_that_a_program_can_talk_to_are_warned_of(place: Path, plan_of: Pl
     inner = "reward_manager={type: by_source, routes: [{source: '*', type: code}], timeout_s: 60}"
     assert any("asserts" in note for note in plan_of(inner).notes) is told
     assert not any("asserts" in note for note in plan_of("reward_manager={type: exact}").notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"), [({"rms_norm_eps": 0}, "the rms_norm_eps 0"), ({"hidden_act": "x"}, "the hidden_act 'x'")]
+)
+def test_a_reward_model_that_none_can_be_is_refused(
+    place: Path, problems_of: Problems, changes: dict[str, object], fault: str
+) -> None:
+    (place / "scorer").mkdir()
+    config = {"architectures": ["LlamaForSequenceClassification"], **changes}
+    (place / "scorer" / "config.json").write_text(json.dumps(config))
+    (problem,) = problems_of("reward_manager={type: reward_model, path: ./scorer}")
+    assert problem.key == "reward_manager.path" and fault in problem.reason

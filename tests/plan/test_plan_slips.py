@@ -101,3 +101,30 @@ def test_lora_targets_in_another_form_say_what_to_write(
     key = "actor_rollout_ref.model.lora_target_modules"
     (problem,) = problems_of("actor_rollout_ref.model.lora_rank=4", f"{key}={written}")
     assert (problem.key, problem.remedy) == (key, remedy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"r": 0}, "the rank 0, which is no whole number of 1 to 65536"),
+        ({"r": "4"}, "the rank '4'"),
+        ({"rank_pattern": {"q_proj": -1}}, "the rank -1"),
+        ({"lora_alpha": 0}, "the lora_alpha 0, which is no finite number above 0: nothing of it would be learned"),
+        ({"lora_alpha": float("nan")}, "the lora_alpha nan"),
+        ({"alpha_pattern": {"q_proj": 0}}, "the lora_alpha 0"),
+        ({"lora_dropout": 2}, "the lora_dropout 2"),
+        ({"use_rslora": "false"}, "the use_rslora 'false'"),
+        ({"target_modules": []}, "no target_modules"),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_numbers_that_no_adapter_has_are_refused(
+    place: Path, problems_of: Problems, changes: dict[str, Any], fault: str | None
+) -> None:
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "rank_pattern": {}, **changes}
+    (place / "lora").mkdir()
+    (place / "lora" / "adapter_config.json").write_text(json.dumps(config))
+    found = problems_of("actor_rollout_ref.model.adapter_path=lora")
+    assert [problem.key for problem in found] == ([] if fault is None else ["actor_rollout_ref.model.adapter_path"])
+    assert fault is None or fault in found[0].reason

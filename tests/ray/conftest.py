@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("ray")
 
 from tandem.runtime.ray.cluster import connect, disconnect
+from tests.warm.start import warm_workers
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,8 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    """As a run starts it on this machine."""
+    """As a run starts it on this machine, but for the seconds that each of its workers imports."""
     os.environ.pop("RAY_ADDRESS", None)
-    assert connect()
+    with warm_workers():
+        assert connect()
     yield
     disconnect()

@@ -136,6 +136,7 @@ def test_a_model_without_a_trained_head_is_refused(folder: str, tmp_path: Path) 
             RewardModel(path=str(tmp_path / place))
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_in_a_process_of_its_own(folder: str) -> None:
     data = batch("2", "7", "22")
     expected = scores(RewardModel(path=folder), data)

@@ -21,6 +21,8 @@ from tandem.rollout.spec import EngineSpec
 from tests.rollout.process_engines import order
 from tests.rollout.tiny_models import llama, requests
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 SAMPLING = Sampling(n=2, max_tokens=8, stop_token_ids=(0, 1))
 LONG = Sampling(n=2, max_tokens=70)
 

@@ -72,6 +72,7 @@ def add_step(
     )
     store.keep("train", step, batch)
     store.keep("eval", step, batch[:n])
+    store.settle()
     metrics: dict[str, float] = {
         "reward/mean": sum(known) / len(known),
         "reward/scored_share": len(known) / count,

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from tandem.config.trainer import SamplesConfig
 from tandem.observe.about import note_end
@@ -105,6 +106,22 @@ def test_prompts_that_fell_lead_to_their_answers(page: Any, runs: Path) -> None:
         assert page.locator("dialog[open]").count() == 0
         page.go_back()
         assert "#runs" in page.url or "#" not in page.url
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_what_an_episode_was_told_is_marked(page: Any, tmp_path: Path, tokens: bool) -> None:
+    folder = make_run(tmp_path / "played", steps=1)
+    batch = scored(["ab(3)c"] * 2, [1.0, 0.0])
+    sampled = torch.tensor([letter not in "(3)" for letter in "ab(3)c" * 2])
+    batch.batch["response_mask"] = batch.ragged("response_mask").like(sampled)
+    write_part(folder, "train", 1, sample_table(batch, 1, "train", tokens=tokens))
+    with serving(tmp_path) as address:
+        opened(page, address)
+        page.keyboard.press("2")
+        page.wait_for_selector("#samples")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("dialog[open] article .inserted")
+        assert "".join(page.locator("dialog article").first.locator(".inserted").all_inner_texts()) == "(3)"
 
 
 def test_failures_are_filtered_and_texts_searched(page: Any, runs: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tandem.base.errors import DataError, TandemError
 from tandem.observe.metrics import MetricLog
+from tandem.observe.samples.parts import parts_in
 from tandem.view.document import self_contained
 from tandem.view.export import exported_samples
 from tandem.view.findings import find
@@ -199,3 +200,11 @@ def test_a_file_is_written_without_what_cannot_be_read_and_says_so(tmp_path: Pat
     assert {row["step"] for row in exported_samples(SampleIndex(run), "train")} == {4}
     names = ["metrics.jsonl", "eval-00000002.parquet", *(f"train-0000000{step}.parquet" for step in (1, 2, 3))]
     assert [line.split(": ")[2].split(" ")[0] for line in said[:-1]] == names
+
+
+def test_files_of_runs_that_did_not_mark_what_was_inserted_are_still_shown(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=1)
+    (part, *_) = parts_in(folder)
+    pq.write_table(pq.read_table(part.path).drop_columns(["inserted"]), part.path)
+    index = SampleIndex(folder)
+    assert index.group(part.kind, part.step, 0) and not index.left_out()

@@ -36,6 +36,7 @@ class EpisodeSpec:
     """Which code plays: see ``find_episode``. ``tools`` is the file of the tools, ``timeout_s`` an episode's own time.
 
     ``workers`` processes, each with at most ``concurrency`` episodes; ``start_s`` is a process's time to get ready.
+    ``sampling``: the temperature and top_p that turns are drawn with. ``exact``: the run can be repeated bit by bit.
     """
 
     type: str
@@ -46,6 +47,8 @@ class EpisodeSpec:
     workers: int
     concurrency: int
     start_s: float
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,9 @@ class EpisodePool:
         clear_left_over()
         self._spec = spec
         path = [folder or os.getcwd() for folder in sys.path]
-        fields = ("type", "file", "parameters", "tools", "timeout_s")
-        self._setup = json.dumps({"path": path, **{name: getattr(spec, name) for name in fields}}).encode()
+        fields = ("type", "file", "parameters", "tools", "timeout_s", "sampling", "exact")
+        places = {"path": path, "pythonpath": os.environ.get("PYTHONPATH")}
+        self._setup = json.dumps({**places, **{name: getattr(spec, name) for name in fields}}).encode()
         self._path = path
         self._numbers = itertools.count()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

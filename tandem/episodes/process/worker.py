@@ -14,18 +14,21 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from tandem.episodes.built_in import Episode, find_episode
-from tandem.episodes.policy import EpisodeOver, Policy, Task
-from tandem.episodes.tools import Tool, load_tools
+from tandem.episodes.policy import Ask, EpisodeOver, Policy, Task
+from tandem.episodes.static import grades_itself
+from tandem.episodes.tools import load_tools
 from tandem.reward.outcome import Verdict, as_verdict, failed
 from tandem.reward.process.lifeline import LastResort, clear, end_with
 from tandem.reward.process.wire import pack_verdicts, receive, send
 from tandem.reward.scoring import describe_error
 
 _LENGTH = struct.Struct("!I")
+_TOO_LATE = {"error": "the episode is over"}
 _LAST_RESORT_S = 5.0  # beyond an episode's time, at which a living parent has ended this process
 
 
@@ -40,6 +43,7 @@ def main(fd: int, parent: int) -> None:
     last_resort = LastResort(setup["timeout_s"] + _LAST_RESORT_S)
     threading.Thread(target=end_with, args=(parent, last_resort), daemon=True).start()
     sys.path[:] = setup["path"]
+    _restore_python_path(setup["pythonpath"])
     try:
         episode = find_episode(setup["type"], setup["file"])
         inspect.signature(episode).bind(None, None, **setup["parameters"])
@@ -48,14 +52,26 @@ def main(fd: int, parent: int) -> None:
         send(channel, json.dumps({"kind": "broken", "text": describe_error(error)}).encode())
         return
     last_resort.arm()
-    asyncio.run(Host(channel, partial(episode, **setup["parameters"]), tools).serve())
+    play = partial(episode, **setup["parameters"])
+    policy = partial(Policy, tools=tools, sampling=setup["sampling"], exact=setup["exact"])
+    asyncio.run(Host(channel, play, policy, graded=grades_itself(episode)).serve())
+
+
+def _restore_python_path(given: str | None) -> None:
+    """Give what this process starts the caller's own PYTHONPATH: other interpreters have other packages."""
+    if given is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = given
 
 
 class Host:
-    """The episodes of this process. ``episode`` takes a task and a policy."""
+    """The episodes of this process. ``episode`` takes a task and a policy; ``graded``: its rewards are its own."""
 
-    def __init__(self, channel: socket.socket, episode: Episode, tools: dict[str, Tool]) -> None:
-        self._channel, self._episode, self._tools = channel, episode, tools
+    def __init__(
+        self, channel: socket.socket, episode: Episode, policy: Callable[[Ask], Policy], *, graded: bool
+    ) -> None:
+        self._channel, self._episode, self._policy, self._graded = channel, episode, policy, graded
         self._plays: dict[str, asyncio.Task[None]] = {}
         self._asked: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
@@ -86,22 +102,37 @@ class Host:
                     self._plays[name].cancel()
 
     async def _play(self, name: str, task: Task) -> None:
-        policy = Policy(partial(self._ask, name), self._tools)
+        policy = self._policy(partial(self._ask, name))
         verdict: Verdict | None = None
         try:
             value = await self._episode(task, policy)
             verdict = None if value is None else as_verdict(value)
-        except EpisodeOver:
-            pass  # what it did until then is scored
+        except EpisodeOver as over:
+            verdict = self._until_now(policy, str(over))
         except asyncio.CancelledError:
             verdict = failed("cancelled")  # the parent knows why
         except BaseException as error:  # also SystemExit and the like: only the episode fails
             verdict = failed(describe_error(error))
         del self._plays[name]
+        if (waiting := self._asked.pop(name, None)) is not None and not waiting.done():
+            waiting.set_result(_TOO_LATE)
         packed = None if verdict is None else json.loads(pack_verdicts(0, [verdict], 0.0))
         self._send(kind="ended", id=name, verdict=packed, facts=dict(policy.facts), leaked=policy.leaked)
 
+    def _until_now(self, policy: Policy, limit: str) -> Verdict | None:
+        """Return the verdict on an episode that a limit has ended; None: its last answer is to be scored.
+
+        The reward manager's scale is not that of an episode which grades itself, so that one without a reward failed.
+        """
+        if policy.reward is not None:
+            return as_verdict(policy.reward)
+        if self._graded:
+            return failed(f"ended by the limit of {limit} before it had a reward: set policy.reward on the way")
+        return None
+
     async def _ask(self, name: str, question: dict[str, Any]) -> dict[str, Any]:
+        if name not in self._plays:
+            return _TOO_LATE
         if name in self._asked:
             return {"error": "an episode asks the policy one thing at a time: await the answer first"}
         waiting: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()

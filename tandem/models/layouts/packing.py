@@ -191,6 +191,7 @@ def pack_samples(
     responses: Ragged,
     response_mask: Ragged,
     *,
+    restarts: Ragged | None = None,
     share_prompts: bool = True,
     device: torch.device | str = "cpu",
     layout: Callable[[Documents, torch.device | str], Layout] = PackedLayout,
@@ -198,7 +199,8 @@ def pack_samples(
     """Pack B samples given on the CPU; ``response_mask`` (bool) says which tokens of ``responses`` get a log-prob.
 
     Neighbouring samples with equal prompts share them (found by comparing tokens), unless ``share_prompts`` is off.
-    ``layout`` makes of the documents what the model runs by.
+    ``restarts`` (bool, as ``response_mask``): True on tokens, none of them trained, with which a document of its own
+    begins. ``layout`` makes of the documents what the model runs by.
     Raises ``ContractError`` for an empty prompt, whose answer would have nothing to be predicted from.
     """
     given, answered = prompts.lengths, responses.lengths
@@ -220,6 +222,8 @@ def pack_samples(
         in_prompt, prompts.offsets[sample] + offset, len(prompts.values) + responses.offsets[sample] + answer_offset
     )
     positions = torch.where(in_prompt, offset, given[sample] + answer_offset)
+    if restarts is not None and bool(restarts.values.any()):
+        documents = _begun_anew(documents, restarts, positions)
 
     sample, offset = _unravel(answered)
     last_of_prompt = prefix_start + given - 1
@@ -238,6 +242,33 @@ def pack_samples(
         slots=slots.to(device),
         samples=len(own),
         width=width,
+    )
+
+
+def _begun_anew(documents: Documents, restarts: Ragged, positions: torch.Tensor) -> Documents:
+    """Return the documents in the order of the row, each ending where another begins in the same sample.
+
+    ``positions`` (T,) are counted anew there, in place.
+    """
+    owner, offset = _unravel(restarts.lengths)
+    chosen = restarts.values & (offset < documents.length[owner])  # the last token of an answer is not in the row
+    if not bool(chosen.any()):
+        return documents
+    owner, offset = owner[chosen], offset[chosen]
+    other = owner[1:] != owner[:-1]
+    first, last = nn.functional.pad(other, (1, 0), value=True), nn.functional.pad(other, (0, 1), value=True)
+    length = torch.where(last, documents.length[owner], nn.functional.pad(offset[1:], (0, 1))) - offset
+    start = documents.start[owner] + offset
+    kept = documents.length.index_copy(0, owner[first], offset[first])
+    inside, place = _unravel(length)
+    positions[start[inside] + place] = place
+    starts = torch.cat([documents.start, start])
+    order = torch.argsort(starts, stable=True)
+    return Documents(
+        torch.cat([documents.prefix_start, start])[order],
+        torch.cat([documents.prefix_length, torch.zeros_like(start)])[order],
+        starts[order],
+        torch.cat([kept, length])[order],
     )
 
 

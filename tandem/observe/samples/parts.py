@@ -42,8 +42,11 @@ def _parts(folder: Path) -> Iterator[Part]:
             yield Part("train" if kind == "train" else "eval", step, folder / name)
 
 
-def write_part(output_dir: Path, kind: Kind, step: int, table: pa.Table) -> int:
-    """Write a part; its bytes. It is on the disk, whole, when it has its name; one of the same name is replaced."""
+def write_part(output_dir: Path, kind: Kind, step: int, table: pa.Table) -> tuple[Part, int]:
+    """Write a part, and return it with its bytes.
+
+    It is on the disk, whole, when it has its name; one of the same name is replaced.
+    """
     folder = output_dir / SAMPLES
     folder.mkdir(exist_ok=True)
     path = folder / f"{kind}-{step:08d}.parquet"
@@ -51,7 +54,7 @@ def write_part(output_dir: Path, kind: Kind, step: int, table: pa.Table) -> int:
     pq.write_table(table, beside, compression="zstd")
     flush(beside)
     os.replace(beside, path)
-    return path.stat().st_size
+    return Part(kind, step, path), path.stat().st_size
 
 
 def cut_in(output_dir: Path) -> list[Path]:

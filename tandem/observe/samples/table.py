@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -30,6 +32,10 @@ SCHEMA = pa.schema(
         ("data_source", pa.string()),
         ("prompt", pa.string()),
         ("response", pa.string()),
+        (
+            "inserted",
+            pa.list_(pa.int32()),
+        ),  # of an episode: where text stands in it that was not sampled, start, end ...
         ("ground_truth", pa.string()),  # text as it is, anything else as JSON
         ("extra_info", pa.string()),  # JSON
         ("reward", pa.float32()),  # null where scoring failed
@@ -54,11 +60,24 @@ TOKEN_SCHEMA = pa.schema(
         ("prompt_ids", pa.list_(pa.int32())),
         ("token_ids", pa.list_(pa.int32())),
         ("tokens", pa.list_(pa.string())),  # the text of each
+        ("sampled", pa.list_(pa.bool_())),  # false for what a tool or an environment said
         ("logprobs", pa.list_(pa.float32())),  # of the distribution sampled from
         ("old_logprobs", pa.list_(pa.float32())),  # of the trainer, where they were computed
     ]
 )
 """Columns where tokens are asked for."""
+
+_SHOWN = (
+    *("group_ids", "sample_index", "uid", "data_source", "prompt_text", "ground_truth", "extra_info"),
+    *("prompts", "responses", "truncated", "rewards", "reward_valid", "scoring"),
+    *("response_mask", "loss_mask", "advantages", "token_versions"),
+)
+_SHOWN_TOKENS = ("rollout_logprobs", "old_logprobs")
+
+
+def shown_columns(tokens: bool) -> tuple[str, ...]:
+    """Return the columns of a batch that ``sample_table`` reads, where they are there."""
+    return _SHOWN + _SHOWN_TOKENS if tokens else _SHOWN
 
 
 def sample_table(batch: DataProto, step: int, kind: Kind, *, tokens: bool = False) -> pa.Table:
@@ -83,21 +102,36 @@ def _identity(batch: DataProto, step: int, kind: Kind) -> dict[str, list[Any]]:
         "group": batch.dense("group_ids").tolist(),
         "sample": batch.dense("sample_index").tolist(),
         "uid": [str(uid) for uid in batch.non_tensor_batch["uid"]],
-        "data_source": [_text(source) for source in batch.non_tensor_batch["data_source"]],
+        "data_source": _once_each(_text, batch.non_tensor_batch["data_source"]),
     }
 
 
 def _texts(batch: DataProto) -> dict[str, list[Any]]:
     fields = batch.non_tensor_batch
+    rows, masks = _rows(batch.ragged("responses")), _rows(batch.ragged("response_mask"))
+    answers = [_text(batch.tokenizer.decode(row)) for row in rows]
     return {
-        "prompt": [_text(text) for text in fields["prompt_text"]],
-        "response": [_text(batch.tokenizer.decode(row)) for row in batch.ragged("responses")],
-        "ground_truth": [_text(value) for value in fields["ground_truth"]],
-        "extra_info": [_text(hide_in(to_json(value))) for value in fields["extra_info"]],
+        "prompt": _once_each(_text, fields["prompt_text"]),
+        "response": answers,
+        "inserted": [
+            _inserted(batch.tokenizer, ids, mask, len(answer))
+            for ids, mask, answer in zip(rows, masks, answers, strict=True)
+        ],
+        "ground_truth": _once_each(_text, fields["ground_truth"]),
+        "extra_info": _once_each(lambda value: _text(hide_in(to_json(value))), fields["extra_info"]),
         "length": batch.ragged("responses").lengths.tolist(),
         "prompt_length": batch.ragged("prompts").lengths.tolist(),
         "finish": ["length" if cut else "stop" for cut in batch.dense("truncated").tolist()],
     }
+
+
+def _inserted(tokenizer: Any, ids: list[int], mask: list[bool], length: int) -> list[int]:
+    """Return where the text of ``ids`` that was not sampled starts and ends, in characters, stretch by stretch."""
+    if all(mask):
+        return []
+    others = [False, *(not sampled for sampled in mask), False]
+    bounds = [place for place in range(len(mask) + 1) if others[place] != others[place + 1]]
+    return [min(length, len(_text(tokenizer.decode(ids[:bound])))) for bound in bounds]
 
 
 def _scoring(batch: DataProto) -> dict[str, list[Any]]:
@@ -144,18 +178,26 @@ def _tokens(batch: DataProto) -> list[list[Any]]:
     responses, texts = batch.ragged("responses"), {}
     for token in responses.values.unique().tolist():
         texts[token] = _token_text(batch.tokenizer, token)
-    old = [row.tolist() for row in batch.ragged("old_logprobs")] if "old_logprobs" in batch.columns else None
+    old = _rows(batch.ragged("old_logprobs")) if "old_logprobs" in batch.columns else None
     return [
         _rows(batch.ragged("prompts")),
         _rows(responses),
         [[texts[token] for token in row] for row in _rows(responses)],
+        _rows(batch.ragged("response_mask")),
         _rows(batch.ragged("rollout_logprobs")),
         [None] * len(batch) if old is None else old,
     ]
 
 
 def _rows(column: Ragged) -> list[list[Any]]:
-    return [row.tolist() for row in column]
+    values, ends = column.values.tolist(), column.offsets.tolist()
+    return [values[begin:end] for begin, end in pairwise(ends)]
+
+
+def _once_each(as_text: Callable[[Any], str], values: Iterable[Any]) -> list[str]:
+    """Return each value as text. Samples of a group share the objects of their row: each is put into words once."""
+    texts: dict[int, str] = {}
+    return [texts[id(value)] if id(value) in texts else texts.setdefault(id(value), as_text(value)) for value in values]
 
 
 def _token_text(tokenizer: Any, token: int) -> str:

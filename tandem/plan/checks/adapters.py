@@ -11,6 +11,7 @@ from tandem.base.registry import near
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.config.trainer import TrainerConfig
+from tandem.models.described import fault_of_adapter
 from tandem.models.families import FUSED_EXPERTS, FUSED_NAMES, UNADAPTED, notes_on_adapters, without_adapter
 from tandem.plan.adapters import (
     ADAPTER,
@@ -103,6 +104,10 @@ def _check_start(key: str, model: ModelConfig, facts: ModelFacts | None) -> Iter
     if found.config.get("peft_type") != "LORA":
         reason = f"it holds {found.config.get('peft_type')}, and only LoRA can be trained"
         yield Problem(path, model.adapter_path, reason, "Write the folder of a LoRA adapter")
+    elif (fault := fault_of_adapter(found.config)) is not None:
+        yield Problem(
+            path, model.adapter_path, f"its {ADAPTER} has {fault}", "Mend the file, or save the adapter again"
+        )
     for name, plain in _PLAIN.items():
         if found.config.get(name) not in plain:
             reason = f"it was trained with {name} {found.config[name]!r}, which is more than LoRA's two matrices"

@@ -21,6 +21,7 @@ from tandem.data.modalities import beyond_text
 from tandem.data.rows import Row, RowError
 from tandem.data.tasks import TaskTable
 from tandem.data.template import REMEDY, Template, TemplateError
+from tandem.plan.checks.first_prompt import check_first_prompt
 from tandem.plan.checks.parameters import check_parameters
 from tandem.plan.mix import example_columns, mix_names
 from tandem.reward.static import describe_class
@@ -48,24 +49,13 @@ def check_data(config: Config) -> Iterator[Problem]:
     yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row)
     yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row)
     yield from check_overlap(data.train_files, data.val_files)
-    if data.template is None and data.reasoning_gym is None and data.on_bad_row == "error":
-        yield from _check_prompt(data)
+    if data.reasoning_gym is None:
+        yield from check_first_prompt(config)
     if data.reasoning_gym is not None:
         yield from _check_task(data.reasoning_gym)
         if data.val_files:
             reason = "the held-out prompts of a procedural task are further questions of it"
             yield Problem("data.val_files", data.val_files, reason, "Leave it out")
-
-
-def _check_prompt(data: DataConfig) -> Iterator[Problem]:
-    """Check whether the first prompt is one; ``check_files`` says what is wrong with file or column."""
-    with suppress(DataError, OSError):
-        row = next((row for table in open_tables(data.train_files[:1]) for row in islice(table.scan(), 1)), None)
-        value = row.find(data.prompt_key) if isinstance(row, Row) else "none"
-        if isinstance(row, Row) and (not isinstance(value, str | list | tuple) or len(value) == 0):
-            reason = f"{row.table}, row {row.number}: {value!r} is neither text nor a list of messages"
-            remedy = f"Write the column of the prompts; data.template: '{{{data.prompt_key}}}' makes text of a number"
-            yield Problem("data.prompt_key", data.prompt_key, reason, remedy)
 
 
 def check_forms(files: Sequence[str], on_bad_row: str, forms: Mapping[str, tuple[str, Form]]) -> Iterator[Problem]:

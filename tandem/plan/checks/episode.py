@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from tandem.base.errors import Problem
@@ -31,6 +33,8 @@ def check_episode(config: Config) -> Iterator[Problem]:
         yield signature
     else:
         yield from check_parameters(EPISODE, "episode", episode.type, episode.parameters, signature, _OWN)
+    if _is_program(episode):
+        yield from _check_program(episode)
     if plays_episodes(config):
         yield from _check_tools(config)
         yield from _check_prompts(config)
@@ -40,6 +44,29 @@ def check_episode(config: Config) -> Iterator[Problem]:
 def plays_episodes(config: Config) -> bool:
     """Tell whether a sample is more than one answer."""
     return config.actor_rollout_ref.rollout.episode.type != SINGLE_TURN
+
+
+def may_offer_tools(config: Config) -> bool:
+    """Tell whether a model may be offered tools: those of the config, or a program's."""
+    episode = config.actor_rollout_ref.rollout.episode
+    return episode.tools is not None or _is_program(episode)
+
+
+def _is_program(episode: EpisodeConfig) -> bool:
+    return episode.type == "program" and episode.file is None
+
+
+def _check_program(episode: EpisodeConfig) -> Iterator[Problem]:
+    """Report a command that isn't there, and what the address of the policy lacks."""
+    command = episode.parameters.get("command")
+    if command == []:
+        yield Problem(f"{EPISODE}.command", command, "there is nothing to run", "Write [python, agent.py]")
+    if isinstance(command, list) and command and shutil.which(str(command[0])) is None:
+        reason = f"there is no program {command[0]!r} on PATH, or it may not be run"
+        yield Problem(f"{EPISODE}.command", command, reason, "Write the path of one, and its arguments behind it")
+    if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
+        reason = f"the policy's address needs {' and '.join(missing)}"
+        yield Problem(f"{EPISODE}.type", episode.type, reason, "Run pip install 'tandem-rl[serve]'")
 
 
 def _signature(episode: EpisodeConfig) -> Signature | Problem:
@@ -62,7 +89,7 @@ def _signature(episode: EpisodeConfig) -> Signature | Problem:
 def _check_tools(config: Config) -> Iterator[Problem]:
     episode, key = config.actor_rollout_ref.rollout.episode, f"{EPISODE}.tools"
     if episode.tools is None:
-        if episode.type in BUILT_IN and episode.file is None:
+        if episode.type == "tool_calls" and episode.file is None:
             yield Problem(key, None, "there is no tool to call", "Write the path of a .py file that defines some")
         return
     if (wrong := wrong_tools(Path(episode.tools))) is not None:
@@ -90,7 +117,7 @@ def _check_tools(config: Config) -> Iterator[Problem]:
 def _check_prompts(config: Config) -> Iterator[Problem]:
     """Report plain prompts of a built-in episode: those talk in messages."""
     episode, data = config.actor_rollout_ref.rollout.episode, config.data
-    if episode.file is not None or episode.type not in BUILT_IN or data.chat:
+    if episode.file is not None or episode.type != "tool_calls" or data.chat:
         return
     made = data.template is not None or data.reasoning_gym is not None
     if made or isinstance(first_value(data, data.prompt_key), str):

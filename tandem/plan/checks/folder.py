@@ -13,9 +13,10 @@ from tandem.data.files import open_tables
 from tandem.data.rows import Row, RowError
 from tandem.models.described import fault_of_generation
 from tandem.models.stored import faults_of_weights
+from tandem.plan.checks.template import fault_of_template
 from tandem.plan.folder import TokenizerFacts, read_tokenizer
 from tandem.plan.mix import example_columns
-from tandem.plan.model import ModelFacts, model_folder, offline, sampled_tokens
+from tandem.plan.model import ModelFacts, model_folder, offline, sampled_tokens, vocab_size, vocabulary_of
 from tandem.plan.preference import learns_preferences
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -38,6 +39,27 @@ def check_files_of(key: str, model: ModelConfig) -> Iterator[Problem]:
         named = "path" if model.tokenizer_path is None else "tokenizer_path"
         remedy = f"Write tokenizer.save_pretrained there, or name a folder that has one as {key}.tokenizer_path"
         yield Problem(f"{key}.{named}", model.tokenizer, broken, remedy)
+    elif place is not None:
+        yield from _check_tokenizer(key, model, place, folder)
+
+
+def _check_tokenizer(key: str, model: ModelConfig, place: Path, folder: Path | None) -> Iterator[Problem]:
+    """Check the tokenizer in ``place`` for a template that is none, and for tokens that the model in ``folder`` does
+    not embed.
+    """
+    named = "path" if model.tokenizer_path is None else "tokenizer_path"
+    if (fault := fault_of_template(model.tokenizer)) is not None:
+        remedy = "Mend the template, or write tokenizer.save_pretrained there again"
+        yield Problem(f"{key}.{named}", model.tokenizer, fault, remedy)
+    if place != folder and (unfit := fault_of_generation(place)) is not None:
+        remedy = "Mend the file, or remove it: a model need not have one"
+        yield Problem(f"{key}.{named}", model.tokenizer, unfit, remedy)
+    own, size = vocabulary_of(place), None if folder is None else vocab_size(folder)
+    if own is not None and size is not None and (last := max(own.values(), default=0)) >= size:
+        token = next(token for token, number in own.items() if number == last)
+        reason = f"its tokenizer has the id {last} ({token!r}), and the model embeds the ids 0 to {size - 1}"
+        remedy = "Use the tokenizer that the model was saved with, or resize the model's embedding and save it"
+        yield Problem(f"{key}.{named}", model.tokenizer, reason, remedy)
 
 
 def _is_all(path: str) -> bool:

@@ -10,9 +10,10 @@ from pathlib import Path
 from tandem.base.errors import Problem
 from tandem.base.procedural import RECIPE
 from tandem.base.registry import Signature
-from tandem.base.regular import regular
+from tandem.base.regular import irregular_in, regular
 from tandem.config.schema import Config
 from tandem.models.adapter_spec import CONFIG as ADAPTER
+from tandem.models.described import fault_of_config
 from tandem.plan.checks.data import named_sources
 from tandem.plan.checks.parameters import check_type
 from tandem.plan.model import looks_like_path, model_folder, offline, shapes_in_files
@@ -121,8 +122,11 @@ def _no_classifier(folder: Path) -> str | None:
     try:
         config = json.loads(regular(folder / "config.json").read_text())
         architectures = [str(name) for name in config.get("architectures") or []]
+        fault = irregular_in(folder) or fault_of_config(config)
     except (OSError, ValueError, AttributeError, TypeError):
-        return None  # loading it says what is wrong
+        return irregular_in(folder)  # loading it says what else is wrong
+    if fault is not None:
+        return fault
     names = {part for tensor in shapes_in_files(folder) for part in tensor.split(".")}
     if any(name.endswith("ForSequenceClassification") for name in architectures) or names & HEADS:
         return None

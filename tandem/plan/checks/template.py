@@ -5,15 +5,18 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tandem.base.regular import regular
 from tandem.config.schema import Config, SftConfig
 from tandem.data.chat import endless_turns
 from tandem.plan.mix import example_columns
 from tandem.plan.model import model_folder
+
+if TYPE_CHECKING:
+    from jinja2.sandbox import SandboxedEnvironment
 
 _MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 _SAID = "what was said"
@@ -83,25 +86,66 @@ def _read(file: Path) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def fault_of_template(path: str) -> str | None:
+    """Return why the chat template of a tokenizer can't be rendered at all; None where it may be, or there is none."""
+    import jinja2
+
+    template, _ = template_of(path)
+    try:
+        if template is not None:
+            _environment().parse(_MARKS.sub("", template))
+    except jinja2.TemplateSyntaxError as error:
+        return f"its chat template is none that can be rendered: line {error.lineno}: {error.message}"
+    return None
+
+
+def refusal_of(path: str, messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return in its words why the chat template of a tokenizer refuses ``messages``; None where it doesn't, or can't be
+    rendered here.
+    """
+    template, ends = template_of(path)
+    try:
+        if template is not None:
+            _rendered(template, messages, ends[0] if ends else "", add_generation_prompt=True)
+    except _Refused as error:
+        return str(error)
+    except Exception:  # a template is foreign code: it raises what it likes, and the run will say it
+        return None
+    return None
+
+
 def _after_turn(template: str, end: str) -> str | None:
     """Return what the template writes after the text of the assistant; None where it can't be rendered here."""
-    import jinja2.sandbox
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": _SAID}]
     try:
-        text = environment.from_string(_MARKS.sub("", template)).render(
-            messages=talk, add_generation_prompt=False, bos_token="", eos_token=end, tools=None
-        )
-    except Exception:  # a template is foreign code: it raises what it likes, and the run will say it
+        text = _rendered(template, talk, end, add_generation_prompt=False)
+    except Exception:  # as above
         return None
     _, found, after = text.rpartition(_SAID)
     return after if found else None
+
+
+class _Refused(Exception):
+    """What a template says with ``raise_exception``."""
+
+
+def _rendered(template: str, messages: Sequence[Mapping[str, Any]], end: str, *, add_generation_prompt: bool) -> str:
+    def refuse(message: str) -> None:
+        raise _Refused(message)
+
+    environment = _environment()
+    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment.from_string(_MARKS.sub("", template)).render(
+        messages=messages, add_generation_prompt=add_generation_prompt, bos_token="", eos_token=end, tools=None
+    )
+
+
+def _environment() -> SandboxedEnvironment:
+    """Return what renders templates as transformers does."""
+    import jinja2.sandbox
+
+    return jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )

@@ -26,6 +26,8 @@ def check_trainer(trainer: TrainerConfig, document: Config | SftConfig) -> Itera
     """Check loggers, the device, and the folder to write to; ``document`` is the config that says so."""
     for index, name in enumerate(trainer.logger):
         key = f"trainer.logger[{index}]"
+        if name in trainer.logger[:index]:
+            yield Problem(key, name, "it stands there twice, and would be told everything twice", "Leave one out")
         if name not in TRACKERS:
             yield unknown(key, name, "logger", list(TRACKERS))
             continue

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tandem.config.schema import Config
-from tandem.plan.checks.episode import EPISODE, plays_episodes
+from tandem.plan.checks.episode import EPISODE, may_offer_tools, plays_episodes
 from tandem.plan.reads.form import Reads, S
 
-_PLAYED = ("file", "tools", "tool_format", "max_turns", "timeout_s", "workers", "concurrency", "start_s")
+_PLAYED = ("file", "tools", "tool_format", "past", "max_turns", "timeout_s", "workers", "concurrency", "start_s")
 
 
 def episode_reads(config_of: Callable[[S], Config]) -> tuple[Reads[S], ...]:
@@ -22,7 +22,7 @@ def episode_reads(config_of: Callable[[S], Config]) -> tuple[Reads[S], ...]:
         ),
         Reads(
             (f"{EPISODE}.tool_format",),
-            lambda s: config_of(s).actor_rollout_ref.rollout.episode.tools is not None,
+            lambda s: may_offer_tools(config_of(s)),
             "there are no tools to call",
             f"Write {EPISODE}.tools, or leave it out",
         ),

@@ -10,6 +10,7 @@ import os
 import re
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -45,11 +46,19 @@ _MOST_BYTES = 1 << 20
 _WORTH_ANOTHER_TRY = (408, 409, 425, 429)
 
 
+def _is_address(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that there isn't, or brackets that don't close
+        return False
+
+
 def check_judge(parameters: Mapping[str, Any]) -> Iterator[Objection]:
     """Check for an address, a range, a template with the answer in it, an expression with a group, a key that is
     there.
     """
-    if not parameters["base_url"].startswith(("http://", "https://")):
+    if not _is_address(parameters["base_url"]):
         yield Objection("base_url", "it is no address", "Write for example http://localhost:8000/v1")
     elif hide(parameters["base_url"]) != parameters["base_url"]:
         yield Objection(

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from tandem.base.errors import DataError
-from tandem.reward.ranges import NotNegative
+from tandem.reward.ranges import BelowRight, InnerFraction
 from tandem.reward.registry import register_reward
 from tandem.reward.scorers.answers import extract_numbers, math_package, parse_reference, score_math, spelt_for_math
 from tandem.reward.scorers.final_answer import as_fraction, last_answer_line, last_box, plain, same_answer
@@ -24,7 +24,7 @@ def math(response: str, ground_truth: object) -> float:
 
 @register_reward("math_dapo")
 def math_dapo(
-    response: str, ground_truth: object, *, strict_box: bool = False, wrong: float = -1.0
+    response: str, ground_truth: object, *, strict_box: bool = False, wrong: BelowRight = -1.0
 ) -> dict[str, float]:
     r"""Return 1 if what follows the last ``Answer:`` is the ground truth, else ``wrong``; the metric ``acc`` is 1 or 0.
 
@@ -46,7 +46,7 @@ def dapo_answer(response: str, *, strict_box: bool = False) -> str | None:
 
 @register_reward("prime_math", packages=("math_verify",))
 def prime_math(
-    response: str, ground_truth: object, *, tolerance: NotNegative = 1e-4, lowest_terms: bool = True
+    response: str, ground_truth: object, *, tolerance: InnerFraction = 1e-4, lowest_terms: bool = True
 ) -> float:
     r"""Return 1 if the answer has the value of the ground truth within a relative ``tolerance``, else 0; looser than
     ``math``.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from tandem.base.errors import DataError
+from tandem.reward.ranges import BelowRight
 from tandem.reward.registry import Objection, register_reward
 from tandem.reward.scorers.final_answer import last_box
 
@@ -23,7 +24,7 @@ def qa_em(
     ground_truth: object,
     *,
     match: Literal["exact", "contains"] = "exact",
-    guesses: float = 0.25,
+    guesses: BelowRight = 0.25,
 ) -> float:
     """Return 1 if the last ``<answer>...</answer>`` is one of the targets (case, articles and punctuation aside), else
     0.

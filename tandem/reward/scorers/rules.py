@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tandem.base.errors import DataError
 from tandem.base.procedural import RECIPE, create_task
-from tandem.reward.ranges import Count, NotNegative, Whole
+from tandem.reward.ranges import BelowRight, Count, NotNegative, Whole
 from tandem.reward.registry import Objection, register_reward
 from tandem.reward.scorers.answers import score_gsm8k
 
@@ -49,7 +49,7 @@ def gsm8k(
     ground_truth: object,
     *,
     method: Literal["strict", "flexible"] = "strict",
-    format_score: float = 0.0,
+    format_score: BelowRight = 0.0,
 ) -> float:
     """Return 1 if the answer's number is that of the ground truth, else 0; ``strict`` wants it behind ``#### ``.
 

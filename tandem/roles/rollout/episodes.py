@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,11 +16,12 @@ from tandem.base.seeding import derive_seed
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.data.chat import Message, encode_chat_prompt
-from tandem.data.tools import Tools
-from tandem.episodes.conversation import checked_new, continuation, turn_text
-from tandem.episodes.parsers import FORMATS, Parsed
+from tandem.data.tools import Tools, require_place_for_tools
+from tandem.episodes.conversation import checked_new
+from tandem.episodes.past import Added, Past, after_ids, after_messages, after_text
 from tandem.episodes.policy import Task
 from tandem.episodes.process.pool import Asks, Ended, EpisodePool, Event, Restarted
+from tandem.episodes.replies import reply_of, stopped
 from tandem.episodes.trajectory import Trajectory
 from tandem.reward.outcome import Verdict, failed
 from tandem.roles.rollout.making import Beginning, Made
@@ -35,13 +36,14 @@ class _Over(Exception):
 class EpisodeRules:
     """What holds for all episodes: at most ``max_turns``, and ``max_prompt`` tokens before the first.
 
-    ``tools`` are on offer, and calls of them are written as ``tool_format`` says.
+    ``tools`` are on offer, and calls of them are written as ``tool_format`` says. ``past``: see there.
     """
 
     max_turns: int
     max_prompt: int
     tools: Tools | None
     tool_format: str | None
+    past: Past = "fixed"
 
 
 @dataclass
@@ -54,6 +56,7 @@ class _Play:
     messages: list[Message] | None = None
     tools: Tools | None = None
     cut: str = ""
+    rewritten: int = 0
     ended: Ended | None = None
 
 
@@ -121,9 +124,10 @@ class EpisodeGroups:
         play = None if asks is None else self._plays.get(asks.id)
         if asks is None or play is None or play.trajectory is None:
             return
-        (sample,) = output.samples
+        sample, stop = stopped(self._tokenizer, output.samples[0], asks.question.get("stop") or ())
+        context = play.trajectory.context
         play.trajectory.sample(sample)
-        self._pool.answer(asks.id, asks.number, self._reply(play, sample))
+        self._pool.answer(asks.id, asks.number, self._reply(play, asks.question, sample, stop, context))
 
     def finished(self) -> list[Made]:
         """Return the groups all of whose episodes have ended since the last call."""
@@ -164,7 +168,7 @@ class EpisodeGroups:
             return
         self._asked = {key: asks for key, asks in self._asked.items() if asks.id != event.id}
         if isinstance(event, Restarted):
-            play.trajectory, play.messages, play.tools, play.cut = None, None, None, ""
+            play.trajectory, play.messages, play.tools, play.cut, play.rewritten = None, None, None, "", 0
             return
         del self._plays[event.id]
         play.ended = event
@@ -187,89 +191,94 @@ class EpisodeGroups:
         trajectory = play.trajectory
         turn = 0 if trajectory is None else len(trajectory.turns)
         talk = play.messages is not None or trajectory is None
-        if (question["op"] == "chat") != talk and turn:
+        if (question["op"] == "chat") != talk and turn and self._rules.past == "fixed":
             raise DataError("an episode talks in messages or in tokens, and not in both: keep to chat(), or generate()")
-        new = self._chat(play, question) if question["op"] == "chat" else self._generate(play, question)
+        added = self._chat(play, question) if question["op"] == "chat" else self._generate(play, question)
         if turn == self._rules.max_turns:
             raise _Over("turns")
-        if trajectory is None and len(new) > self._rules.max_prompt:
+        if trajectory is None and len(added.ids) > self._rules.max_prompt:
             most = self._rules.max_prompt
-            raise DataError(f"it begins with {len(new)} tokens, more than data.max_prompt_length = {most}")
-        left = self.sampling.max_tokens - (0 if trajectory is None else len(trajectory.ids) + len(new))
+            raise DataError(f"it begins with {len(added.ids)} tokens, more than data.max_prompt_length = {most}")
+        left = self.sampling.max_tokens - (0 if trajectory is None else len(trajectory.ids) + len(added.ids))
         if left < 1:
             raise _Over("tokens")
         if trajectory is None:
-            trajectory = play.trajectory = Trajectory(list(new))
+            trajectory = play.trajectory = Trajectory(list(added.ids))
         else:
-            trajectory.insert(new)
+            trajectory.insert(added.ids, anew=added.anew)
+            play.rewritten += added.anew
         key = f"{asks.id} question {asks.number}"
         self._asked[key] = asks
-        seed = derive_seed(*origin) if turn == 0 else derive_seed(*origin, "turn", turn)
-        whole = torch.tensor(trajectory.whole, dtype=torch.int64)
-        return GroupRequest(key, whole, (seed,), max_tokens=left)
+        own = () if question.get("seed") is None else ("seed", *question["seed"])
+        seed = derive_seed(*origin, *own) if turn == 0 else derive_seed(*origin, "turn", turn, *own)
+        context = torch.tensor(trajectory.context, dtype=torch.int64)
+        return GroupRequest(key, context, (seed,), max_tokens=min(left, question.get("max_tokens") or left))
 
-    def _chat(self, play: _Play, question: Mapping[str, Any]) -> Sequence[int]:
-        """Return the ids that new messages add; of the first ones, the prompt."""
-        ids: Sequence[int]
-        if play.trajectory is not None:
-            assert play.messages is not None
-            new = checked_new(play.messages, question["messages"])
-            ids = continuation(self._tokenizer, new, self._ends, play.tools)
-            play.messages += new
-            return ids
-        messages, prompt = checked_new([], question["messages"]), play.group.begun.prompt
-        given = question["tools"]
-        play.tools = self._rules.tools if given is None else given
-        if given is None and prompt.messages is not None and messages == list(prompt.messages):
-            ids = prompt.prompt_ids
+    def _chat(self, play: _Play, question: Mapping[str, Any]) -> Added:
+        """Return what messages add, and take them as what is said; at first they are the prompt."""
+        given, prompt = question["messages"], play.group.begun.prompt
+        tools = self._rules.tools if question["tools"] is None else self._offered(question["tools"])
+        if play.trajectory is None:
+            messages = checked_new([], given)
+            if question["tools"] is None and prompt.messages is not None and messages == list(prompt.messages):
+                added = Added(list(prompt.prompt_ids))
+            else:
+                added = Added(encode_chat_prompt(self._tokenizer, messages, tools=tools)[1])
+            play.tools = tools
         else:
-            ids = encode_chat_prompt(self._tokenizer, messages, tools=play.tools)[1]
-        play.messages = messages
-        return ids
+            past = self._rules.past
+            if past != "fixed" and tools != play.tools:  # what is offered stands before all else
+                play.tools, play.messages = tools, None
+            context = play.trajectory.context
+            added = after_messages(
+                self._tokenizer, context, play.messages, given, ends=self._ends, tools=play.tools, past=past
+            )
+        play.messages = list(given)
+        return added
 
-    def _generate(self, play: _Play, question: Mapping[str, Any]) -> Sequence[int]:
-        """Return the ids after those that are known."""
+    def _offered(self, tools: Tools) -> Tools:
+        """Return tools that an episode offers itself. Raises ``DataError`` where calls of them could not be read."""
+        if tools:
+            require_place_for_tools(self._tokenizer)
+            if self._rules.tool_format is None:
+                raise DataError("the chat template doesn't show how the model writes calls: write episode.tool_format")
+        return tools
+
+    def _generate(self, play: _Play, question: Mapping[str, Any]) -> Added:
+        """Return what tokens or a text add."""
+        context = [] if play.trajectory is None else play.trajectory.context
+        play.messages = None
+        if question["op"] == "complete":
+            return after_text(self._tokenizer, context, question["text"], past=self._rules.past)
         ids: list[int] = question["token_ids"]
-        known = [] if play.trajectory is None else play.trajectory.whole
-        if ids[: len(known)] != known:
-            raise DataError("generate() goes on from the tokens of the turns before: give all of them, then yours")
         if not ids:
             raise DataError("generate() needs at least one token to go on from")
         vocabulary = len(self._tokenizer)
-        if wrong := [token for token in ids[len(known) :] if not 0 <= token < vocabulary]:
+        if wrong := [token for token in ids if not 0 <= token < vocabulary]:
             raise DataError(f"there is no token {wrong[0]}: the tokenizer has {vocabulary}")
-        return ids[len(known) :]
+        return after_ids(context, ids, past=self._rules.past)
 
-    def _reply(self, play: _Play, sample: SampleOutput) -> dict[str, Any]:
+    def _reply(
+        self, play: _Play, question: Mapping[str, Any], sample: SampleOutput, stop: str, context: list[int]
+    ) -> dict[str, Any]:
         """Return a sampled turn as the episode sees it; a chat goes on with its message."""
-        ids = sample.token_ids.tolist()
-        text, cut = turn_text(self._tokenizer, ids, self._ends), sample.finish_reason == "length"
-        parsed = Parsed(text)
-        if cut:
-            play.cut = "tokens"
-        elif play.tools and self._rules.tool_format is not None:
-            parsed = FORMATS[self._rules.tool_format](text)
         assert play.trajectory is not None
-        turn = len(play.trajectory.turns)
-        calls = [
-            {
-                "id": f"{turn:04d}{i:05d}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for i, call in enumerate(parsed.calls)
-        ]
-        message: Message = {"role": "assistant", "content": parsed.content, **({"tool_calls": calls} if calls else {})}
+        if sample.finish_reason == "length" and len(sample.token_ids) != question.get("max_tokens"):
+            play.cut = "tokens"
+        talks = play.messages is not None
+        reply = reply_of(
+            self._tokenizer,
+            sample,
+            self._ends,
+            context,
+            tool_format=self._rules.tool_format if talks and play.tools else None,
+            stop=stop,
+            turn=len(play.trajectory.turns),
+            details=bool(question.get("details")),
+        )
         if play.messages is not None:
-            play.messages.append(message)
-        return {
-            "message": message,
-            "content": parsed.content,
-            "calls": calls,
-            "errors": list(parsed.errors),
-            "token_ids": ids,
-            "finish_reason": sample.finish_reason,
-        }
+            play.messages.append(reply["message"])
+        return reply
 
     # --- groups ------------------------------------------------------------------------------------------------------
 
@@ -281,7 +290,7 @@ class EpisodeGroups:
             Trajectory(list(prompt.prompt_ids)) if play.trajectory is None else play.trajectory.until_sampled()
             for play in group.plays
         ]
-        rows = [path.columns() for path in paths]
+        rows = [path.columns(restarts=self._rules.past != "fixed") for path in paths]
         batch = DataProto(
             {
                 "prompts": Ragged.from_rows([torch.tensor(path.prompt, dtype=torch.int64) for path in paths]),
@@ -333,5 +342,6 @@ def _facts(play: _Play, path: Trajectory) -> dict[str, Any]:
         "seconds": play.ended.seconds,
         "sampled": sum(path.turns),
         "cut": play.cut,
+        "rewritten": play.rewritten,
         "messages": play.messages,
     }

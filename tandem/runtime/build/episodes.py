@@ -8,6 +8,7 @@ from tandem.base.errors import ConfigError, Problem
 from tandem.base.user_code import import_ends
 from tandem.config.schema import Config
 from tandem.data.tools import Tools
+from tandem.episodes.built_in import past_of
 from tandem.episodes.parsers import format_of
 from tandem.episodes.process.pool import EpisodePool, EpisodeSpec
 from tandem.episodes.tools import KEY, load_tools
@@ -51,7 +52,8 @@ def build_episodes(config: Config, tokenizer: Any) -> Episodes | None:
     """Return what plays the episodes of the config; None where a sample is one answer."""
     if not plays_episodes(config):
         return None
-    episode, tools = config.actor_rollout_ref.rollout.episode, offered_tools(config)
+    rollout, tools = config.actor_rollout_ref.rollout, offered_tools(config)
+    episode = rollout.episode
     shown = format_of(str(tokenizer.chat_template or "")) if episode.tool_format == "auto" else episode.tool_format
     spec = EpisodeSpec(
         episode.type,
@@ -62,8 +64,14 @@ def build_episodes(config: Config, tokenizer: Any) -> Episodes | None:
         workers=episode.workers,
         concurrency=episode.concurrency,
         start_s=episode.start_s,
+        sampling={"temperature": rollout.temperature, "top_p": rollout.top_p},
+        exact=config.trainer.exact,
     )
     rules = EpisodeRules(
-        max_turns=episode.max_turns, max_prompt=config.data.max_prompt_length, tools=tools, tool_format=shown
+        max_turns=episode.max_turns,
+        max_prompt=config.data.max_prompt_length,
+        tools=tools,
+        tool_format=shown,
+        past=past_of(episode),
     )
     return Episodes(EpisodePool(spec), rules)

@@ -134,7 +134,7 @@ def _require_undamaged(source: Path, saved: Path) -> None:
 def _find(saved: Path, part: str, mark: str) -> Path | None:
     """Return the folder in a checkpoint or a run, or itself, that has the file ``mark``."""
     candidates = (saved / part, saved / FINAL_FOLDER, saved)
-    return next((folder for folder in candidates if (folder / mark).is_file()), None)
+    return next((folder for folder in candidates if (folder / mark).exists()), None)
 
 
 class PlainExport:

@@ -212,7 +212,7 @@
       T.el("dl", {}, fact("reward", row.reward), parts, fact("advantage", row.advantage), fact("length", row.length),
         fact("finish", row.finish), fact("lag", row.lag), fact("version", row.version), row.counted ? null : fact("counted", "no")),
       row.failure ? T.el("p", { class: "bad" }, T.visible(row.failure)) : null,
-      row.tokens ? T.tokens(row.tokens, row.logprobs) : T.block(row.response),
+      row.tokens ? T.tokens(row.tokens, row.logprobs, row.sampled) : T.block(row.response, undefined, row.inserted || []),
       (row.cut || []).includes("response") ? T.el("p", { class: "soft" }, "The file has only its beginning.") : null,
       notes);
   }

@@ -38,29 +38,48 @@
     return nodes;
   };
 
+  // A part of a text as nodes; what was not sampled (inserted: start, end, start, end ...) is marked.
+  function marked(text, from, to, inserted) {
+    const nodes = [];
+    let last = from;
+    for (let i = 0; i < inserted.length; i += 2) {
+      const start = Math.max(last, inserted[i]), end = Math.min(to, inserted[i + 1]);
+      if (start >= end) continue;
+      nodes.push(...T.visible(text.slice(last, start)));
+      nodes.push(T.el("span", { class: "inserted", title: "not sampled" }, T.visible(text.slice(start, end))));
+      last = end;
+    }
+    return [...nodes, ...T.visible(text.slice(last, to))];
+  }
+
   // A block of text of any length: its beginning, and more on request.
-  T.block = function (text, first = FIRST) {
-    const body = T.el("pre", { class: "text", dir: "ltr" }, T.visible(text.slice(0, first)));
+  T.block = function (text, first = FIRST, inserted = []) {
+    const body = T.el("pre", { class: "text", dir: "ltr" }, marked(text, 0, Math.min(first, text.length), inserted));
     if (text.length <= first) return body;
     let shown = first;
     const rest = () => `more (${(text.length - shown).toLocaleString("en")} characters)`;
     const button = T.el("button", { class: "more" }, rest());
     button.addEventListener("click", () => {
-      body.append(...T.visible(text.slice(shown, shown + MORE)));
-      shown = Math.min(text.length, shown + MORE);
+      const end = Math.min(text.length, shown + MORE);
+      body.append(...marked(text, shown, end, inserted));
+      shown = end;
       if (shown >= text.length) button.remove();
       else button.textContent = rest();
     });
     return T.el("div", {}, body, button);
   };
 
-  // The answer token by token, each the darker the less likely it was.
-  T.tokens = function (tokens, logprobs) {
+  // The answer token by token, each the darker the less likely it was; those that were not sampled are marked.
+  T.tokens = function (tokens, logprobs, sampled) {
     const body = T.el("pre", { class: "text", dir: "ltr" });
     let shown = 0;
     const button = T.el("button", { class: "more" }, "more tokens");
     function add() {
       for (const end = Math.min(tokens.length, shown + 1500); shown < end; shown++) {
+        if (sampled && !sampled[shown]) {
+          body.append(T.el("span", { class: "inserted", title: "not sampled" }, T.visible(tokens[shown])));
+          continue;
+        }
         const surprise = Math.min(1, -logprobs[shown] / 5);
         const title = `log-prob ${T.number(logprobs[shown])}, p ${T.number(Math.exp(logprobs[shown]))}`;
         const shade = `rgb(from var(--bad) r g b / ${(surprise * 0.6).toFixed(2)})`;

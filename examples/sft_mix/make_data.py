@@ -1,4 +1,4 @@
-"""Writes the data of the SFT example: ``python examples/sft/make_data.py [FOLDER]``, by default ``runs/sft_data``.
+"""Writes the data of the SFT example: ``python examples/sft_mix/make_data.py [FOLDER]``, by default ``runs/sft_data``.
 
 ``sums.jsonl``: prompt and response. ``chains.jsonl``: conversations in which the user goes on from the last sum.
 ``held_out.jsonl``: sums of which neither has an example.

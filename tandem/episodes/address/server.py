@@ -1,0 +1,201 @@
+"""The address as an ASGI app, and a server of it in the running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from tandem.base.errors import DataError, TandemError
+from tandem.episodes.address.protocol import Chat, Completion, Question, RefusedError, Reply, read
+from tandem.episodes.policy import Answer, EpisodeOver, PolicyError
+
+LOOPBACK = "127.0.0.1"
+MODEL = "policy"
+_LARGEST = 16 << 20  # bytes of a body
+_RETRY_S = 1
+
+Ask = Callable[[Question], Awaitable[Answer]]
+
+
+class Seat:
+    """Whoever may ask with one key. ``parallel`` questions are under way at most, ``waiting`` more requests are held.
+
+    ``in_turn``: a request that comes while another is under way is refused, since which comes first is chance.
+    ``over`` is the limit that has ended the episode, once one has.
+    """
+
+    def __init__(self, ask: Ask, *, parallel: int = 1, waiting: int = 16, in_turn: bool = False) -> None:
+        self.over = ""
+        self._ask, self._most, self._held, self._in_turn = ask, parallel + waiting, 0, in_turn
+        self._turn = asyncio.Semaphore(parallel)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold a request, from before its body is read until it is answered. Raises ``BusyError``, ``RefusedError``."""
+        if self._held and self._in_turn:
+            raise RefusedError("trainer.exact: an episode asks one thing at a time: await the answer first")
+        if self._held >= self._most:
+            raise BusyError
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    async def answers(self, asked: Chat | Completion) -> list[Answer]:
+        """Return the answers to a request, one for each choice."""
+        choices = (self._one(asked.question(i)) for i in range(asked.n))
+        found = await asyncio.gather(*choices, return_exceptions=True)
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in found if not isinstance(one, BaseException)]
+
+    async def _one(self, question: Question) -> Answer:
+        async with self._turn:
+            try:
+                return await self._ask(question)
+            except EpisodeOver as over:
+                self.over = str(over)
+                raise RefusedError(f"the episode is over: it has reached the limit of {over}") from None
+
+
+class BusyError(Exception):
+    """Too many questions wait already."""
+
+
+class Address:
+    """The app: who asks is told apart by the key. ``sampling``: what every answer is drawn with."""
+
+    def __init__(self, sampling: Mapping[str, float], model: str = MODEL) -> None:
+        self._sampling, self._model = sampling, model
+        self._seats: dict[str, Seat] = {}
+        self.app = Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/v1/models", self._models),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/completions", self._completions, methods=["POST"]),
+            ]
+        )
+
+    @contextmanager
+    def seated(self, seat: Seat, key: str | None = None) -> Iterator[str]:
+        """Let ``seat`` be asked with the key that comes, for as long as the block runs."""
+        key = key or f"tandem-{secrets.token_urlsafe(24)}"
+        self._seats[key] = seat
+        try:
+            yield key
+        finally:
+            del self._seats[key]
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _models(self, request: Request) -> Response:
+        if self._seat(request) is None:
+            return _no_key()
+        listed = {"id": self._model, "object": "model", "created": 0, "owned_by": "tandem"}
+        return JSONResponse({"object": "list", "data": [listed]})
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._answer(request, Chat)
+
+    async def _completions(self, request: Request) -> Response:
+        return await self._answer(request, Completion)
+
+    async def _answer(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
+        seat = self._seat(request)
+        if seat is None:
+            return _no_key()
+        try:
+            with seat.held():
+                asked = read(kind, await _body(request), self._sampling)
+                answers = await seat.answers(asked)
+        except BusyError:
+            text = "too many questions wait already: ask again later"
+            return _problem(429, text, "rate_limit_exceeded", headers={"Retry-After": str(_RETRY_S)})
+        except RefusedError as error:
+            return _problem(400, str(error), "episode_over" if seat.over else "invalid_value", error.field)
+        except (DataError, PolicyError) as error:  # the policy can't be asked this
+            return _problem(400, str(error), "invalid_value")
+        except TandemError as error:
+            return _problem(503, str(error), "unavailable")
+        reply = Reply(asked, answers, f"{kind.__name__.lower()}-{secrets.token_hex(8)}", int(time.time()), self._model)
+        if asked.stream:
+            return StreamingResponse(_events(reply), media_type="text/event-stream")
+        return JSONResponse(reply.body())
+
+    def _seat(self, request: Request) -> Seat | None:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        return self._seats.get(key.strip()) if scheme.lower() == "bearer" else None
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _LARGEST:
+            raise RefusedError(f"the body has more than {_LARGEST >> 20} MiB")
+    return bytes(body)
+
+
+async def _events(reply: Reply) -> AsyncIterator[str]:
+    for chunk in reply.chunks():
+        yield f"data: {json.dumps(chunk)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def _no_key() -> Response:
+    return _problem(
+        401, "no episode has this key: send the one you were given, Authorization: Bearer KEY", "invalid_api_key"
+    )
+
+
+def _problem(
+    status: int, text: str, code: str, field: str | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    types = {429: "rate_limit_error", 503: "server_error"}
+    problem = {"message": text, "type": types.get(status, "invalid_request_error")}
+    return JSONResponse({"error": {**problem, "param": field, "code": code}}, status, headers)
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to whoever runs the loop."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave every signal alone, for the loop to be ended by."""
+        yield
+
+
+def listening(port: int = 0, host: str = LOOPBACK) -> socket.socket:
+    """Return a socket that listens at ``port``; 0: any. Raises ``TandemError`` where it can't be had."""
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        raise TandemError(f"{host}:{port} can't be had ({error.strerror}): choose another port") from error
+    return found
+
+
+def serve(address: Address, at: socket.socket) -> tuple[uvicorn.Server, asyncio.Task[None]]:
+    """Serve in the running loop; ``should_exit`` of the server ends the task."""
+    config = uvicorn.Config(
+        address.app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=2
+    )
+    server = _Server(config)
+    return server, asyncio.get_running_loop().create_task(server.serve([at]))
