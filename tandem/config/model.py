@@ -38,6 +38,8 @@ class ModelConfig(Node):
     """Run code that the model's folder ships."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward: less memory, more time."""
+    freeze: list[Literal["vision_tower", "projector"]] = []
+    """Parts of a model that sees images which are not trained."""
     adapter_path: MaybeFile = None
     """Folder of a PEFT LoRA adapter that the run starts from and goes on training; rank and targets are its own."""
     lora_rank: Annotated[int, Field(ge=0, le=2**16)] = 0

@@ -66,6 +66,9 @@ AS_TEXT = frozenset(
 )
 """Families that read images or sound too, and that transformers loads as language models."""
 
+IMAGE_FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
+"""Families that are run on images: which token is which patch and where it stands is known, and tested."""
+
 _GATED = frozenset({"down_proj", "gate", "gate_proj", "up_proj"})
 _NUMBERED = frozenset({"gate", "w1", "w2", "w3"})
 

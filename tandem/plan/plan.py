@@ -25,6 +25,7 @@ from tandem.plan.checks.engine import check_engine, engine_notes
 from tandem.plan.checks.episode import check_episode
 from tandem.plan.checks.execution import check_execution
 from tandem.plan.checks.folder import check_ends, check_files_of, check_nucleus, check_template, notes_on_ends
+from tandem.plan.checks.images import check_images, sees
 from tandem.plan.checks.model import check_context, check_exact, exact_notes, read_checked
 from tandem.plan.checks.preference import check_preferences
 from tandem.plan.checks.resumed import check_resumed, resume_notes
@@ -183,7 +184,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
     plugin_problems = import_plugins(config)
     entries = look_up(config)
     placed = placements(config)
-    facts, model_problems = read_checked(MODEL, config.actor_rollout_ref.model)
+    facts, model_problems = read_checked(MODEL, config.actor_rollout_ref.model, sees=True)
     critic_facts, critic_problems = read_critic(config, facts)
     rows = trained_rows(config)
     batch = plan_batch(config, train_ranks(config), rows.kept)
@@ -201,6 +202,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         *([] if learns_preferences(config) else check_engine(config, entries, runtime)),
         *check_pushed(config, shares),
         *check_swap(config, entries, runtime),
+        *check_images(config, facts, runtime),
         *check_critic(config, batch, critic_facts, own_loop),
         *check_length(config, batch, rows),
         *resume_problems,
@@ -223,7 +225,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         pushed="nothing" if shares else pushed_part(config),
         flow=plan_flow(config),
         longest_first=begins_longest_first(config, placed),
-        source_columns=source_columns(entries),
+        source_columns=source_columns(entries, sees(facts)),
         stages=stages,
         step=step,
         table=(*BUILT_IN, *entries.stages),
@@ -263,7 +265,7 @@ def _contradictions(
         yield from check_reward(config)
         yield from check_episode(config)
         yield from check_teacher(config, entries, facts)
-        yield from check_data(config)
+        yield from check_data(config, sees(facts))
         yield from check_ends(config, facts)
         yield from check_nucleus(config, facts)
     if facts is not None:

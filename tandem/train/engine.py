@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tandem.algorithms.distillation import AT_CANDIDATES, CANDIDATES
 from tandem.base.errors import ContractError, DataError
+from tandem.columns.images import IMAGES
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
@@ -23,6 +24,7 @@ from tandem.models.causal_lm import CausalLM
 from tandem.models.device import give_back, require_on
 from tandem.models.fingerprint import fingerprint
 from tandem.models.head import Head
+from tandem.models.images import Seen
 from tandem.models.layouts.packing import PackedSamples, pack_samples
 from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.lora import adapted_layers, adapter_weights, adapters_off, base_weights, merged_weights
@@ -291,16 +293,18 @@ class FsdpEngine:
             )
 
     def _pack(self, micro: DataProto) -> PackedSamples:
-        columns = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
-        return self._packed(*columns, restarts=micro.ragged("restarts") if "restarts" in micro.batch else None)
+        prompts, responses, mask = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
+        restarts = micro.ragged("restarts") if "restarts" in micro.batch else None
+        shown = micro.non_tensor_batch[IMAGES] if IMAGES in micro.non_tensor_batch else ()  # noqa: SIM401
+        seen = self.model.seeing.see(prompts, shown) if any(shown) else None
+        return self._packed(prompts, responses, mask, restarts=restarts, seen=seen)
 
     def _packed(
-        self, prompts: Ragged, responses: Ragged, mask: Ragged, *, restarts: Ragged | None = None
+        self, prompts: Ragged, responses: Ragged, mask: Ragged, restarts: Ragged | None = None, seen: Seen | None = None
     ) -> PackedSamples:
-        share, layout, device = self.model.shares_prompts, self.model.layout, self.device
-        return pack_samples(
-            prompts, responses, mask, restarts=restarts, share_prompts=share, device=device, layout=layout
-        )
+        model, given = self.model, (prompts, responses, mask)
+        how: Any = {"share_prompts": model.shares_prompts, "device": self.device, "layout": model.layout}
+        return pack_samples(*given, restarts=restarts, seen=seen, **how)
 
     def _look(self, samples: PackedSamples, want: Sequence[Wanted]) -> Found:
         """Return what is wanted of the N trained tokens, (N, ...) each."""
@@ -323,7 +327,7 @@ class FsdpEngine:
                 found["sum_pi_squared"] = sum_pi_squared(chosen, head, temperature=self._temperature)
             return found
 
-        found: Found = self.model(samples.input_ids, samples.positions, samples.layout, read)
+        found: Found = self.model(samples.input_ids, samples.positions, samples.layout, read, samples.images)
         return found
 
     def _run(
@@ -346,7 +350,7 @@ class FsdpEngine:
                 entropy_grad=entropy_grad,
             )
 
-        values: TokenValues = self.model(samples.input_ids, samples.positions, samples.layout, read)
+        values: TokenValues = self.model(samples.input_ids, samples.positions, samples.layout, read, samples.images)
         return values
 
     # --- ranks -------------------------------------------------------------------------------------------------------

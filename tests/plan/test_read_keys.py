@@ -27,8 +27,6 @@ from tests.plan.reading import watched
 
 __all__ = ["task"]
 
-pytestmark = pytest.mark.usefixtures("warm_python")
-
 Plans = Callable[..., Plan]
 Problems = Callable[..., list[Problem]]
 SftPlans = Callable[..., SftPlan]
@@ -63,6 +61,10 @@ BY_THE_PLAN = {
     "critic.model.adapter_path": "it is refused",
     f"{ROLLOUT}.strict": "it says what is refused",
     f"{ROLLOUT}.dispatch": "it becomes plan.longest_first",
+    "critic.model.freeze": "it is refused",
+    "data.image_key": "it is refused where the model sees no images",
+    "data.image_max_pixels": "it is refused where the model sees no images",
+    "data.image_max_bytes": "it is refused where the model sees no images",
 }
 """Keys that do their work before anything starts."""
 
