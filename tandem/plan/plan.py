@@ -189,8 +189,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
     rows = trained_rows(config)
     batch = plan_batch(config, train_ranks(config), rows.kept)
     saved, resume_problems = find_resumed(config.trainer)
-    step = step_facts(config, entries)
-    stages = plan_step(step, entries.stages)
+    stages = plan_step(step := step_facts(config, entries), entries.stages)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
     shares, copies = shares_weights(config, runtime), len(tags) - len(base_tags) - 1
     found = [
