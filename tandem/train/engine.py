@@ -128,7 +128,7 @@ class FsdpEngine:
             columns = {name: _dense(micro, name).to(self.device) for name in needed}
             candidates = samples.chosen(columns[CANDIDATES]).long() if CANDIDATES in columns else None
             logprobs, entropies = self._run(
-                samples, want_entropy=objective.needs_entropy, entropy_grad=objective.needs_entropy, also=candidates
+                samples, want_entropy=objective.wants_entropy, entropy_grad=objective.needs_entropy, also=candidates
             )
             if candidates is not None:
                 columns[AT_CANDIDATES], logprobs = samples.padded(logprobs[:, 1:]), logprobs[:, 0]
