@@ -115,7 +115,7 @@ FAULTS = [
     (no_tokenizer, "no tokenizer.json"),
     (cut_tokenizer, "its tokenizer.json can't be read"),
     (beyond_the_embedding, "its tokenizer has the id 100 ('b'), and the model embeds the ids 0 to 99"),
-    (broken_template, "its chat template is none that can be rendered: line 1: Unexpected end of template"),
+    (broken_template, "the chat template is none that can be rendered: line 1: Unexpected end of template"),
 ]
 
 
@@ -184,6 +184,12 @@ def test_an_empty_template_is_none(place: Path, problems_of: Problems) -> None:
     (place / "model" / "chat_template.jinja").write_text("")
     (problem,) = problems_of("data.chat=true")
     assert problem.key == "data.chat" and "has no chat template" in problem.reason
+
+
+def test_so_is_a_broken_one_of_a_new_model(sft_plan_of: SftPlans) -> None:
+    new = "model.new={alphabet: 0123456789+=, chat_template: '{% for m in messages %}'}"
+    (problem,) = sft_plan_of("model.path=''", new).problems
+    assert problem.key == "model.new.chat_template" and "none that can be rendered: line 1" in problem.reason
 
 
 def test_a_template_may_mark_what_is_generated(place: Path, problems_of: Problems) -> None:
