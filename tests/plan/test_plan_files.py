@@ -203,7 +203,8 @@ def plain(place: Path) -> Path:
     """The model without a chat template, and rows of messages."""
     (place / "model" / "chat_template.jinja").unlink()
     message = {"role": "user", "content": "1+1="}
-    row = {"prompt": [message], "answer": "2", "chosen": [message], "rejected": "3", "talk": [message, message]}
+    row = {"prompt": [message], "answer": "2", "chosen": [message], "rejected": "3"}
+    row["talk"] = [message, {"role": "assistant", "content": "2"}]
     (place / "messages.jsonl").write_text(json.dumps(row) + "\n")
     return place
 

@@ -11,6 +11,7 @@ from tandem.base.errors import DataError, Problem
 from tandem.config.schema import Config, DataConfig
 from tandem.data.chat import checked_messages, refuse_written_messages
 from tandem.data.files import open_tables
+from tandem.data.modalities import beyond_text
 from tandem.data.rows import Row, RowError
 from tandem.data.template import Template, TemplateError
 from tandem.plan.checks.template import refusal_of
@@ -31,7 +32,7 @@ def _check_first(config: Config, files: Sequence[str]) -> Iterator[Problem]:
     data = config.data
     with suppress(DataError, OSError):
         row = next((row for table in open_tables(files[:1]) for row in islice(table.scan(), 1)), None)
-        if isinstance(row, Row):
+        if isinstance(row, Row) and not any(beyond_text(row.values)):
             if data.on_bad_row == "error":
                 yield from _prompt(config, row) if data.template is None else _filled(data.template, row)
                 yield from _names(data, row)
