@@ -10,18 +10,19 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-DEV_EXTRAS := dev,math,ray,tasks,tracking,smollm2,serve,view
+DEV_EXTRAS := dev,math,ray,tasks,tracking,smollm2,serve,view,vision
 # A file's tests share what is slow to build, so a file stays with one process: how many there are says tests/conftest.py.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages) \
 	--ignore tests/house/test_mutation.py --ignore tests/plan/test_read_keys.py
 
-.PHONY: help install quickstart view test test-view test-wheel test-vllm test-sglang quick check format families mutate fuzz-config \
+.PHONY: help install quickstart digits view test test-view test-wheel test-vllm test-sglang quick check format families mutate fuzz-config \
 	chaos engine-vllm engine-sglang clean
 
 help:
 	@echo "make quickstart   install, warm a tiny model up by SFT, train it with RL (about 5 minutes)"
+	@echo "make digits       the same for a model that sees: handwritten digits (about 5 minutes)"
 	@echo "make view         the runs in runs/ as a local page"
 	@echo "make test         install, run all checks and tests"
 	@echo "make quick        the checks, and the tests that train nothing"
@@ -45,6 +46,11 @@ install: $(VENV)/.installed
 quickstart: $(VENV)/.installed
 	$(BIN)/tandem sft examples/quickstart/sft.yaml
 	$(BIN)/tandem train examples/quickstart/hybrid.yaml
+
+digits: $(VENV)/.installed-dev
+	$(BIN)/python examples/vision/digits/make_model.py
+	$(BIN)/tandem sft examples/vision/digits/sft.yaml
+	$(BIN)/tandem train examples/vision/digits/hybrid.yaml
 
 view: $(VENV)/.installed-dev
 	$(BIN)/tandem view runs --open

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tandem.cli.calls import sft, train
     from tandem.columns.proto import DataProto
     from tandem.config.load import load_config
     from tandem.control.sft import BaseTrainer
@@ -38,6 +39,7 @@ _HOMES = {
     "load_config": "tandem.config.load",
     "load_model": "tandem.models.loading",
     "register_stage": "tandem.stages.registry",
+    "sft": "tandem.cli.calls",
 }
 
 __version__ = "0.1.0"
@@ -56,10 +58,14 @@ __all__ = [
     "load_config",
     "load_model",
     "register_stage",
+    "sft",
+    "train",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name == "train":  # the package, which is called
+        return importlib.import_module("tandem.train")
     if name not in _HOMES:
         raise AttributeError(f"module 'tandem' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

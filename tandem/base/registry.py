@@ -148,6 +148,10 @@ class Registry(Generic[T]):
 
         return add
 
+    def remove(self, name: str) -> None:
+        """Forget the entry ``name``."""
+        del self._entries[name]
+
     def __getitem__(self, name: str) -> Entry[T]:
         if name not in self._entries:
             raise UnknownNameError(f"unknown {self.kind} {name!r}: {near(name, self._entries)}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tandem.base.errors import ConfigError, DataError, Problem
 from tandem.config.load import InvalidConfigError, load_config, load_words
@@ -13,6 +14,8 @@ from tandem.config.schema import Config, SftConfig
 from tandem.observe.metrics import CONFIG_FILE
 from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.sft import SftPlan, compile_sft_plan
+
+Source = str | Path | Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,13 @@ def plan_words(words: Sequence[str]) -> Plan | SftPlan | NoPlan:
         return NoPlan(tuple(_all_problems(error)))
 
 
-def runnable_train(words: Sequence[str]) -> tuple[Config, Plan]:
-    """Return the config and plan of a run that may start. Raises ``ConfigError`` with all that speaks against it."""
+def runnable_train(words: Sequence[str], source: Source = None) -> tuple[Config, Plan]:
+    """Return the config and plan of a run that may start; ``source`` is a document beside the words.
+
+    Raises ``ConfigError`` with all that speaks against it.
+    """
     try:
-        config = load_words(words, Config)
+        config = load_words(words, Config) if source is None else load_config(source, words, kind=Config)
     except InvalidConfigError as error:
         raise ConfigError(_all_problems(error)) from None
     compiled = compile_plan(config)
@@ -59,12 +65,12 @@ def runnable_train(words: Sequence[str]) -> tuple[Config, Plan]:
     return config, compiled
 
 
-def runnable_sft(words: Sequence[str]) -> tuple[SftConfig, SftPlan]:
+def runnable_sft(words: Sequence[str], source: Source = None) -> tuple[SftConfig, SftPlan]:
     """Return the config and plan of an SFT run that may start. Raises ``ConfigError`` with all that speaks against
     it.
     """
     try:
-        config = load_words(words, SftConfig)
+        config = load_words(words, SftConfig) if source is None else load_config(source, words, kind=SftConfig)
     except InvalidConfigError as error:
         raise ConfigError(_all_problems(error)) from None
     compiled = compile_sft_plan(config)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tandem.base.errors import ContractError, DataError
-from tandem.columns import storage
+from tandem.columns import images, storage
 from tandem.columns.equality import same_value
 from tandem.columns.merging import join_meta, join_tables, merge_meta
 from tandem.columns.ragged import Ragged, Scalar
@@ -282,10 +282,12 @@ class DataProto:
                 tensors[f"{name}.values"], tensors[f"{name}.offsets"] = column.values, column.offsets
             else:
                 tensors[name] = column
+        others, pictures = images.pack(self.non_tensor_batch)
+        tensors |= pictures
         header = {
             "size": self._size.value,
             "batch": list(self.batch),
-            "non_tensor_batch": dict(self.non_tensor_batch),
+            "non_tensor_batch": others,
             "meta_info": self.meta_info,
         }
         return tensors, header
@@ -297,7 +299,8 @@ class DataProto:
             for name in header["batch"]:
                 ragged = f"{name}.values" in tensors
                 batch[name] = Ragged(tensors[f"{name}.values"], tensors[f"{name}.offsets"]) if ragged else tensors[name]
-            loaded = cls(batch, header["non_tensor_batch"], header["meta_info"], tokenizer)
+            others = images.unpack(header["non_tensor_batch"], tensors)
+            loaded = cls(batch, others, header["meta_info"], tokenizer)
             loaded._size.value = header["size"]
         except (KeyError, TypeError) as error:
             raise DataError(f"saved DataProto: tensors and header don't belong together: {error!r}") from error

@@ -159,6 +159,7 @@ _OBJECT_COLUMNS = (
     ("data_source", "str", "name of the data set"),
     ("extra_info", "dict", "whatever else the data set says of the prompt"),
     ("prompt_text", "str", "the prompt before tokenisation"),
+    ("images", "Images", "what the prompt shows, one object for all samples of a group; None: nothing"),
     (
         "messages",
         "object",

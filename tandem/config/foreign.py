@@ -18,7 +18,9 @@ class Foreign:
     takes: Literal["switch", "value", "values"] = "value"
 
 
-_ONE_KIND = "Leave it out, or write 1: training is data-parallel over the devices of execution.resource.actor"
+_ONE_KIND = (
+    "Leave it out, or write 1: training is data-parallel, and a model is split by tensor_model_parallel_size alone"
+)
 _MEGATRON = "Leave it out: it is a setting of Megatron, which comes later"
 _TRACKER = "Leave it out: write trainer.logger=[console, tensorboard]; every run has metrics.jsonl and report.html"
 _ENGINE = "Leave it out: engines are set by actor_rollout_ref.rollout.* (gpu_memory_utilization, max_num_seqs)"
@@ -62,7 +64,7 @@ FOREIGN = {
     "rollout_stop_token_ids": Foreign("Write actor_rollout_ref.rollout.stop_token_ids=[ID, ...]", takes=_VALUES),
     "rollout_skip_special_tokens": Foreign("Leave it out: special tokens are shown", takes=_SWITCH),
     "metadata_key": Foreign("Write data.extra_keys=[COLUMN, ...]"),
-    "multimodal_keys": Foreign("Leave it out: images come later"),
+    "multimodal_keys": Foreign("Write data.image_key: the column of the images"),
     "apply_chat_template_kwargs": Foreign("Leave it out: put a chat_template.jinja into the model's folder"),
     "over_sampling_batch_size": Foreign("Leave it out: what algorithm.filter_groups leaves out is drawn anew"),
     "dynamic_sampling_filter_path": Foreign("Write algorithm.filter_groups.enable=true"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -14,7 +14,7 @@ from tandem.base.errors import ConfigError, Problem
 from tandem.config.arguments import Arguments, Assignment, read_arguments
 from tandem.config.document import LARGEST, DocumentError, read_document
 from tandem.config.explain import EXPECTED, Fault, explain, intended
-from tandem.config.overrides import assign, two_values
+from tandem.config.overrides import as_words, assign, two_values
 from tandem.config.schema import Config, SftConfig
 from tandem.config.spellings import choose_mode, drop_empty, place_kl, place_others
 from tandem.config.suggest import at, closest
@@ -23,6 +23,7 @@ from tandem.config.tree import keys_of
 C = TypeVar("C", Config, SftConfig)
 
 Kind = type[Config] | type[SftConfig]
+Source = str | Path | Mapping[str, Any] | None
 
 COMMANDS: dict[Kind, str] = {Config: "tandem train", SftConfig: "tandem sft"}
 MODE = "execution.mode"
@@ -42,29 +43,45 @@ class InvalidConfigError(ConfigError):
 
 
 @overload
-def load_config(path: str | Path | None, overrides: Sequence[str] = (), *, kind: type[C]) -> C: ...
+def load_config(source: Source, overrides: Sequence[str] | str = (), *, kind: type[C], **keys: object) -> C: ...
 @overload
-def load_config(path: str | Path | None, overrides: Sequence[str] = (), *, kind: None = None) -> Config | SftConfig: ...
-def load_config(path: str | Path | None, overrides: Sequence[str] = (), *, kind: Any = None) -> Config | SftConfig:
-    """Load the config in the YAML file ``path`` (None: only what ``overrides`` say), validated.
+def load_config(
+    source: Source, overrides: Sequence[str] | str = (), *, kind: None = None, **keys: object
+) -> Config | SftConfig: ...
+def load_config(
+    source: Source, overrides: Sequence[str] | str = (), *, kind: Any = None, **keys: object
+) -> Config | SftConfig:
+    """Load the config of ``source``, validated: a YAML file, the mappings that one would hold, or None: only what the
+    rest says.
 
-    ``overrides`` are words of the command line, ``key=value`` or ``--flag value``, applied in order. The document may
-    be a training run or an SFT run; which one is told from its keys, unless ``kind`` demands one.
+    ``overrides`` are words of the command line, ``key=value`` or ``--flag value``, applied in order; a single text is
+    split as a shell does. ``keys`` are the same as arguments: flags, sections. The document may be a training run or an
+    SFT run; which one is told from its keys, unless ``kind`` demands one.
 
     Raises:
         InvalidConfigError: with all problems, each naming key, value, reason and remedy.
 
-    >>> model, data = "actor_rollout_ref.model.path=models/tiny", "data.train_files=[train.jsonl]"
-    >>> config = load_config(None, [model, data, "--n-samples-per-prompt", "4"], kind=Config)
-    >>> config.actor_rollout_ref.rollout.n
-    4
+    >>> model, data = {"path": "models/tiny"}, {"train_files": ["train.jsonl"]}
+    >>> document = {"actor_rollout_ref": {"model": model}}
+    >>> config = load_config(document, "--n-samples-per-prompt 4", kind=Config, data=data)
+    >>> config.actor_rollout_ref.rollout.n, config.data.train_files
+    (4, ['train.jsonl'])
     """
-    if isinstance(overrides, str):
-        reason, remedy = "a text where a list of words belongs", f"Write [{overrides!r}]"
-        raise InvalidConfigError([Problem("overrides", overrides, reason, remedy)])
-    words = [str(path), *overrides] if path is not None else list(overrides)
-    config: Config | SftConfig = load_words(words, kind)
+    words = as_words(overrides, keys, kind or Config)
+    if isinstance(source, Mapping):
+        config: Config | SftConfig = _load(words, kind, _plain_tree(source))
+    else:
+        config = load_words(words if source is None else [str(source), *words], kind)
     return config
+
+
+def _plain_tree(value: Any) -> Any:
+    """Return mappings, sequences and paths as a YAML document would hold them."""
+    if isinstance(value, Mapping):
+        return {key: _plain_tree(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_tree(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 @overload
@@ -73,15 +90,22 @@ def load_words(words: Sequence[str], kind: type[C]) -> C: ...
 def load_words(words: Sequence[str], kind: Kind | None = None) -> Config | SftConfig: ...
 def load_words(words: Sequence[str], kind: Any = None) -> Config | SftConfig:
     """Load the config of a whole command line: ``[run.yaml] [key=value ...] [--flag value ...]``."""
+    config: Config | SftConfig = _load(words, kind, None)
+    return config
+
+
+def _load(words: Sequence[str], kind: Any, document: dict[Any, Any] | None) -> Any:
+    """Load the config of a command line; ``document`` stands for its file."""
     arguments = read_arguments(words, kind or Config)
-    tree, problems = _read_file(arguments)
+    tree, problems = _read_file(arguments) if document is None else (document, _files_beside(arguments, 0))
     roots = {assignment.path.partition(".")[0]: None for assignment in arguments.assignments}
-    if kind is None and kind_of(tree if arguments.files else roots) is SftConfig:
+    if kind is None and kind_of(tree or roots) is SftConfig:
         kind = SftConfig
         arguments = read_arguments(words, kind)
     kind = kind or Config
     if tree and kind_of(tree) is not kind:
-        raise InvalidConfigError([_wrong_command(arguments.files[0], tree, kind)])
+        name = str(arguments.files[0]) if arguments.files else "the config"
+        raise InvalidConfigError([_wrong_command(name, tree, kind)])
     problems += [*arguments.problems, *two_values(arguments.assignments)]
     written = [assignment.text for assignment in arguments.assignments if assignment.path == MODE]
     problems += choose_mode(arguments.modes, written, tree)
@@ -105,9 +129,9 @@ def config_from_tree(tree: dict[Any, Any], kind: type[C]) -> C:
     return config
 
 
-def _wrong_command(file: Path, tree: dict[Any, Any], kind: Kind) -> Problem:
+def _wrong_command(name: str, tree: dict[Any, Any], kind: Kind) -> Problem:
     reason = f"not a config of {COMMANDS[kind]}"
-    return Problem(str(file), sorted(map(str, tree)), reason, f"Use {COMMANDS[kind_of(tree)]} for it")
+    return Problem(name, sorted(map(str, tree)), reason, f"Use {COMMANDS[kind_of(tree)]} for it")
 
 
 def kind_of(tree: dict[Any, Any]) -> Kind:
@@ -122,21 +146,18 @@ def kind_of(tree: dict[Any, Any]) -> Kind:
 
 
 def _read_file(arguments: Arguments) -> tuple[dict[Any, Any], list[Problem]]:
-    problems = [
-        Problem(
-            "arguments",
-            str(extra),
-            "a second config file",
-            "Give one YAML file; other words are key=value or --flag value",
-        )
-        for extra in arguments.files[1:]
-    ]
+    problems = _files_beside(arguments, 1)
     if not arguments.files:
         return {}, problems
     try:
         return read_document(arguments.files[0]), problems
     except DocumentError as error:
         raise InvalidConfigError([error.problem, *problems, *arguments.problems]) from None
+
+
+def _files_beside(arguments: Arguments, allowed: int) -> list[Problem]:
+    reason, remedy = "a second config file", "Give one YAML file; other words are key=value or --flag value"
+    return [Problem("arguments", str(extra), reason, remedy) for extra in arguments.files[allowed:]]
 
 
 def _validate(

@@ -38,6 +38,8 @@ class ModelConfig(Node):
     """Run code that the model's folder ships."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward: less memory, more time."""
+    freeze: list[Literal["vision_tower", "projector"]] = []
+    """Parts of a model that sees images which are not trained."""
     adapter_path: MaybeFile = None
     """Folder of a PEFT LoRA adapter that the run starts from and goes on training; rank and targets are its own."""
     lora_rank: Annotated[int, Field(ge=0, le=2**16)] = 0
@@ -95,7 +97,8 @@ class ActorConfig(Node):
     ppo_max_token_len_per_gpu: PositiveInt = 16384
     """Token budget of a micro-batch on one device."""
     tensor_model_parallel_size: PositiveInt = 1
-    """Tensor parallelism of training."""
+    """Tensor parallelism of training: neighbouring devices of the actor that each layer and the vocabulary are split
+    over."""
     tag_device: Literal["cpu", "device"] = "cpu"
     """Where copies of the weights are kept (ref, old_actor, a teacher): in the host's memory, or beside the weights."""
     offload: bool | None = None

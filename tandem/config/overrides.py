@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -41,6 +43,32 @@ def assign(tree: dict[Any, Any], assignment: Assignment, root: type[BaseModel]) 
         here = below
     here[parts[-1]] = value
     return []
+
+
+def as_words(overrides: Sequence[str] | str, keys: Mapping[str, object], root: type[BaseModel]) -> list[str]:
+    """Return words of the command line: ``overrides``, where a text is split as a shell does, then one for each of
+    ``keys``, whose names are flags, dotted keys or sections. What isn't named in a section given so stays as it is.
+    """
+    words = shlex.split(overrides) if isinstance(overrides, str) else list(overrides)
+    return [
+        *words,
+        *(f"--{path}={_text(value)}" for name, value in keys.items() for path, value in _flat(root, name, value)),
+    ]
+
+
+def _flat(root: type[BaseModel], path: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield the keys of a section, of sections inside too; the rest of the config is as it was."""
+    known = field_at(root, path.split("."))
+    if isinstance(value, Mapping) and known is not None and known.nodes and not _is_typed(root, path.split(".")):
+        for key, below in value.items():
+            yield from _flat(root, f"{path}.{key}", below)
+    else:
+        yield path, value
+
+
+def _text(value: object) -> str:
+    """Return a value as the command line would give it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
 def two_values(assignments: Sequence[Assignment]) -> list[Problem]:

@@ -182,6 +182,13 @@ class DataConfig(Node):
     """System message of the chat template."""
     tools_key: str | None = None
     """Column of tool definitions for the chat template: a list of mappings, or JSON text; null in a row: no tools."""
+    image_key: str | None = None
+    """Column of the images of a row: one or a list of paths, bytes, data URLs or {bytes, path}; null: none beside those
+    in messages."""
+    image_max_pixels: PositiveInt = 2**24
+    """Pixels (width × height) that an image may have; a larger one makes a bad row."""
+    image_max_bytes: PositiveInt = 2**25
+    """Bytes that the file of an image may have."""
     keep_nulls: bool = False
     """Keep null keys in messages and tools of parquet and Python rows, though Arrow gives all rows the same keys."""
     train_batch_size: PositiveInt = 256
@@ -311,6 +318,13 @@ class SftDataConfig(Node):
     response_key: str = "response"
     tools_key: str | None = None
     """Column of tool definitions for the chat template: a list of mappings, or JSON text; null in a row: no tools."""
+    image_key: str | None = None
+    """Column of the images of a row: one or a list of paths, bytes, data URLs or {bytes, path}; null: none beside those
+    in messages."""
+    image_max_pixels: PositiveInt = 2**24
+    """Pixels (width × height) that an image may have; a larger one makes a bad row."""
+    image_max_bytes: PositiveInt = 2**25
+    """Bytes that the file of an image may have."""
     keep_nulls: bool = False
     """Keep null keys in messages and tools of parquet and Python rows, though Arrow gives all rows the same keys."""
     chat: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tandem.control.preferences import train_preferences
 from tandem.control.sft import fine_tune
 from tandem.data.mixture import Stream, rows_in_words
 from tandem.observe.metrics import CONFIG_FILE
+from tandem.observe.run_log import Listener
 from tandem.observe.summary import summarize
 from tandem.plan.plan import PREFERENCE, Plan
 from tandem.session.build.run import build_session
@@ -40,17 +41,18 @@ LOOPS: dict[str, Callable[[Any], None]] = {
 """By the ``loop`` of a plan."""
 
 
-def run_train(config: Config, plan: Plan) -> int:
-    """Train, and print what came of it."""
+def run_train(config: Config, plan: Plan, listeners: Sequence[Listener] = ()) -> int:
+    """Train, and print what came of it; ``listeners`` are told of each step."""
     quiet()
     with owned(Path(config.trainer.output_dir)):
-        return _train(config, plan)
+        return _train(config, plan, listeners)
 
 
-def _train(config: Config, plan: Plan) -> int:
+def _train(config: Config, plan: Plan, listeners: Sequence[Listener]) -> int:
     session = build_preference_session(config, plan) if plan.loop == PREFERENCE else build_session(config, plan)
     _keep_config(config, Path(config.trainer.output_dir))
     run, progress = session.run, session.run.progress
+    run.log.listen(listeners)
     _print_rows(session.source, config.data.train_batch_size, progress.last)
     if progress.step:
         print(f"resumed after step {progress.step}; {progress.last - progress.step} steps left")
@@ -63,15 +65,16 @@ def _train(config: Config, plan: Plan) -> int:
     return 0
 
 
-def run_sft(config: SftConfig) -> int:
-    """Fine-tune, and print what came of it."""
+def run_sft(config: SftConfig, listeners: Sequence[Listener] = ()) -> int:
+    """Fine-tune, and print what came of it; ``listeners`` are told of each step."""
     quiet()
     with owned(Path(config.trainer.output_dir)):
-        return _tune(config)
+        return _tune(config, listeners)
 
 
-def _tune(config: SftConfig) -> int:
+def _tune(config: SftConfig, listeners: Sequence[Listener]) -> int:
     session = build_sft_session(config)
+    session.run.log.listen(listeners)
     progress = session.run.progress
     _print_rows(session.source, config.data.train_batch_size, progress.last)
     _keep_config(config, Path(config.trainer.output_dir))
@@ -96,7 +99,6 @@ def _keep_config(config: BaseModel, output_dir: Path) -> None:
     """Keep the whole config as it ran, defaults included, beside what it made."""
     document, file = config.model_dump(mode="json", by_alias=True), output_dir / CONFIG_FILE
     try:
-        output_dir.mkdir(parents=True, exist_ok=True)
         file.write_text(yaml.safe_dump(hide_in(document), sort_keys=False, allow_unicode=True), "utf-8")
     except OSError as error:
         raise write_error(error, file) from error

@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar, overload
 
 from tandem.base.errors import DataError
 from tandem.data.modalities import beyond_text
+from tandem.data.pictures import Sight
 from tandem.data.rows import Row, RowError, Table
 
 
@@ -84,7 +85,8 @@ class Catalog(Sequence[T], Generic[T]):
     """The usable rows of ``tables`` in order, as ``encode(table_index, row)`` makes them.
 
     ``encode`` raises ``RowError`` for a row that can't be used (``on_bad_row`` decides), ``RowSkipped`` for one to
-    leave out. Raises ``DataError`` if a table has no row or no row is left.
+    leave out. ``sight``: how images are read, where they are. Raises ``DataError`` if a table has no row or no row is
+    left.
     """
 
     def __init__(
@@ -94,9 +96,11 @@ class Catalog(Sequence[T], Generic[T]):
         *,
         on_bad_row: OnBadRow = OnBadRow.ERROR,
         streaming: bool = False,
+        sight: Sight | None = None,
     ) -> None:
         self._tables = tables
         self._encode = encode
+        self._sight = sight
         self._items: list[T] | None = None if streaming else []
         self._places = (array("i"), array("q"))  # table index, row number
         digest, tally = hashlib.blake2b(digest_size=16), _Tally()
@@ -132,7 +136,7 @@ class Catalog(Sequence[T], Generic[T]):
         try:
             if isinstance(row, RowError):
                 raise row
-            _refuse_beyond_text(row)
+            self._refuse_beyond_text(row)
             item = self._encode(table, row)
         except RowSkipped as skipped:
             tally.drop(skipped.reason, f"row {tally.rows} of all, {skipped.reason}")
@@ -145,17 +149,21 @@ class Catalog(Sequence[T], Generic[T]):
         tally.cut += item.cut
         return item
 
+    def _refuse_beyond_text(self, row: Row) -> None:
+        """Raise ``RowError`` for a row with images or sound that nobody reads: its text alone would be trained on as if
+        it were all.
+        """
+        sight = self._sight
+        column = None if sight is None else sight.column
+        for _, held in beyond_text(row.values, images=sight is not None, image_key=column):
+            read = "text alone" if sight is None else "text and images alone"
+            raise row.bad("more than text", f"it has {held}, and models are trained on {read}: leave such rows out")
+
     def _keep(self, table: int, number: int, item: T) -> None:
         self._places[0].append(table)
         self._places[1].append(number)
         if self._items is not None:
             self._items.append(item)
-
-
-def _refuse_beyond_text(row: Row) -> None:
-    """Raise ``RowError`` for a row with images or sound: its text alone would be trained on as if it were all."""
-    for _, held in beyond_text(row.values):
-        raise row.bad("more than text", f"it has {held}, and models are trained on text alone: leave such rows out")
 
 
 def _rows(table: Table) -> Iterator[Row | RowError]:

@@ -30,9 +30,9 @@ _WRITTEN_MESSAGES = re.compile(r"\s*\[\s*\{\s*(?:\"(?:role|content)\"|'(?:role|c
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
-def checked_messages(value: object) -> list[Message]:
+def checked_messages(value: object, *, images: bool = False) -> list[Message]:
     """Return ``value`` as chat messages: a non-empty list of {role, content}. Raises ``DataError`` that says what is
-    wrong.
+    wrong. ``images``: parts of messages may be such.
 
     Null fields are left out: tables of nested rows write them where a message lacks the field.
     """
@@ -51,10 +51,10 @@ def checked_messages(value: object) -> list[Message]:
             )
         if not isinstance(message.get("content", "" if "tool_calls" in message else None), str | list):
             raise DataError(f"message {i} ({message['role']}) has no content: write text, if only an empty one")
-        if (kind := kind_in_messages([message])) is not None:
+        if (kind := kind_in_messages([message], images=images)) is not None:
             raise DataError(
-                f"message {i} ({message['role']}) has a part of the type {kind}: models are trained on text alone, so "
-                "leave such rows out"
+                f"message {i} ({message['role']}) has a part of the type {kind}: models are trained on "
+                f"{'text and images' if images else 'text'} alone, so leave such rows out"
             )
         messages.append(message)
     return messages
@@ -137,6 +137,7 @@ def encode_conversation(
     *,
     given: int = 0,
     tools: Tools | None = None,
+    images: bool = False,
 ) -> tuple[list[int], list[int]]:
     """Return the ids of the whole conversation and a mask of equal length: 1 on assistant text and the end of its turn,
     else 0.
@@ -146,7 +147,7 @@ def encode_conversation(
     malformed messages and for a template that does not render a beginning of the conversation as a beginning of its
     text.
     """
-    turns = checked_messages(messages)
+    turns = checked_messages(messages, images=images)
     render = partial(render_chat, tokenizer, tools=tools)
     text = render(turns, add_generation_prompt=False)
     ids = encode_text(tokenizer, text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tandem.base.errors import DataError
@@ -19,7 +19,9 @@ from tandem.data.chat import (
 )
 from tandem.data.length import Overlong, cut
 from tandem.data.mixture import Counted
+from tandem.data.pictures import Shown, Sight
 from tandem.data.rows import Row, RowError, Table
+from tandem.data.shown import with_images
 from tandem.data.tools import read_tools, require_place_for_tools
 
 if TYPE_CHECKING:
@@ -31,12 +33,14 @@ class Example:
     """``input_ids`` and ``loss_mask`` of equal length; 1 marks a token that is learned as a *target*.
 
     So the mask is not shifted, and the first token's has no effect: nothing precedes it. Both are compact int arrays.
+    ``shown``: its images, in a run that reads some.
     """
 
     input_ids: Sequence[int]
     loss_mask: Sequence[int]
     uid: str = ""
     cut: bool = False
+    shown: Shown | None = None
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,8 @@ def fit_example(
 class ConversationSource(Counted[Example]):
     """A resumable stream of examples from ``tables``; ``counts`` says what became of their rows.
 
-    A row in which no token would be learned (no assistant turn, or cut off) is a bad row. Otherwise as
-    ``PromptSource``.
+    A row in which no token would be learned (no assistant turn, or cut off) is a bad row. ``sight``: how images are
+    read, where they are. Otherwise as ``PromptSource``.
     """
 
     def __init__(
@@ -100,6 +104,7 @@ class ConversationSource(Counted[Example]):
         shuffle: bool = True,
         epochs: int | None = None,
         streaming: bool = False,
+        sight: Sight | None = None,
     ) -> None:
         if columns.converses:
             require_chat_template(tokenizer)
@@ -109,7 +114,7 @@ class ConversationSource(Counted[Example]):
         endings = Endings()
 
         def encode(table: int, row: Row) -> Example:
-            ids, mask = encode_example(tokenizer, columns, row)
+            ids, mask, shown = encode_shown(tokenizer, columns, row, sight)
             if columns.converses:
                 endings.add(tokenizer, ids, mask)
             where, uid = f"{row.table}, row {row.number}", f"{table}:{row.number}"
@@ -118,9 +123,9 @@ class ConversationSource(Counted[Example]):
                 raise row.bad(
                     "nothing to learn", "no token of it would be learned: no assistant text within the length"
                 )
-            return example
+            return replace(example, shown=shown)
 
-        catalog = Catalog(tables, encode, on_bad_row=on_bad_row, streaming=streaming)
+        catalog = Catalog(tables, encode, on_bad_row=on_bad_row, streaming=streaming, sight=sight)
         endings.warn(tokenizer)
         self.counts = catalog.counts
         super().__init__(catalog, seed=seed, shuffle=shuffle, epochs=epochs, fingerprint=catalog.fingerprint)
@@ -140,6 +145,30 @@ def encode_example(
             turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
             return encode_conversation(tokenizer, turns, tools=tools)
         return encode_pair(tokenizer, prompt, response, add_eos=columns.add_eos)
+    except RowError:
+        raise
+    except DataError as error:
+        raise row.bad("not encodable", str(error)) from error
+
+
+def encode_shown(
+    tokenizer: PreTrainedTokenizerBase, columns: ExampleColumns, row: Row, sight: Sight | None
+) -> tuple[list[int], list[int], Shown | None]:
+    """Return the ids and mask of ``row``, nothing cut, and the images that it shows. Raises ``RowError``."""
+    if sight is None or not columns.converses:
+        return *encode_example(tokenizer, columns, row), None
+    try:
+        if columns.messages_key is not None:
+            value = row.nested(columns.messages_key)
+        else:
+            value = [
+                {"role": "user", "content": _text(row, columns.prompt_key)},
+                {"role": "assistant", "content": _text(row, columns.response_key)},
+            ]
+        messages, pictures = with_images(sight, row, value)
+        tools = read_tools(row, columns.tools_key)
+        ids, mask = encode_conversation(tokenizer, messages, tools=tools, images=True)
+        return *sight.expanded(ids, mask, pictures), Shown(pictures, sight.reader)
     except RowError:
         raise
     except DataError as error:

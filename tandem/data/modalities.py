@@ -1,4 +1,6 @@
-"""Images, video and sound in rows and messages: known, so that they are refused and never dropped or read as text."""
+"""Images, video and sound in rows and messages: known, so that what is not read is refused, and never dropped or read
+as text.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,30 @@ def kind_of_part(part: object) -> str | None:
     return named or next((kind for kind in KINDS for key in (kind, f"{kind}_url") if part.get(key) is not None), None)
 
 
-def kind_in_messages(value: object) -> str | None:
-    """Return what the first part of some messages is that isn't text; None where all is, or ``value`` is no
-    messages.
+def kind_in_messages(value: object, *, images: bool = False) -> str | None:
+    """Return what the first part of some messages is that isn't text, nor an image where ``images`` are read.
+
+    None where there is none, or ``value`` is no messages.
     """
     if isinstance(value, str) or not isinstance(value, Sequence):
         return None
     contents = (message.get("content") for message in value if isinstance(message, Mapping))
     parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
-    return next((kind for part in parts if (kind := kind_of_part(part)) is not None), None)
+    read = {None, "image"} if images else {None}
+    return next((kind for part in parts if (kind := kind_of_part(part)) not in read), None)
 
 
-def beyond_text(row: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield (column, what it holds) of a row's columns that hold more than text; empty ones hold nothing."""
+def beyond_text(
+    row: Mapping[str, object], *, images: bool = False, image_key: str | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield (column, what it holds) of a row's columns that hold more than text; empty ones hold nothing.
+
+    ``images``: those in messages are read, and those in the column ``image_key``.
+    """
     for column, value in row.items():
+        if column == image_key:
+            continue
         if column in COLUMNS and value is not None and not (isinstance(value, Sequence | Mapping) and not value):
             yield column, f"the column {column}"
-        elif (kind := kind_in_messages(value)) is not None:
+        elif (kind := kind_in_messages(value, images=images)) is not None:
             yield column, f"messages with a part of the type {kind} in the column {column}"

@@ -22,8 +22,10 @@ from tandem.data.chat import (
     require_chat_template,
 )
 from tandem.data.length import Overlong, cut
+from tandem.data.pictures import Picture, Shown, Sight
 from tandem.data.rows import Row, RowError, Table
 from tandem.data.sampler import Sampler
+from tandem.data.shown import with_images
 from tandem.data.template import Template
 from tandem.data.tools import Tools, read_tools, require_place_for_tools
 from tandem.models.tokenizer import begins, decode_text, encode_plain
@@ -37,7 +39,8 @@ class Prompt:
     """One question to the model.
 
     ``uid`` names its row; ``prompt_ids`` is what the model gets and ``text`` what these ids say; ``extra_info`` are
-    further columns for the scorer; ``messages`` is the conversation it came from, if any; ``cut``: shortened to length.
+    further columns for the scorer; ``messages`` is the conversation it came from, if any; ``cut``: shortened to length;
+    ``shown``: its images, in a run that reads some.
     """
 
     uid: str
@@ -48,6 +51,7 @@ class Prompt:
     extra_info: dict[str, Any] = field(default_factory=dict)
     messages: tuple[Message, ...] | None = None
     cut: bool = False
+    shown: Shown | None = None
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,17 @@ class PromptColumns:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A whole prompt before the length policy: its text, ids, and messages if it is a chat."""
+    """A whole prompt before the length policy: its text, ids, messages if it is a chat, and the images it shows."""
 
     text: str
     ids: list[int]
     messages: tuple[Message, ...] | None
+    shown: Shown | None = None
+
+    @property
+    def content(self) -> str:
+        """What tells it from other prompts: its text and its images."""
+        return "\0".join([self.text, *(one.digest for one in (self.shown.pictures if self.shown else ()))])
 
 
 class PromptEncoder:
@@ -93,9 +103,11 @@ class PromptEncoder:
         *,
         max_prompt_length: int,
         on_overlong: Overlong = Overlong.ERROR,
+        sight: Sight | None = None,
     ) -> None:
         if columns.chat:
             require_chat_template(tokenizer)
+        self._sight = sight
         if columns.tools_key is not None or columns.tools is not None:
             require_place_for_tools(tokenizer)
         if columns.system_prompt is not None and not columns.chat:
@@ -118,14 +130,20 @@ class PromptEncoder:
         tools = read_tools(row, self._columns.tools_key)
         try:
             if isinstance(value, str) and not (chat or self._columns.chat):
+                if self._shows(row):
+                    raise row.bad("no place for images", "images belong to chat messages: write chat: true")
                 if tools is not None:
                     raise row.bad("no place for tools", "tools belong to chat messages: write chat: true")
                 refuse_written_messages(value)
-                return Rendered(value, encode_plain(self._tokenizer, value), None)
-            messages = self._messages(row, value)
+                nothing = None if self._sight is None else Shown((), self._sight.reader)
+                return Rendered(value, encode_plain(self._tokenizer, value), None, nothing)
+            messages, pictures = self._messages(row, value)
             tools = self._columns.tools if tools is None else tools
             text, ids = encode_chat_prompt(self._tokenizer, messages, tools=tools)
-            return Rendered(text, ids, tuple(messages))
+            if self._sight is None:
+                return Rendered(text, ids, tuple(messages))
+            ids, _ = self._sight.expanded(ids, [0] * len(ids), pictures)
+            return Rendered(text, ids, tuple(messages), Shown(pictures, self._sight.reader))
         except RowError:
             raise
         except DataError as error:
@@ -135,6 +153,8 @@ class PromptEncoder:
         """Return the prompt of ``row``, cut to length. Raises ``RowError``, or ``RowSkipped`` for one to be dropped."""
         if not whole.ids:
             raise row.bad("empty", "the prompt is empty: it has no token")
+        if whole.shown is not None and whole.shown.pictures and self._on_overlong in (Overlong.LEFT, Overlong.RIGHT):
+            self._refuse_cut(row, whole.ids)
         ids = self._fit(row, whole.ids)
         shortened = len(ids) < len(whole.ids)
         columns = self._columns
@@ -149,19 +169,33 @@ class PromptEncoder:
             extra_info={key: row.savable(key) for key in columns.extra_keys},
             messages=whole.messages,
             cut=shortened,
+            shown=whole.shown,
         )
 
-    def _messages(self, row: Row, value: object) -> list[Message]:
+    def _shows(self, row: Row) -> bool:
+        """Return whether the row has images in a column."""
+        column = None if self._sight is None else self._sight.column
+        return column is not None and row.find(column) not in (None, [])
+
+    def _messages(self, row: Row, value: object) -> tuple[list[Message], tuple[Picture, ...]]:
+        """Return the messages that ``value`` is, and the images that they show."""
+        pictures: tuple[Picture, ...] = ()
         if isinstance(value, str):
             refuse_rendered(self._tokenizer, value)
             value = [{"role": "user", "content": value}]
         elif not isinstance(value, Sequence) or isinstance(value, bytes):
             key = self._columns.prompt_key
             raise row.bad("not text", f"column {key!r} is {value!r}, neither text nor a list of messages")
-        messages = checked_messages(value)
+        if self._sight is not None:
+            value, pictures = with_images(self._sight, row, value)
+        messages = checked_messages(value, images=self._sight is not None)
         if self._columns.system_prompt is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._columns.system_prompt})
-        return messages
+        return messages, pictures
+
+    def _refuse_cut(self, row: Row, ids: Sequence[int]) -> None:
+        if len(ids) > self._limit:
+            raise row.bad("overlong", f"the prompt has {len(ids)} tokens, and one that shows images can't be cut")
 
     def _fit(self, row: Row, ids: Sequence[int]) -> Sequence[int]:
         if len(ids) > self._limit and self._on_overlong is Overlong.DROP:
@@ -179,7 +213,8 @@ class PromptSource(Sampler[Prompt]):
 
     ``streaming`` keeps the rows on disk; the order and the prompts are the same. Rows whose whole prompt text equals
     one of the tables ``held_out``, or whose uid is in ``exclude_uids``, are left out and counted. ``taught``: the data
-    sources that have a teacher; a row of another is a bad row. ``items`` are the prompts in the order of the tables,
+    sources that have a teacher; a row of another is a bad row. ``sight``: how images are read, where they
+    are. ``items`` are the prompts in the order of the tables,
     for evaluation. Raises ``DataError`` with file and row for what can't be used.
     """
 
@@ -201,13 +236,16 @@ class PromptSource(Sampler[Prompt]):
         held_out: Sequence[Table] = (),
         exclude_uids: Collection[str] = (),
         taught: Collection[str] | None = None,
+        sight: Sight | None = None,
     ) -> None:
-        encoder = PromptEncoder(tokenizer, columns, max_prompt_length=max_prompt_length, on_overlong=on_overlong)
+        encoder = PromptEncoder(
+            tokenizer, columns, max_prompt_length=max_prompt_length, on_overlong=on_overlong, sight=sight
+        )
         held, excluded = held_out_texts(encoder, held_out, on_bad_row), frozenset(exclude_uids)
 
         def encode(table: int, row: Row) -> Prompt:
             whole = encoder.render(row)
-            if held and digest(whole.text) in held:
+            if held and digest(whole.content) in held:
                 raise RowSkipped("held out")
             prompt = encoder.prompt(table, row, whole)
             if prompt.uid in excluded:
@@ -216,7 +254,7 @@ class PromptSource(Sampler[Prompt]):
                 raise row.bad("no teacher", _untaught(prompt.data_source, taught))
             return prompt
 
-        catalog = Catalog(tables, encode, on_bad_row=on_bad_row, streaming=streaming)
+        catalog = Catalog(tables, encode, on_bad_row=on_bad_row, streaming=streaming, sight=sight)
         self.counts = catalog.counts
         super().__init__(catalog, seed=seed, shuffle=shuffle, epochs=epochs, fingerprint=catalog.fingerprint)
 
@@ -236,7 +274,7 @@ def held_out_texts(encoder: Renders, tables: Sequence[Table], on_bad_row: OnBadR
             try:
                 if isinstance(row, RowError):
                     raise row
-                texts.add(digest(encoder.render(row).text))
+                texts.add(digest(encoder.render(row).content))
             except RowError:
                 if on_bad_row is OnBadRow.ERROR:
                     raise

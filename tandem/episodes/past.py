@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tandem.base.errors import DataError
 from tandem.data.chat import Message, encode_chat_prompt, render_chat
-from tandem.data.tools import Tools
+from tandem.data.tools import Tools, require_place_for_tools
 from tandem.episodes.conversation import check_form, checked_new, continuation
 from tandem.models.tokenizer import decode_text, encode_plain, encode_text
 
@@ -85,6 +85,24 @@ def after_ids(context: Sequence[int], ids: Sequence[int], *, past: Past) -> Adde
     if past == "fixed":
         raise DataError("generate() goes on from the tokens of the turns before: give all of them, then yours")
     return Added(list(ids), anew=True)
+
+
+def check_ids(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> None:
+    """Raise ``DataError`` for what is no prompt of tokens."""
+    if not ids:
+        raise DataError("generate() needs at least one token to go on from")
+    vocabulary = len(tokenizer)
+    if wrong := [token for token in ids if not 0 <= token < vocabulary]:
+        raise DataError(f"there is no token {wrong[0]}: the tokenizer has {vocabulary}")
+
+
+def check_offer(tokenizer: PreTrainedTokenizerBase, tools: Tools, tool_format: str | None) -> None:
+    """Raise ``DataError`` for tools that a model would not be shown, or whose calls could not be read."""
+    if not tools:
+        return
+    require_place_for_tools(tokenizer)
+    if tool_format is None:
+        raise DataError("the chat template doesn't show how the model writes calls: write episode.tool_format")
 
 
 def plain(message: Mapping[str, Any]) -> Message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -14,8 +14,10 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import ContractError
+from tandem.columns.images import Images
 from tandem.models.head import PLAIN, Head, Transform
-from tandem.models.layouts.attention import IMPLEMENTATION, Layout
+from tandem.models.images import Vision
+from tandem.models.layouts.attention import IMPLEMENTATION, Decoder, Layout
 from tandem.models.layouts.cache import KVCache
 from tandem.models.layouts.kv_store import BLOCK
 from tandem.models.layouts.packing import Documents, PackedLayout
@@ -23,6 +25,7 @@ from tandem.models.layouts.positions import Context
 from tandem.models.layouts.row_cache import RowCache
 from tandem.models.layouts.rows import BorderedLayout, RowsCache, RowsLayout, WholeRows
 from tandem.models.token_ids import TokenIds
+from tandem.models.vocabulary import SplitVocabulary
 
 R = TypeVar("R")
 
@@ -73,8 +76,10 @@ class CausalLM(nn.Module):
         self.transform = transform
         self.proved: frozenset[Literal["training", "generation"]] = frozenset()
         self.route: Route = "rows"
+        self.split: SplitVocabulary | None = None
         self.recomputes = False  # generates without a cache, where the model's own is not right
-        found: str = model.config._attn_implementation or "eager"
+        self.vision = Vision.of(model)
+        found: str = self._text._attn_implementation or "eager"
         # A model that was wrapped before no longer says what it was loaded with.
         self._plain = found if found != IMPLEMENTATION else "sdpa" if model._supports_sdpa else "eager"
         self.take(route)
@@ -85,8 +90,14 @@ class CausalLM(nn.Module):
         """Run by the layouts of ``route`` from now on; by ``rows`` where the model's attention can't be replaced."""
         wanted = self._plain if route == "rows" else IMPLEMENTATION
         with quiet(), suppress(ValueError, ImportError):
-            self.model.set_attn_implementation(wanted)
-        self.route = route if self.model.config._attn_implementation == wanted else "rows"
+            # An image tower keeps the attention it has: its tokens see those behind them.
+            self.model.set_attn_implementation(wanted if self.vision is None else {"text_config": wanted})
+        self.route = route if self._text._attn_implementation == wanted else "rows"
+
+    @property
+    def _text(self) -> Any:
+        """The config that says which attention the decoder has."""
+        return self.model.config if self.vision is None else self.model.config.get_text_config()
 
     @property
     def shares_prompts(self) -> bool:
@@ -137,10 +148,13 @@ class CausalLM(nn.Module):
 
     @property
     def head(self) -> Head:
-        """What is read off the hidden states."""
+        """What is read off the hidden states; inside a forward of a split model this rank's part of it."""
         projection = self.model.get_output_embeddings()
-        count = None if self.tokens is None else self.tokens.count
-        return Head(projection.weight, getattr(projection, "bias", None), self.transform, count, self.holes)
+        weight, bias = projection.weight, getattr(projection, "bias", None)
+        count = len(weight) if self.tokens is None else self.tokens.count
+        if self.split is not None:
+            weight, bias = weight.to_local(), None if bias is None else bias.to_local()
+        return Head(weight, bias, self.transform, count, self.holes, self.split)
 
     def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what the whole model gives for hidden states (N, d): logits (N, V)."""
@@ -176,10 +190,24 @@ class CausalLM(nn.Module):
         positions: torch.Tensor,
         layout: Layout,
         read: Callable[[torch.Tensor, Head], R],
+        images: Images | None = None,
     ) -> R:
-        """Run ``input_ids`` and ``positions`` (T,) int64; returns ``read(hidden (T, d), head)``."""
+        """Run ``input_ids`` and ``positions`` (T,) int64; returns ``read(hidden (T, d), head)``.
+
+        With ``images`` marked tokens of them are among the ids, and positions are (3, T); see ``Seen``.
+        """
         with self.computing():
-            return read(layout.hidden(self.decoder, input_ids, positions), self.head)
+            decoder: Decoder = self.decoder
+            if images is not None:
+                decoder = self.seeing.sighted(self.model, self.decoder, images)
+            return read(layout.hidden(decoder, input_ids, positions), self.head)
+
+    @property
+    def seeing(self) -> Vision:
+        """How it sees images. Raises ``ContractError`` for a model that is run on text alone."""
+        if self.vision is None:
+            raise ContractError(f"a model of the family {self.family!r} is run on text, and a prompt shows images")
+        return self.vision
 
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:

@@ -66,6 +66,9 @@ AS_TEXT = frozenset(
 )
 """Families that read images or sound too, and that transformers loads as language models."""
 
+IMAGE_FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
+"""Families that are run on images: which token is which patch and where it stands is known, and tested."""
+
 _GATED = frozenset({"down_proj", "gate", "gate_proj", "up_proj"})
 _NUMBERED = frozenset({"gate", "w1", "w2", "w3"})
 
@@ -112,6 +115,9 @@ RENAMED: dict[str, tuple[tuple[str, str], ...]] = {
     )
 }
 """Family -> parts of the names in its files, and what transformers calls the modules when it has loaded them."""
+
+SPLIT = frozenset({"llama", "qwen2", "qwen3"})
+"""Families whose layers can be split over devices: tensor parallelism of training."""
 
 
 def loaded_name(families: Iterable[str], module: str) -> str:

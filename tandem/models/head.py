@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tandem.base.errors import DataError
+from tandem.models.vocabulary import SplitVocabulary
 
 _STEEP, _FLAT = 2.0**-12, 2.0**30  # logits at which a softcap does nothing, and all it can
 _NEVER = -1e9  # the logit of an id that is no token: probability 0 in every dtype, and finite, as gradients need it
@@ -38,7 +39,8 @@ PLAIN = Transform()
 class Head:
     """The output projection: ``weight`` (E, d), ``bias`` (E,), and what the architecture does to logits.
 
-    Of its E rows the first ``size`` = V are tokens; None: all. ``holes`` (H,) int64: ids below V that are none.
+    Of its E rows the first ``size`` = V are tokens; None: all. ``holes`` (H,) int64: ids below V that are none. With
+    ``split`` only some rows are here: log-probs of ``tandem.models.logprobs`` are all that is read off it.
     """
 
     weight: torch.Tensor
@@ -46,6 +48,7 @@ class Head:
     transform: Transform = PLAIN
     count: int | None = None
     holes: torch.Tensor | None = None
+    split: SplitVocabulary | None = None
 
     @property
     def size(self) -> int:
@@ -53,8 +56,10 @@ class Head:
         return len(self.weight) if self.count is None else self.count
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the weight (V, d) and bias (V,) of the tokens, sharing memory with all."""
-        if self.size == len(self.weight):
+        """Return the weight (V, d) and bias (V,) of the tokens, sharing memory with all; of a split head all that is
+        here.
+        """
+        if self.split is not None or self.size == len(self.weight):
             return self.weight, self.bias
         return self.weight[: self.size], None if self.bias is None else self.bias[: self.size]
 

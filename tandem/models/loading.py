@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -29,7 +31,7 @@ from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import read_base, with_adapters
 from tandem.models.causal_lm import CausalLM, decoder_of
 from tandem.models.described import fault_of_config, fault_of_generation
-from tandem.models.families import refuse_family
+from tandem.models.families import IMAGE_FAMILIES, refuse_family
 from tandem.models.head import measured_transform
 from tandem.models.lora import merged_weights
 from tandem.models.precision import Precision
@@ -41,6 +43,11 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 ComputeType = Literal["float32", "bfloat16"]
+
+
+def _auto(family: str) -> Any:
+    """Return the class of transformers that loads a ``family`` whole."""
+    return AutoModelForImageTextToText if family in IMAGE_FAMILIES else AutoModelForCausalLM
 
 
 def load_model(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -76,7 +83,7 @@ def describe_causal_lm(
     try:
         config = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
         with torch.device("meta"):
-            described = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            described = _auto(config.model_type).from_config(config, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise _unreadable(path, error) from error
     with suppress(OSError):  # a model need not have such a config
@@ -133,7 +140,7 @@ def new_model(shape: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
     config = AutoConfig.for_model(**shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = _auto(config.model_type).from_config(config, dtype=torch.float32)
     assert isinstance(model, PreTrainedModel)
     model.eval()
     return model
@@ -162,7 +169,14 @@ def save_pretrained_atomic(
             precision.write_into(scratch)
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
+        for name in _PROCESSORS:
+            if plain.config.model_type in IMAGE_FAMILIES and (file := Path(str(plain.name_or_path)) / name).is_file():
+                shutil.copyfile(file, scratch / name)
         write_manifest(scratch)
+
+
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""What a model that sees images needs beside its weights."""
 
 
 def merge_adapter(folder: Path, out: Path) -> None:
@@ -223,12 +237,13 @@ def from_pretrained(
     path: str | Path,
     trust_remote_code: bool,
     *,
-    auto: Any = AutoModelForCausalLM,
+    auto: Any = None,
     complete: Callable[[PreTrainedModel, set[str]], set[str]] = nothing_added,
     spare: Callable[[PreTrainedModel, set[str]], set[str]] = nothing_left,
     **options: Any,
 ) -> PreTrainedModel:
-    """Call ``auto.from_pretrained`` in float32 and eval mode, where a failure says what is wrong with the folder.
+    """Call ``auto.from_pretrained`` in float32 and eval mode, where a failure says what is wrong with the folder; None:
+    that of the class that loads the family as it is run.
 
     ``complete`` gets the model and the names of the weights that its files lack; it sets those that it may and gives
     the others back. ``spare`` gets the names in the files that the model has no weight for (transformers knows which
@@ -238,7 +253,8 @@ def from_pretrained(
     if local.is_dir() and not (local / "config.json").exists():
         raise DataError(f"model path {str(path)!r}: the folder has no config.json, so it holds no Hugging Face model")
     _refuse_described(path)
-    _refuse_quantized(path, trust_remote_code)
+    config = _checked_config(path, trust_remote_code)
+    auto = _auto(config.model_type) if auto is None else auto
     try:
         loaded: Any = auto.from_pretrained(
             str(path), dtype=torch.float32, trust_remote_code=trust_remote_code, output_loading_info=True, **options
@@ -320,9 +336,9 @@ def _has_two_tables(model: PreTrainedModel) -> bool:
     return bool(tied) and head.weight is not table.weight and not torch.equal(head.weight, table.weight)
 
 
-def _refuse_quantized(path: str | Path, trust_remote_code: bool) -> None:
-    """Raise ``DataError`` for weights that are packed: transformers would run them, or take the packed numbers as they
-    are.
+def _checked_config(path: str | Path, trust_remote_code: bool) -> Any:
+    """Return the config. Raises ``DataError`` for weights that are packed: transformers would run them, or take the
+    packed numbers as they are.
     """
     try:
         config: Any = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
@@ -335,6 +351,7 @@ def _refuse_quantized(path: str | Path, trust_remote_code: bool) -> None:
             f"model path {str(path)!r}: its weights are quantized ({method or 'no method is named'}), and weights are "
             "trained and pushed in full precision. Name the model that it was made of, or save it dequantized"
         )
+    return config
 
 
 def _unreadable(path: str | Path, error: Exception) -> DataError:

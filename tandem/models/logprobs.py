@@ -1,7 +1,8 @@
 """Log-probs and entropies of chosen tokens without a ``[tokens, vocabulary]`` matrix in memory.
 
 Logits are computed for a chunk of tokens at a time. The backward keeps nothing of them but the log-sum-exp: it computes
-the chunk's logits once more and turns them into their own gradient in place.
+the chunk's logits once more and turns them into their own gradient in place. Where the vocabulary is split over ranks,
+each has the logits of its own tokens, and they meet over numbers per token.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch.nn.functional import linear
 
 from tandem.models.head import Head, Transform, without
+from tandem.models.vocabulary import SplitVocabulary
 
 CHUNK_ELEMENTS = 1 << 23
 """Logits held at once (32 MiB in float32). Fewer than this in all: they are kept, and nothing is recomputed."""
@@ -29,7 +31,7 @@ class Projection:
     @classmethod
     def of(cls, head: Head, temperature: float) -> Projection:
         """Return what ``head`` does beside its product."""
-        return cls(temperature, head.transform, head.holes)
+        return cls(temperature, head.transform, head.holes if head.split is None else head.split.holes)
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Turn hidden (n, d) and weight (V, d) into logits (n, V)."""
@@ -72,12 +74,12 @@ def token_logprobs(
     projection = Projection.of(head, temperature)
     want_entropy = want_entropy or entropy_grad
     wanted = targets if targets.dim() == 2 else targets[:, None]
-    if len(targets) * len(weight) <= chunk_elements:
+    if head.split is None and len(targets) * len(weight) <= chunk_elements:
         logprobs, entropies = _at_once(projection.logits(hidden, weight, bias), wanted, want_entropy, entropy_grad)
     else:
         rows = max(1, chunk_elements // len(weight))
         logprobs, entropies = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, bias, wanted, projection, rows, want_entropy, entropy_grad
+            hidden, weight, bias, wanted, projection, head.split, rows, want_entropy, entropy_grad
         )
     return logprobs.view(targets.shape), (entropies if want_entropy else None)
 
@@ -100,12 +102,20 @@ def top_logprobs(
     """
     weight, bias = _computing(hidden, head)
     projection = Projection.of(head, temperature)
-    values, ids = [], []
+    split, values, ids = head.split, [], []
     for part in hidden.to(weight.dtype).split(max(1, chunk_elements // len(weight))):
         logits = projection.logits(part, weight, bias)
-        best = logits[:, :below].topk(count, dim=-1)
-        values.append(best.values - logits.logsumexp(-1, keepdim=True))
-        ids.append(best.indices)
+        normaliser = logits.logsumexp(-1, keepdim=True)
+        if split is None:
+            best = logits[:, :below].topk(count, dim=-1)
+            values.append(best.values - normaliser)
+            ids.append(best.indices)
+            continue
+        logits[:, max(0, below - split.first) :] = -torch.inf
+        best = logits.topk(min(count, split.rows), dim=-1)
+        most, which = split.best(best.values, best.indices + split.first, count)
+        values.append(most - split.share(normaliser[:, 0])[0][:, None])
+        ids.append(which)
     return torch.cat(values), torch.cat(ids)
 
 
@@ -122,8 +132,17 @@ def sum_pi_squared(
     weight, bias = _computing(hidden, head)
     projection = Projection.of(head, temperature)
     rows = max(1, chunk_elements // len(weight))
-    chunks = hidden.to(weight.dtype).split(rows)
-    return torch.cat([projection.logits(part, weight, bias).softmax(-1).square().sum(-1) for part in chunks])
+    sums, normalisers = [], []
+    for part in hidden.to(weight.dtype).split(rows):
+        logits = projection.logits(part, weight, bias)
+        sums.append(logits.softmax(-1).square().sum(-1))
+        if head.split is not None:
+            normalisers.append(logits.logsumexp(-1))
+    whole = torch.cat(sums)
+    if head.split is None:
+        return whole
+    share = head.split.share(torch.cat(normalisers))[1]
+    return head.split.sum(whole * (2 * share).exp())
 
 
 def _computing(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -162,11 +181,15 @@ class _ChunkedLogprobs(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         projection: Projection,
+        split: SplitVocabulary | None,
         rows: int,
         want_entropy: bool,
         entropy_grad: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs, normalisers, entropies = [], [], []
+        here = None
+        if split is not None:
+            targets, here = split.own(targets)
         for part, chosen in zip(hidden.split(rows), targets.split(rows), strict=True):
             logits = projection.logits(part, weight, bias)
             normaliser = logits.logsumexp(-1)
@@ -174,17 +197,19 @@ class _ChunkedLogprobs(torch.autograd.Function):
             normalisers.append(normaliser)
             if want_entropy:
                 entropies.append(_entropy(logits.sub_(normaliser[:, None])))
-        every = torch.cat(logprobs)
+        every, normaliser = torch.cat(logprobs), torch.cat(normalisers)
         entropy = torch.cat(entropies) if want_entropy else every.new_empty(0)
-        ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(normalisers), entropy)
-        ctx.projection, ctx.rows, ctx.entropy_grad = projection, rows, entropy_grad
+        if split is not None and here is not None:
+            every, normaliser, entropy = split.joined(every, here, normaliser, entropy)
+        ctx.save_for_backward(hidden, weight, bias, targets, here, normaliser, entropy)
+        ctx.projection, ctx.split, ctx.rows, ctx.entropy_grad = projection, split, rows, entropy_grad
         if not entropy_grad:
             ctx.mark_non_differentiable(entropy)
         return every, entropy
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs: torch.Tensor, grad_entropies: torch.Tensor) -> tuple[Any, ...]:
-        hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
+        hidden, weight, bias, targets, here, normalisers, entropies = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         # Summed in float32 over the chunks even where the weights are bfloat16.
         wide = torch.promote_types(weight.dtype, torch.float32)
@@ -200,7 +225,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 surprise = logits - (normalisers - entropies)[part, None]
                 per_softmax = per_softmax - surprise.mul_(grad_entropies[part, None])
             grad = softmax.mul_(per_softmax)
-            grad.scatter_add_(1, targets[part], grad_logprobs[part])
+            onehot = grad_logprobs[part] if here is None else torch.where(here[part], grad_logprobs[part], 0.0)
+            grad.scatter_add_(1, targets[part], onehot)
             grad = ctx.projection.grad_through(grad, logits).to(weight.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = grad @ weight
@@ -208,7 +234,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 _add_product(grad_weight, grad, hidden[part])
             if grad_bias is not None:
                 grad_bias.add_(grad.sum(0))
-        return grad_hidden, _cast(grad_weight, weight), _cast(grad_bias, bias), *(None,) * 5
+        if ctx.split is not None and grad_hidden is not None:
+            ctx.split.sum(grad_hidden)
+        return grad_hidden, _cast(grad_weight, weight), _cast(grad_bias, bias), *(None,) * 6
 
 
 def _add_product(total: torch.Tensor, grad: torch.Tensor, hidden: torch.Tensor) -> None:

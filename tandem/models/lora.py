@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from tandem.base.errors import ContractError
 from tandem.base.lazy import LazyModule
 from tandem.config.model import ModelConfig
-from tandem.models.families import UNADAPTED
+from tandem.models.families import IMAGE_FAMILIES, UNADAPTED
 
 if TYPE_CHECKING:
     import peft
@@ -99,14 +99,15 @@ def modules_to_adapt(model: PreTrainedModel, targets: Sequence[str] | str, head:
 
 
 def _adaptable(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the linear modules of ``model``, by name. A router gives more than its product, whatever it derives
-    from.
+    """Return the linear modules of ``model``, by name; of one that sees, those of its language part. A router gives
+    more than its product, whatever it derives from.
     """
     unfit = UNADAPTED.get(model.config.model_type, frozenset())
     linear = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D)
+        and not (model.config.model_type in IMAGE_FAMILIES and ".visual." in f".{name}")
         and "Router" not in type(module).__name__
         and name.rpartition(".")[2] not in unfit
     }

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from tandem.base.errors import DataError, sentences
+from tandem.columns.images import Images
 from tandem.columns.ragged import Ragged
 from tandem.models.causal_lm import ROUTES, CausalLM, Route, quiet
 from tandem.models.families import BORDERS, PER_DOCUMENT
@@ -25,6 +26,7 @@ from tandem.models.layouts.kv_store import closing
 from tandem.models.layouts.packing import pack_samples
 from tandem.models.layouts.row_cache import Placed, RowCache
 from tandem.models.lora import adapted_layers, adapters_off
+from tandem.models.prefill import Prompts
 
 Use = Literal["training", "generation"]
 
@@ -139,12 +141,17 @@ class _Reference:
         self._model, tokens = model, _tokens(model)
         self._tolerance = _HALF if _rounded(model) else _FULL
         self.prompts = [next_tokens(tokens, length) for length in probe.prompts]
+        self.shown: list[Images | None] = [None for _ in self.prompts]
+        if model.vision is not None:  # the first one shows an image, between its first token and the others
+            self.shown[0] = model.vision.smallest(model.model)
+            self.prompts[0][1:3] = model.vision.image_token
         self.answers = [[next_tokens(tokens, length) for length in row] for row in probe.answers]
         self._states: dict[tuple[int, int], torch.Tensor] = {}
         documents = {(p, a): torch.cat([self.prompts[p], self.answers[p][a][:-1]]) for p, a in probe.compared}
         for length in dict.fromkeys(map(len, documents.values())):
             rows = {at: ids for at, ids in documents.items() if len(ids) == length}
-            states = self._plain(torch.stack(list(rows.values())))
+            shown = [images for p, _ in rows if (images := self.shown[p]) is not None]
+            states = self._plain(torch.stack(list(rows.values())), shown)
             self._states |= zip(rows, states, strict=True)
 
     def differs(self, states: torch.Tensor, at: list[tuple[int, int, int]], what: str) -> str | None:
@@ -158,12 +165,17 @@ class _Reference:
         expected = [self._states[p, a][len(self.prompts[p]) - 1 + done] for p, a, done in (at[i] for i in known)]
         return self._unequal(states[known], torch.stack(expected), what)
 
-    def _plain(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return plain states (B, L, d) of ``ids`` (B, L)."""
+    def _plain(self, ids: torch.Tensor, shown: list[Images]) -> torch.Tensor:
+        """Return plain states (B, L, d) of ``ids`` (B, L), which show these images."""
         model, found = self._model, list[torch.Tensor]()
+        ids, images = ids.to(model.model.device), {}
+        if shown:
+            joined, pictured = Images.join(shown), (ids == model.seeing.image_token).int()
+            images = {"pixel_values": joined.pixels, "image_grid_thw": joined.grid}
+            images = {name: tensor.to(ids.device) for name, tensor in images.items()} | {"mm_token_type_ids": pictured}
         hook = model.decoder.register_forward_hook(lambda *args: found.append(args[2].last_hidden_state))
         try:
-            output: Any = model.model(input_ids=ids.to(model.model.device), use_cache=False)
+            output: Any = model.model(input_ids=ids, use_cache=False, **images)
         finally:
             hook.remove()
         if not bool(output.logits.isfinite().all()):
@@ -202,15 +214,17 @@ def _trained(model: CausalLM, reference: _Reference) -> str | None:
     """Return whether packed samples, some with a prompt in common, give other states than each alone."""
     rows = [(p, a) for p, answers in enumerate(reference.answers) for a in range(len(answers))]
     responses = [reference.answers[p][a] for p, a in rows]
+    prompts = Prompts.of(model, [reference.prompts[p] for p, _ in rows], [reference.shown[p] for p, _ in rows])
     samples = pack_samples(
-        Ragged.from_rows([reference.prompts[p] for p, _ in rows]),
+        prompts.rows,
         Ragged.from_rows(responses),
         Ragged.from_rows([torch.ones(len(response), dtype=torch.bool) for response in responses]),
         share_prompts=model.shares_prompts,
         device=model.model.device,
         layout=model.layout,
+        seen=prompts.seen,
     )
-    states = model(samples.input_ids, samples.positions, samples.layout, _states)[samples.read]
+    states = model(samples.input_ids, samples.positions, samples.layout, _states, samples.images)[samples.read]
     at = [(p, a, i) for (p, a), response in zip(rows, responses, strict=True) for i in range(len(response))]
     return reference.differs(states, at, "packed documents")
 
@@ -240,24 +254,34 @@ def _tried(check: _Check, model: CausalLM, reference: _Reference) -> str | None:
 
 
 def _grown(model: CausalLM, reference: _Reference) -> str | None:
-    prompts, lengths = reference.prompts, torch.tensor([len(prompt) for prompt in reference.prompts])
-    copies, cache = len(reference.answers[0]), model.new_cache()
-    documents = [(p, a) for p in range(len(prompts)) for a in range(copies)]
+    prompts = Prompts.of(model, reference.prompts, reference.shown)
+    lengths, copies, cache = prompts.rows.lengths, len(reference.answers[0]), model.new_cache()
+    documents = [(p, a) for p in range(len(lengths)) for a in range(copies)]
     layout = cache.append(lengths, copies)
-    last = _run(model, torch.cat(prompts), layout)[layout.last.to(model.model.device)].repeat_interleave(copies, 0)
+    positions = prompts.placed(layout.positions)
+    last = _run(model, prompts.rows.values, layout, positions, prompts.images)[layout.last.to(model.model.device)]
+    last = last.repeat_interleave(copies, 0)
     reason = reference.differs(last, [(p, a, 0) for p, a in documents], "prompts")
     if reason is not None:
         return reason
     # Beside them once more, as after a change of the weights: one token of each answer is there already.
     begun = [reference.answers[p][a][:1] for p, a in documents]
     layout = cache.resume(lengths, torch.full_like(lengths, copies), torch.ones(len(begun), dtype=torch.int64))
-    last = _run(model, torch.cat([*prompts, *begun]), layout)[layout.last.to(model.model.device)]
+    positions = prompts.before(layout.positions, torch.tensor([p for p, _ in documents]))
+    ids = torch.cat([prompts.rows.values, *begun])
+    last = _run(model, ids, layout, positions, prompts.images)[layout.last.to(model.model.device)]
     reason = reference.differs(last, [(p, a, 1) for p, a in documents], "begun answers")
-    return reason or _decoded(model, reference, cache, [(p, a, done) for done in (0, 1) for p, a in documents])
+    rows = [(p, a, done) for done in (0, 1) for p, a in documents]
+    return reason or _decoded(model, reference, cache, rows, prompts.shift)
 
 
-def _decoded(model: CausalLM, reference: _Reference, cache: RowCache, rows: list[tuple[int, int, int]]) -> str | None:
-    """Grow the ``rows`` (prompt, answer, tokens that are there) of ``cache`` until each has its answer but a token."""
+def _decoded(
+    model: CausalLM, reference: _Reference, cache: RowCache, rows: list[tuple[int, int, int]], shift: torch.Tensor
+) -> str | None:
+    """Grow the ``rows`` (prompt, answer, tokens that are there) of ``cache`` until each has its answer but a token.
+
+    Positions are ``shift`` (P,) further than places behind each prompt.
+    """
     while True:
         kept = torch.tensor([done < len(reference.answers[p][a]) - 1 for p, a, done in rows])
         source, target = closing(kept)
@@ -268,16 +292,19 @@ def _decoded(model: CausalLM, reference: _Reference, cache: RowCache, rows: list
         if not rows:
             return None
         tokens = torch.stack([reference.answers[p][a][done] for p, a, done in rows])
-        states = _run(model, tokens, cache.extend())
+        layout = cache.extend()
+        states = _run(model, tokens, layout, layout.positions + shift[[p for p, _, _ in rows]])
         rows = [(p, a, done + 1) for p, a, done in rows]
         reason = reference.differs(states, rows, "decoded tokens")
         if reason is not None:
             return reason
 
 
-def _run(model: CausalLM, ids: torch.Tensor, layout: Placed) -> torch.Tensor:
+def _run(
+    model: CausalLM, ids: torch.Tensor, layout: Placed, positions: torch.Tensor, images: Images | None = None
+) -> torch.Tensor:
     device = model.model.device
-    states: torch.Tensor = model(ids.to(device), layout.positions.to(device), layout, _states)
+    states: torch.Tensor = model(ids.to(device), positions.to(device), layout, _states, images)
     return states
 
 

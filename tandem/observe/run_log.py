@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Listener = Callable[[int, Mapping[str, object]], object]
+"""A function of the user's program, called with a step and its metrics."""
+
 
 class RunLog:
     """The log of a run, a context around its loop: whatever ends it, files are closed and a report is written.
@@ -53,6 +56,11 @@ class RunLog:
         self._trace = Trace(run.output_dir / TRACE_FILE) if trace else None
         self._stopwatch = Stopwatch(self._trace)
         self._summary: dict[str, object] = {}
+        self._listeners: list[Listener] = []
+
+    def listen(self, listeners: Sequence[Listener]) -> None:
+        """Call each of these with every step that is logged from here on; what one raises passes through."""
+        self._listeners += listeners
 
     def timed(self, part: str) -> AbstractContextManager[None]:
         """Count what happens inside under ``time/PART`` and ``cpu/PART`` of the next logged step."""
@@ -75,11 +83,14 @@ class RunLog:
         self, step: int, metrics: Mapping[str, object], rollouts: Sequence[RolloutRecord] = (), *, times: bool = True
     ) -> None:
         """Log one step: its metrics with the times since the last call (unless ``times`` is off), and a few samples."""
-        self._trackers.log(step, {**metrics, **self._stopwatch.drain()} if times else metrics)
+        shown = {**metrics, **self._stopwatch.drain()} if times else metrics
+        self._trackers.log(step, shown)
         try:
             self._rollouts.record(step, list(rollouts))
         except OSError as error:
             logger.warning("samples of step %d were not written (the run goes on): %s", step, error)
+        for listener in self._listeners:
+            listener(step, dict(shown))
 
     def keep_samples(self, kind: Kind, step: int, batch: DataProto) -> None:
         """Keep all samples that ``step`` trained on, or those of the evaluation after it, where the config says so."""

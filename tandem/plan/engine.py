@@ -14,6 +14,7 @@ UNKNOWN = EngineCapabilities(
     logprobs=("sampled", "full"),
     seeds=True,
     exact=True,
+    images=True,
 )
 """What is planned with where the name is unknown: a problem says that it is, and nothing else is held against it."""
 

@@ -32,10 +32,6 @@ def _strategy(config: Config, runtime: str) -> str:
     return config.actor_rollout_ref.actor.strategy
 
 
-def _width(config: Config, runtime: str) -> int:
-    return config.actor_rollout_ref.actor.tensor_model_parallel_size
-
-
 def _engine_width(config: Config, runtime: str) -> int:
     return engine_width(config)
 
@@ -60,13 +56,6 @@ LATER = (
         lambda c, r: _engine_width(c, r) > 1,
         "Write 1, and give the rollout as many engines as it has devices",
         "can be planned and not be run yet: an engine is placed on one device",
-    ),
-    Later(
-        "actor_rollout_ref.actor.tensor_model_parallel_size",
-        _width,
-        lambda c, r: _width(c, r) > 1,
-        "Write 1: parameters are sharded over all devices of the actor anyway",
-        "can be planned and not be run yet: training has no tensor parallelism, each device is a data-parallel rank",
     ),
     Later("actor_rollout_ref.actor.strategy", _strategy, lambda c, r: _strategy(c, r) == "megatron", "Write fsdp2"),
 )

@@ -1,18 +1,20 @@
 """Estimated memory per device: what a step of this config can hold, and no more.
 
-For N parameters on R train ranks (parameters, gradients and moments are sharded over them), fp32 master weights:
+For N parameters on R train ranks (parameters, gradients and moments are sharded over them), of which W are one model
+(tensor parallelism; else 1), fp32 master weights:
 
-- weights 4N / R, and 2N more where the forward casts them to bfloat16; gradients 4T / R, Adam moments 8T / R, where T
-  is N, or with LoRA the adapters' parameters: rank x (rows + columns) of each adapted matrix;
+- weights 4N / R, and 2N / W more where the forward casts them to bfloat16; gradients 4T / R, Adam moments 8T / R, where
+  T is N, or with LoRA the adapters' parameters: rank x (rows + columns) of each adapted matrix;
 - tags: 4T / R for each copy beside the weights in place, and once more for the actor while another one takes its
   place; a reference that is the base with the adapters off is no copy; a teacher of its own: 4 bytes a parameter / R;
 - activations of one micro-batch: its samples are those of the mini-batch at their longest, within the token budget, and
   a prompt that they share runs once. Each token that runs keeps in each layer 6 vectors of the hidden size in float32
   (residuals and norms), and in the dtype of the forward 4 more, its keys and values, and 4 vectors of the MLP's width
   (counted by hand on a Llama layer; Korthikanti et al., arXiv 2205.05198, count alike); attention gathers keys and
-  values once more for each sample. With gradient checkpointing: the inputs of the layers, and one layer's inside;
+  values once more for each sample. W ranks share all of this but 8 vectors of the hidden size. With gradient
+  checkpointing: the inputs of the layers, and one layer's inside;
 - log-probs: logits of one chunk (or of the whole micro-batch, if that is less), four times, and the gradient of the
-  head beside the one that it is added to; not for the critic;
+  head beside the one that it is added to, of V / W tokens; not for the critic;
 - rollout: weights (0 where the engine uses the actor's own); keys and values of the answers in flight, in columns that
   double from 64, and of their prompts; logits and probabilities of the rows that are drawn, four times.
 
@@ -106,8 +108,9 @@ def plan_memory(
         if placement.role == "actor":
             budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
             model = config.actor_rollout_ref.model
-            parts.update(_trained("actor", TRAINING, config, model, facts, placement, budget, copies))
-            parts["actor log-probs"] = Part(_logprobs(config, facts, placement), TRAINING)
+            split = config.actor_rollout_ref.actor.tensor_model_parallel_size
+            parts.update(_trained("actor", TRAINING, config, model, facts, placement, budget, copies, split))
+            parts["actor log-probs"] = Part(_logprobs(config, facts, placement, split), TRAINING)
         elif placement.role == "critic" and critic is not None and critic.parameters:
             planned = plan_critic(config)
             assert planned is not None  # it is deployed
@@ -146,19 +149,21 @@ def _trained(
     placement: Placement,
     budget: int,
     copies: int,
+    split: int = 1,
 ) -> dict[str, Part]:
     assert facts.parameters and facts.layers  # the caller looked
     ranks = placement.devices
     trained = adapter_parameters(model, facts) if model.trains_adapters else facts.parameters
+    batch = _micro_batch(config, facts, max(1, ranks // split), budget)
     weights = facts.parameters + (trained if model.trains_adapters else 0)
     found = {
         "weights": Part(MASTER * weights // ranks),
         "gradients": Part(MASTER * trained // ranks, turn),
         "optimizer": Part(2 * MASTER * trained // ranks),
-        "activations": Part(_activations(model, facts, _micro_batch(config, facts, ranks, budget)), turn),
+        "activations": Part(_activations(model, facts, batch, split), turn),
     }
     if model.dtype != "float32":
-        found["cast weights"] = Part(BYTES[model.dtype] * facts.parameters, turn)
+        found["cast weights"] = Part(BYTES[model.dtype] * facts.parameters // split, turn)
     if copies:
         found["other tags"] = Part((copies + 1) * MASTER * trained // ranks)
     return {f"{role} {name}": part for name, part in found.items()}
@@ -188,20 +193,21 @@ def _each_alone(facts: ModelFacts) -> bool:
     return any(family in PER_DOCUMENT for family in facts.families)
 
 
-def _activations(model: ModelConfig, facts: ModelFacts, batch: _Batch) -> int:
+def _activations(model: ModelConfig, facts: ModelFacts, batch: _Batch, split: int) -> int:
     """Return what one micro-batch keeps for the backward."""
     width, hidden, layers = BYTES[model.dtype], facts.hidden or 0, facts.layers or 0
     mlp, keys = facts.inside or 4 * hidden, (facts.kv_heads or 0) * (facts.head_dim or 0)
     casts = 2 * hidden if width < MASTER else 0
-    inside = (MASTER * 6 * hidden + width * (4 * hidden + 2 * keys + 4 * mlp + casts)) * batch.run
-    inside += width * 2 * keys * batch.tokens
+    parted = (2 * hidden + 2 * keys + 4 * mlp) // split
+    inside = (MASTER * 6 * hidden + width * (2 * hidden + parted + casts)) * batch.run
+    inside += width * 2 * keys * batch.tokens // split
     return MASTER * hidden * layers * batch.run + inside if model.gradient_checkpointing else inside * layers
 
 
-def _logprobs(config: Config, facts: ModelFacts, placement: Placement) -> int:
-    vocabulary = sampled_tokens(config.actor_rollout_ref.model, facts) or 0
+def _logprobs(config: Config, facts: ModelFacts, placement: Placement, split: int) -> int:
+    vocabulary = (sampled_tokens(config.actor_rollout_ref.model, facts) or 0) // split
     budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-    tokens = _micro_batch(config, facts, placement.devices, budget).tokens
+    tokens = _micro_batch(config, facts, max(1, placement.devices // split), budget).tokens
     answers = tokens * config.data.max_response_length // longest_sequence(config)
     model = config.actor_rollout_ref.model
     head = 0 if model.trains_adapters else MASTER * vocabulary * (facts.hidden or 0)

@@ -63,6 +63,8 @@ class ModelFacts:
     """What the model is, by its config, if it is none that goes on with a text."""
     unknown: str | None = None
     """Why transformers has no code for a model of its family; None where it has."""
+    heads: int | None = None
+    """Heads of its attention; ``kv_heads`` of them have keys and values of their own."""
 
 
 def looks_like_path(path: str) -> bool:
@@ -129,6 +131,7 @@ def read_model(folder: Path) -> ModelFacts:
         unknown=fault_of_family(config),
         families=families,
         quantized=_quantized(config) or _quantized(text),
+        heads=heads,
     )
 
 

@@ -61,8 +61,8 @@ def placements(config: Config) -> tuple[Placement, ...]:
 
 
 def train_ranks(config: Config) -> int:
-    """Count the data-parallel ranks of the actor: one a device, since no other parallelism of training is there yet."""
-    return _place(config, "actor").devices
+    """Count the data-parallel ranks of the actor: the devices, or what they make of models that are split over some."""
+    return max(1, _place(config, "actor").devices // config.actor_rollout_ref.actor.tensor_model_parallel_size)
 
 
 def _place(config: Config, role: str) -> Placement:

@@ -25,11 +25,13 @@ from tandem.plan.checks.engine import check_engine, engine_notes
 from tandem.plan.checks.episode import check_episode
 from tandem.plan.checks.execution import check_execution
 from tandem.plan.checks.folder import check_ends, check_files_of, check_nucleus, check_template, notes_on_ends
+from tandem.plan.checks.images import check_images, sees
 from tandem.plan.checks.model import check_context, check_exact, exact_notes, read_checked
 from tandem.plan.checks.preference import check_preferences
 from tandem.plan.checks.resumed import check_resumed, resume_notes
 from tandem.plan.checks.reward import check_reward
 from tandem.plan.checks.run_folder import Saved, find_resumed
+from tandem.plan.checks.split import check_split
 from tandem.plan.checks.stages import check_stages
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
 from tandem.plan.checks.template import notes_on_template
@@ -179,7 +181,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
     plugin_problems = import_plugins(config)
     entries = look_up(config)
     placed = placements(config)
-    facts, model_problems = read_checked(MODEL, config.actor_rollout_ref.model)
+    facts, model_problems = read_checked(MODEL, config.actor_rollout_ref.model, sees=True)
     critic_facts, critic_problems = read_critic(config, facts)
     rows = trained_rows(config)
     batch = plan_batch(config, train_ranks(config), rows.kept)
@@ -197,6 +199,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         *([] if learns_preferences(config) else check_engine(config, entries, runtime)),
         *check_pushed(config, shares),
         *check_swap(config, entries, runtime),
+        *check_images(config, facts, runtime),
         *check_critic(config, batch, critic_facts, own_loop),
         *check_length(config, batch, rows),
         *resume_problems,
@@ -218,7 +221,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         old_logprobs=old_logprobs_from(config),
         pushed="nothing" if shares else pushed_part(config),
         flow=plan_flow(config),
-        source_columns=source_columns(entries),
+        source_columns=source_columns(entries, sees(facts)),
         stages=stages,
         step=step,
         table=(*BUILT_IN, *entries.stages),
@@ -258,7 +261,7 @@ def _contradictions(
         yield from check_reward(config)
         yield from check_episode(config)
         yield from check_teacher(config, entries, facts)
-        yield from check_data(config)
+        yield from check_data(config, sees(facts))
         yield from check_ends(config, facts)
         yield from check_nucleus(config, facts)
     if facts is not None:
@@ -266,6 +269,7 @@ def _contradictions(
         yield from check_template(config)
     yield from check_context(config, facts)
     yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
+    yield from check_split(config, facts)
     yield from check_exported(config.trainer, config.actor_rollout_ref.model)
     yield from check_exact(config)
     yield from check_evaluation(config)

@@ -91,7 +91,7 @@ def _prompts(data: DataConfig, files: list[str]) -> Iterator[str | None]:
 def _prompt(data: DataConfig, template: Template | None, row: Row) -> str | None:
     try:
         value = row.nested(data.prompt_key) if template is None else template.fill(row)
-        tools = None if data.tools_key is None else row.find(data.tools_key)
+        beside = [None if key is None else row.find(key) for key in (data.tools_key, data.image_key)]
     except RowError:
         return None
-    return json.dumps([value, tools], sort_keys=True, default=repr)
+    return json.dumps([value, *beside], sort_keys=True, default=repr)

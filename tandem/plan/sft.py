@@ -14,6 +14,7 @@ from tandem.models.layouts.positions import Context
 from tandem.plan.checks.adapters import check_adapters, check_exported, notes_on_targets
 from tandem.plan.checks.data import check_sft_data
 from tandem.plan.checks.folder import check_files_of, check_sft_template
+from tandem.plan.checks.images import check_sft_images, sees
 from tandem.plan.checks.model import read_checked
 from tandem.plan.checks.resumed import check_resumed, resume_notes
 from tandem.plan.checks.run_folder import find_resumed
@@ -61,7 +62,7 @@ def compile_sft_plan(config: SftConfig) -> SftPlan:
     """Return the plan of an SFT run. Pure and deterministic."""
     mix = _shares(config)
     rows = count_rows(config.data.train_files) if config.data.train_files else _all_rows(mix)
-    facts, problems = (None, []) if config.model.new is not None else read_checked("model", config.model)
+    facts, problems = (None, []) if config.model.new is not None else read_checked("model", config.model, sees=True)
     updates = _updates(config, rows)
     saved, resume_problems = find_resumed(config.trainer)
     found = [*check_hidden(config), *problems, *_contradictions(config, facts), *resume_problems]
@@ -110,7 +111,8 @@ def _updates(config: SftConfig, rows: int | None) -> int | None:
 
 def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Problem]:
     data, model = config.data, config.model
-    yield from check_sft_data(config)
+    yield from check_sft_data(config, sees(facts))
+    yield from check_sft_images(config, facts)
     if facts is not None:
         yield from check_files_of("model", model)
     yield from check_sft_template(config)

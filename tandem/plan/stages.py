@@ -77,9 +77,11 @@ def plan_stages(config: Config, entries: Entries) -> tuple[PlannedStage, ...]:
     return plan_step(step_facts(config, entries), entries.stages)
 
 
-def source_columns(entries: Entries) -> tuple[str, ...]:
-    """Return what a row of the data brings."""
-    return SOURCE_COLUMNS if entries.preference_loss is None else PREFERENCE_COLUMNS
+def source_columns(entries: Entries, images: bool = False) -> tuple[str, ...]:
+    """Return what a row of the data brings; ``images``: those that its prompt shows too."""
+    if entries.preference_loss is not None:
+        return PREFERENCE_COLUMNS
+    return (*SOURCE_COLUMNS, "images") if images else SOURCE_COLUMNS
 
 
 def plan_tags(config: Config) -> tuple[str, ...]:

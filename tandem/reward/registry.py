@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -109,6 +110,20 @@ def register_reward(
         return target
 
     return add
+
+
+@contextmanager
+def known_here(name: str, target: ScorerTarget) -> Iterator[str]:
+    """Keep a scorer that no other process can import registered as long as the block lasts; yield its name.
+
+    It is called in this process. Raises ``TandemError`` as ``register_reward`` does.
+    """
+    call_style(target, name)
+    REWARDS.register(name, scope=Scope.SEQUENCE, packages=(), check=no_objection, here=True)(target)
+    try:
+        yield name
+    finally:
+        REWARDS.remove(name)
 
 
 def call_style(target: ScorerTarget, name: str) -> CallStyle:

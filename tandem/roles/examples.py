@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tandem.columns.images import IMAGES
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.data.base_source import NOT_TRAINED
@@ -30,6 +31,7 @@ def padded_batch(examples: Sequence[Example], pad_id: int) -> dict[str, torch.Te
 def as_samples(examples: Sequence[Example]) -> DataProto:
     """Return each example as a prompt (all before its first learned token, at least one token) and a response."""
     prompts, responses, masks = [], [], []
+    shown = any(example.shown is not None for example in examples)
     for example in examples:
         learned = list(example.loss_mask)
         start = max(1, learned.index(1))
@@ -41,5 +43,6 @@ def as_samples(examples: Sequence[Example]) -> DataProto:
             "prompts": Ragged.from_rows(prompts),
             "responses": Ragged.from_rows(responses),
             "response_mask": Ragged.from_rows(masks),
-        }
+        },
+        {IMAGES: [None if e.shown is None else e.shown.patches() for e in examples]} if shown else {},
     )

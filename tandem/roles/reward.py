@@ -21,6 +21,7 @@ from tandem.reward.parts import component_names
 from tandem.reward.process.inline import InlineScoring
 from tandem.reward.process.job import Handle
 from tandem.reward.process.pool import ScoringPool
+from tandem.reward.registry import REWARDS
 from tandem.reward.resolve import bind, resolve
 
 logger = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ def build_reward_manager(
         tokenizer = load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
     scoring: Scoring = (
         InlineScoring(bind(spec))
-        if inline or config.type == NO_REWARD
+        if inline or config.type == NO_REWARD or _is_only_here(config)
         else ScoringPool(
             spec,
             workers=config.workers,
@@ -172,3 +173,8 @@ def build_reward_manager(
     )
     components = component_names(config.type, config.file, config.parameters)
     return RewardManager(scoring, timeout_s=config.timeout_s, on_error=config.on_error, components=components)
+
+
+def _is_only_here(config: RewardConfig) -> bool:
+    """Return whether the scorer is an object of this program that no other process can import."""
+    return config.file is None and config.type in REWARDS and bool(REWARDS[config.type].traits.get("here"))

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 import torch
 
 from tandem.base.errors import TandemError
+from tandem.columns.images import Images
 from tandem.models.causal_lm import CausalLM
 from tandem.models.head import Head
 from tandem.models.layouts.kv_store import closing
 from tandem.models.layouts.row_cache import Prefill, RowCache
+from tandem.models.prefill import Prompts
 from tandem.rollout.protocol import FinishReason, GroupOutput, GroupRequest, SampleOutput, Sampling
 from tandem.rollout.sampler import draw, uniforms
 
@@ -25,6 +27,17 @@ class _Group:
 
     request: GroupRequest
     samples: dict[int, SampleOutput] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class _Resumed:
+    """A prefill of begun answers: ``ids`` (T,) at ``positions`` (T,) or (3, T), and ``shifts`` (R,) of its rows."""
+
+    layout: Prefill
+    ids: torch.Tensor
+    positions: torch.Tensor
+    shifts: torch.Tensor
+    images: Images | None
 
 
 class Block:
@@ -41,6 +54,7 @@ class Block:
         self._drawn = torch.zeros(limit, dtype=torch.int64)
         self._limits = torch.zeros(limit, dtype=torch.int64)  # tokens at which a row ends
         self._last = torch.zeros(limit, dtype=torch.int64)
+        self._shifts = torch.zeros(limit, dtype=torch.int64)  # from a token's place in its row to its position
         self._tokens = torch.empty(limit, sampling.max_tokens, dtype=torch.int64)
         self._logprobs = torch.empty(limit, sampling.max_tokens, dtype=torch.float32)
         self._versions = torch.empty(limit, sampling.max_tokens, dtype=torch.int32)
@@ -70,6 +84,7 @@ class Block:
     def _start(self, requests: Sequence[GroupRequest], version: int) -> None:
         """Prefill each prompt once, all in one packed row, and draw the first token of each of its samples."""
         first, copies = self.count, self._sampling.samples
+        prompts = self._seen(requests)
         layout = self._cache.append(torch.tensor([len(r.prompt_ids) for r in requests]), copies)
         groups = [_Group(request) for request in requests]
         self._owners += [(group, i) for group in groups for i in range(copies)]
@@ -77,14 +92,18 @@ class Block:
         self._seeds[rows] = torch.tensor([seed for r in requests for seed in r.seeds])
         self._drawn[rows] = 0
         self._limits[rows] = torch.tensor([r.limit(self._sampling) for r in requests for _ in r.seeds])
-        ids = torch.cat([r.prompt_ids for r in requests])
+        self._shifts[rows] = prompts.shift.repeat_interleave(copies)
+        ids, positions = prompts.rows.values, prompts.placed(layout.positions)
         ends = layout.last.to(self._device)
 
         def read(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
             return self._draw(hidden[ends], head, rows)
 
-        drawn = self._model(ids.to(self._device), layout.positions.to(self._device), layout, read)
+        drawn = self._model(ids.to(self._device), positions.to(self._device), layout, read, prompts.images)
         self._record(rows, version, *drawn)
+
+    def _seen(self, requests: Sequence[GroupRequest]) -> Prompts:
+        return Prompts.of(self._model, [r.prompt_ids for r in requests], [r.images for r in requests])
 
     def _unfinished(self, requests: Sequence[GroupRequest]) -> list[tuple[_Group, int]]:
         """Take over the finished samples of begun groups, and return those that go on, each by group and index."""
@@ -101,12 +120,14 @@ class Block:
         first = self.count
         begun = [group.request.begun[i] for group, i in owners]
         drawn = torch.tensor([len(sample.token_ids) for sample in begun])
-        ids, layout = self._prefill(owners, begun, drawn)
+        prefill = self._prefill(owners, begun, drawn)
+        layout = prefill.layout
         self._owners += owners
         rows = slice(first, self.count)
         self._seeds[rows] = torch.tensor([group.request.seeds[i] for group, i in owners])
         self._drawn[rows] = drawn
         self._limits[rows] = torch.tensor([group.request.limit(self._sampling) for group, _ in owners])
+        self._shifts[rows] = prefill.shifts
         for row, sample in enumerate(begun, start=first):
             length = len(sample.token_ids)
             self._tokens[row, :length] = sample.token_ids
@@ -117,25 +138,24 @@ class Block:
         def read(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
             return self._draw(hidden[ends], head, rows)
 
-        tokens = self._model(ids.to(self._device), layout.positions.to(self._device), layout, read)
-        self._record(rows, version, *tokens)
+        ids, positions = prefill.ids.to(self._device), prefill.positions.to(self._device)
+        self._record(rows, version, *self._model(ids, positions, layout, read, prefill.images))
 
-    def _prefill(
-        self, owners: list[tuple[_Group, int]], begun: list[SampleOutput], drawn: torch.Tensor
-    ) -> tuple[torch.Tensor, Prefill]:
-        """Return the row of tokens to prefill and its layout; ``drawn`` (R,) int64 tokens have ``begun``."""
+    def _prefill(self, owners: list[tuple[_Group, int]], begun: list[SampleOutput], drawn: torch.Tensor) -> _Resumed:
+        """Return what is run of prompts and of the ``drawn`` (R,) int64 tokens that ``begun`` have."""
         answers = [sample.token_ids for sample in begun]
         if self._sampling.samples == 1:  # a prompt that nobody shares stands in the row of its answer
-            whole = [
-                torch.cat([group.request.prompt_ids, answer])
-                for (group, _), answer in zip(owners, answers, strict=True)
-            ]
-            return torch.cat(whole), self._cache.append(torch.tensor([len(ids) for ids in whole]), 1)
+            prompts = self._seen([group.request for group, _ in owners])
+            layout = self._cache.append(prompts.rows.lengths + drawn, 1)
+            return _Resumed(layout, *prompts.joined(answers, layout.positions), prompts.shift, prompts.images)
         copies = Counter(group for group, _ in owners)
-        prompts = [group.request.prompt_ids for group in copies]
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        layout = self._cache.resume(lengths, torch.tensor(list(copies.values())), drawn)
-        return torch.cat(prompts + answers), layout
+        prompts = self._seen([group.request for group in copies])
+        counts = torch.tensor(list(copies.values()))
+        layout = self._cache.resume(prompts.rows.lengths, counts, drawn)
+        owner = torch.repeat_interleave(counts)
+        positions = prompts.before(layout.positions, owner.repeat_interleave(drawn))
+        ids = torch.cat([prompts.rows.values, *answers])
+        return _Resumed(layout, ids, positions, prompts.shift[owner], prompts.images)
 
     def abort(self) -> None:
         """End every row as it is."""
@@ -152,7 +172,8 @@ class Block:
         def read(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
             return self._draw(hidden, head, rows)
 
-        drawn = self._model(self._last[rows].to(self._device), layout.positions.to(self._device), layout, read)
+        positions = layout.positions + self._shifts[rows]
+        drawn = self._model(self._last[rows].to(self._device), positions.to(self._device), layout, read)
         self._record(rows, version, *drawn)
 
     def _draw(self, hidden: torch.Tensor, head: Head, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -228,7 +249,7 @@ class Block:
         source, target = closing(kept)
         self._cache.move(source, target, count)
         width = int(self._drawn[source].max()) if len(source) else 0
-        for array in (self._seeds, self._drawn, self._limits, self._last):
+        for array in (self._seeds, self._drawn, self._limits, self._last, self._shifts):
             array[target] = array[source]
         for table in (self._tokens, self._logprobs, self._versions):
             table[target, :width] = table[source, :width]

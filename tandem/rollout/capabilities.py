@@ -40,7 +40,7 @@ class EngineCapabilities:
         ``logprobs``: the distributions whose log-probs it can give. ``sampled``, that a token was drawn from; ``full``,
         that before top-k and top-p; ``raw``, the model's own, at temperature 1. ``seeds``: a sample's random stream is
         a function of its seed alone. ``lowest_temperature`` at which it draws, beside greedy answers. ``exact``: with
-        that setting its tokens are bit-equal whatever else is in flight.
+        that setting its tokens are bit-equal whatever else is in flight. ``images``: a request may bring some.
     Package
         ``package`` that its factory imports, of a version in the range ``versions`` (as pip writes it). ``builds``:
         names under which pip knows other builds of it.
@@ -60,6 +60,7 @@ class EngineCapabilities:
     seeds: bool = False
     lowest_temperature: float = 0.0
     exact: bool = False
+    images: bool = False
     package: str | None = None
     versions: str = ""
     builds: tuple[str, ...] = ()

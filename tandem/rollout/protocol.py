@@ -11,6 +11,8 @@ from tandem.base.errors import ContractError
 if TYPE_CHECKING:
     import torch
 
+    from tandem.columns.images import Images
+
 FinishReason = Literal["stop", "length", "aborted"]
 KeepKV = Literal["old", "recompute"]
 LogprobsOf = Literal["sampled", "full", "either"]
@@ -85,7 +87,8 @@ class GroupRequest:
     ``begun`` (none, or one per sample) is what an aborted generation gave. Its finished samples are taken over; the
     others are prefilled with the tokens they have, whose log-probs and versions stay, and go on in their random stream.
 
-    ``max_tokens`` of each sample, where that is less than the sampling's.
+    ``max_tokens`` of each sample, where that is less than the sampling's. ``images`` that the prompt shows, where it
+    has a token for each.
     """
 
     key: int | str
@@ -93,6 +96,7 @@ class GroupRequest:
     seeds: tuple[int, ...]
     begun: tuple[SampleOutput, ...] = ()
     max_tokens: int | None = None
+    images: Images | None = None
 
     def limit(self, sampling: Sampling) -> int:
         """Return how many tokens a sample may have: the request's own limit, never more than that of ``sampling``."""

@@ -104,6 +104,7 @@ def make_engine(spec: EngineSpec, model: CausalLM | str, *, shares_weights: bool
         logprobs=("sampled", "full"),
         seeds=True,
         exact=True,
+        images=True,
     ),
 )
 def hf(

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import load, save
 
+from tandem.columns.images import Images
 from tandem.rollout.protocol import GroupRequest, SampleOutput, Sampling
 
 _HEAD = struct.Struct("!IQ")  # bytes of JSON, bytes of tensors
@@ -120,7 +121,9 @@ def unpack_sampling(fields: Mapping[str, Any]) -> Sampling:
 def pack_request(request: GroupRequest) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Turn a request into the fields and tensors of a message."""
     fields, tensors = pack_samples(request.begun)
-    prompt = request.prompt_ids.contiguous()
+    prompt, shown = request.prompt_ids.contiguous(), request.images
+    if shown is not None:
+        tensors |= {"pixels": shown.pixels.contiguous(), "grid": shown.grid.contiguous()}
     asked = {"key": request.key, "seeds": request.seeds, "max_tokens": request.max_tokens, "begun": fields}
     return asked, {"prompt_ids": prompt, **tensors}
 
@@ -130,7 +133,8 @@ def unpack_request(message: Message) -> GroupRequest:
     fields = message.fields
     begun = unpack_samples(fields["begun"], message.tensors)
     prompt, seeds = message.tensors["prompt_ids"], tuple(fields["seeds"])
-    return GroupRequest(fields["key"], prompt, seeds, begun, fields["max_tokens"])
+    shown = Images(message.tensors["pixels"], message.tensors["grid"]) if "pixels" in message.tensors else None
+    return GroupRequest(fields["key"], prompt, seeds, begun, fields["max_tokens"], shown)
 
 
 def pack_samples(samples: Sequence[SampleOutput]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

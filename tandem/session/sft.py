@@ -15,7 +15,9 @@ from tandem.data.chat import encode_chat_prompt
 from tandem.data.examples import Example
 from tandem.data.files import open_tables
 from tandem.data.mixture import Mixture, Stream
-from tandem.data.rows import Row, Table
+from tandem.data.pictures import Shown, Sight
+from tandem.data.rows import Row, RowError, Table
+from tandem.data.shown import with_images
 from tandem.data.tools import read_tools
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import as_causal_lm, new_model
@@ -32,7 +34,7 @@ from tandem.roles.rollout.generation import end_tokens
 from tandem.rollout.hf import HfEngine
 from tandem.runtime.build.composite import load_trainable, model_tokenizer
 from tandem.runtime.build.engine_specs import run_device
-from tandem.runtime.build.sources import example_source, held_out_examples, rows_of, user_source
+from tandem.runtime.build.sources import example_sight, example_source, held_out_examples, rows_of, user_source
 from tandem.session.keep.exports import Exporter
 from tandem.session.progress import Progress, StepPart
 from tandem.session.resume import check_inputs, find_checkpoint, run_info
@@ -45,7 +47,14 @@ from tandem.train.objective import SftObjective
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Pair = tuple[list[int], str]
+
+@dataclass(frozen=True)
+class Question:
+    """A held-out prompt and its answer."""
+
+    ids: list[int]
+    answer: str
+    shown: Shown | None = None
 
 
 @dataclass(frozen=True)
@@ -88,8 +97,7 @@ class Drawn(StepPart):
 class Tuner:
     """The packed and token-budgeted engine of a fine-tuning run, and its looks at held-out rows.
 
-    ``held_out``: the examples of the held-out loss; ``questions``: (prompt ids, response) pairs to answer, none where
-    rows are conversations.
+    ``held_out``: the examples of the held-out loss; ``questions`` to answer, none where rows are conversations.
     """
 
     config: SftConfig
@@ -98,7 +106,7 @@ class Tuner:
     engine: FsdpEngine
     log: RunLog
     held_out: Sequence[Example]
-    questions: Sequence[Pair]
+    questions: Sequence[Question]
 
     def learn(self, examples: Sequence[Example]) -> dict[str, float]:
         """Take one optimizer step on the examples; its metrics."""
@@ -143,12 +151,14 @@ class Tuner:
 
     def _accuracy(self) -> float:
         """Return the fraction of held-out prompts that the model answers exactly."""
+        shown = [question.shown for question in self.questions]
         return greedy_accuracy(
             HfEngine(self.model, shares_weights=True),
-            self.questions,
+            [(question.ids, question.answer) for question in self.questions],
             self.tokenizer,
             max_new_tokens=self.config.evaluation.max_new_tokens,
             stop_token_ids=end_tokens(self.model.model, self.tokenizer),
+            images=lambda number: None if (found := shown[number]) is None else found.patches(),
         )
 
 
@@ -164,7 +174,8 @@ def build_sft_session(config: SftConfig) -> SftSession:
     held_out = _held_out_tables(config, own) if config.evaluation.interval else []
     examples = held_out_examples(config, tokenizer, held_out) if held_out else []
     asked = config.data.messages_key is None
-    questions = [_pair(row, config, tokenizer) for row in _rows(held_out)] if asked else []
+    sight = example_sight(config)
+    questions = [_question(row, config, tokenizer, sight) for row in _rows(held_out)] if asked else []
     steps = source.total_steps(config.data.train_batch_size, config.trainer.total_steps)
     problems = list(check_schedule("optim", config.optim, steps))
     if problems:
@@ -271,16 +282,23 @@ def llama_shape(model: SftModelConfig, tokenizer: PreTrainedTokenizerBase) -> di
     }
 
 
-def _pair(row: Row, config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Pair:
+def _question(row: Row, config: SftConfig, tokenizer: PreTrainedTokenizerBase, sight: Sight | None) -> Question:
     data = config.data
     prompt, response = row[data.prompt_key], row[data.response_key]
     if not isinstance(prompt, str) or not isinstance(response, str) or not prompt:
         raise row.bad("not text", f"{data.prompt_key!r} and {data.response_key!r} must be text, the first not empty")
     try:
         if data.chat:
-            tools = read_tools(row, data.tools_key)
-            return encode_chat_prompt(tokenizer, [{"role": "user", "content": prompt}], tools=tools)[1], response
-        return encode_plain(tokenizer, prompt), response
+            tools, messages = read_tools(row, data.tools_key), [{"role": "user", "content": prompt}]
+            if sight is None:
+                return Question(encode_chat_prompt(tokenizer, messages, tools=tools)[1], response)
+            messages, pictures = with_images(sight, row, messages)
+            ids = encode_chat_prompt(tokenizer, messages, tools=tools)[1]
+            ids, _ = sight.expanded(ids, [0] * len(ids), pictures)
+            return Question(ids, response, Shown(pictures, sight.reader))
+        return Question(encode_plain(tokenizer, prompt), response)
+    except RowError:
+        raise
     except DataError as error:
         raise row.bad("not encodable", str(error)) from error
 

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tandem.algorithms.distillation import AT_CANDIDATES, CANDIDATES
 from tandem.base.errors import ContractError, DataError
+from tandem.columns.images import IMAGES
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
@@ -23,15 +24,16 @@ from tandem.models.causal_lm import CausalLM
 from tandem.models.device import give_back, require_on
 from tandem.models.fingerprint import fingerprint
 from tandem.models.head import Head
+from tandem.models.images import Seen
 from tandem.models.layouts.packing import PackedSamples, pack_samples
 from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.lora import adapted_layers, adapter_weights, adapters_off, base_weights, merged_weights
 from tandem.models.probe import prove
+from tandem.train import sharding
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
 from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import Exported, StepResult, TopTokens, Wanted
 from tandem.train.shard_batch import forward_columns, objective_columns
-from tandem.train.sharding import local_shard, part_like, shard_layers, shard_like
 from tandem.train.updater import Updater
 
 TokenValues = tuple[torch.Tensor, torch.Tensor | None]
@@ -44,7 +46,7 @@ _EXPORTS = {"merged": merged_weights, "adapter": adapter_weights, "base": base_w
 class FsdpEngine:
     """Trains a ``CausalLM`` with AdamW; see ``TrainEngine`` for what the methods do.
 
-    ``mesh`` is one-dimensional; None leaves the model unwrapped in this one process. ``temperature`` divides the
+    ``mesh`` is one of ``rank_mesh``; None leaves the model unwrapped in this one process. ``temperature`` divides the
     logits in every log-prob, as in sampling. ``total_updates`` is where a falling schedule ends. With ``exact`` each
     group is a micro-batch of its own, in canonical order: bit-equal results whatever the batch came in with.
     """
@@ -67,15 +69,15 @@ class FsdpEngine:
         self._max_tokens, self._max_samples = max_tokens_per_micro_batch, max_samples_per_micro_batch
         self._temperature, self._exact = temperature, exact
         prove(model, "training")  # before it is sharded, where it will run
-        self._mesh, self._group = mesh, None if mesh is None else mesh.get_group()
+        self._mesh, self._group = mesh, None if mesh is None else sharding.data_parallel(mesh).get_group()
         if gradient_checkpointing:
             model.checkpoint_gradients()
         if mesh is not None:
-            shard_layers(model, mesh)
+            sharding.shard_layers(model, mesh)
         require_on(model, self.device, "the engine of a train rank")
         self._trained = {name: p for name, p in model.model.named_parameters() if p.requires_grad}
         self._base: str | None = None
-        self._updater = Updater(self._trained.values(), optim, total_updates, group=self._group)
+        self._updater = Updater(self._trained.values(), optim, total_updates, groups=sharding.groups_of(mesh))
 
     @property
     def updates(self) -> int:
@@ -141,7 +143,7 @@ class FsdpEngine:
 
     def shards(self) -> dict[str, torch.Tensor]:
         """Return the local shards of the trained parameters, live: copy out of and into them in place."""
-        return {name: local_shard(p.detach()) for name, p in self._trained.items()}
+        return {name: sharding.local_shard(p.detach()) for name, p in self._trained.items()}
 
     def export(self, part: Exported = "merged") -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, full tensor) of ``part``, one at a time; with several ranks all of them must ask."""
@@ -173,7 +175,7 @@ class FsdpEngine:
 
     def beside(self, model: CausalLM) -> FsdpEngine:
         """Return an engine for forwards of another model on the same ranks, at the same temperature and token
-        budget.
+        budget. It is sharded over all of them, never split.
         """
         return FsdpEngine(
             model,
@@ -183,7 +185,7 @@ class FsdpEngine:
             max_samples_per_micro_batch=self._max_samples,
             temperature=self._temperature,
             exact=self._exact,
-            mesh=self._mesh,
+            mesh=sharding.flat(self._mesh),
             device=self.device,
         )
 
@@ -238,14 +240,14 @@ class FsdpEngine:
             if name not in weights or weights[name].shape != parameter.shape:
                 has = f"is {tuple(weights[name].shape)}" if name in weights else "is missing"
                 raise ContractError(f"weight {name!r} {has}, the trained one is {tuple(parameter.shape)}")
-            found[name] = part_like(parameter, weights[name].to(parameter.dtype))
+            found[name] = sharding.part_like(parameter, weights[name].to(parameter.dtype))
         return found
 
     def as_sharded(self, copies: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the copies of ``shards()`` as parts of whole tensors, which any number of ranks can load; shares their
         memory.
         """
-        return {name: shard_like(self._trained[name], copy) for name, copy in copies.items()}
+        return {name: sharding.shard_like(self._trained[name], copy) for name, copy in copies.items()}
 
     # --- one micro-batch ---------------------------------------------------------------------------------------------
 
@@ -291,16 +293,18 @@ class FsdpEngine:
             )
 
     def _pack(self, micro: DataProto) -> PackedSamples:
-        columns = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
-        return self._packed(*columns, restarts=micro.ragged("restarts") if "restarts" in micro.batch else None)
+        prompts, responses, mask = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
+        restarts = micro.ragged("restarts") if "restarts" in micro.batch else None
+        shown = micro.non_tensor_batch[IMAGES] if IMAGES in micro.non_tensor_batch else ()  # noqa: SIM401
+        seen = self.model.seeing.see(prompts, shown) if any(shown) else None
+        return self._packed(prompts, responses, mask, restarts=restarts, seen=seen)
 
     def _packed(
-        self, prompts: Ragged, responses: Ragged, mask: Ragged, *, restarts: Ragged | None = None
+        self, prompts: Ragged, responses: Ragged, mask: Ragged, restarts: Ragged | None = None, seen: Seen | None = None
     ) -> PackedSamples:
-        share, layout, device = self.model.shares_prompts, self.model.layout, self.device
-        return pack_samples(
-            prompts, responses, mask, restarts=restarts, share_prompts=share, device=device, layout=layout
-        )
+        model, given = self.model, (prompts, responses, mask)
+        how: Any = {"share_prompts": model.shares_prompts, "device": self.device, "layout": model.layout}
+        return pack_samples(*given, restarts=restarts, seen=seen, **how)
 
     def _look(self, samples: PackedSamples, want: Sequence[Wanted]) -> Found:
         """Return what is wanted of the N trained tokens, (N, ...) each."""
@@ -323,7 +327,7 @@ class FsdpEngine:
                 found["sum_pi_squared"] = sum_pi_squared(chosen, head, temperature=self._temperature)
             return found
 
-        found: Found = self.model(samples.input_ids, samples.positions, samples.layout, read)
+        found: Found = self.model(samples.input_ids, samples.positions, samples.layout, read, samples.images)
         return found
 
     def _run(
@@ -346,7 +350,7 @@ class FsdpEngine:
                 entropy_grad=entropy_grad,
             )
 
-        values: TokenValues = self.model(samples.input_ids, samples.positions, samples.layout, read)
+        values: TokenValues = self.model(samples.input_ids, samples.positions, samples.layout, read, samples.images)
         return values
 
     # --- ranks -------------------------------------------------------------------------------------------------------

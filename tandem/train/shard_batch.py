@@ -9,11 +9,12 @@ import torch
 
 from tandem.algorithms.balance import partition
 from tandem.base.errors import ContractError
+from tandem.columns.images import IMAGES
 from tandem.columns.proto import DataProto
 from tandem.train.micro_batches import canonical_order
 from tandem.train.objective import Objective
 
-_WHERE_THERE = ("restarts", "group_ids", "sample_index")
+_WHERE_THERE = ("restarts", "group_ids", "sample_index", IMAGES)
 
 
 def shard_rows(
@@ -49,7 +50,8 @@ def shard_batch(batch: DataProto, ranks: int, *, balance: bool, whole_groups: bo
 
 def forward_columns(batch: DataProto) -> list[str]:
     """Return what a forward reads of ``batch``."""
-    return ["prompts", "responses", "response_mask", *(name for name in _WHERE_THERE if name in batch.batch)]
+    there = {*batch.batch, *batch.non_tensor_batch}
+    return ["prompts", "responses", "response_mask", *(name for name in _WHERE_THERE if name in there)]
 
 
 def objective_columns(objective: Objective, batch: DataProto) -> list[str]:

@@ -1,21 +1,58 @@
-"""Sharding a model over ranks with ``fully_shard``."""
+"""Sharding a model over ranks with ``fully_shard``, on a mesh of one dimension or of two.
+
+The ranks of one dimension are data-parallel: each has samples of its own. With two, ``DATA`` and ``TENSOR``, those of a
+row of the second are one model among them, and see the same samples.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch.distributed.device_mesh import DeviceMesh
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tandem.models.causal_lm import CausalLM
+from tandem.train.tensor_parallel import split_layers
+
+DATA, TENSOR = "data", "tensor"
+
+
+def rank_mesh(device_type: str, ranks: int, tensor_parallel: int = 1) -> DeviceMesh:
+    """Return the mesh of ``ranks`` in this process group, of which ``tensor_parallel`` neighbours share a model."""
+    if tensor_parallel == 1:
+        return init_device_mesh(device_type, (ranks,))
+    shape = (ranks // tensor_parallel, tensor_parallel)
+    return init_device_mesh(device_type, shape, mesh_dim_names=(DATA, TENSOR))
+
+
+def data_parallel(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the dimension of ``mesh`` whose ranks have samples of their own."""
+    return mesh if mesh.ndim == 1 else mesh[DATA]
+
+
+def flat(mesh: DeviceMesh | None) -> DeviceMesh | None:
+    """Return a mesh of one dimension with the ranks of ``mesh``, which meet for it."""
+    return mesh if mesh is None or mesh.ndim == 1 else rank_mesh(mesh.device_type, mesh.size())
+
+
+def groups_of(mesh: DeviceMesh | None) -> tuple[dist.ProcessGroup, ...]:
+    """Return the groups that a sum over all ranks of ``mesh`` goes through, one after the other."""
+    return () if mesh is None else tuple(mesh.get_all_groups())
 
 
 def shard_layers(model: CausalLM, mesh: DeviceMesh) -> None:
-    """Shard each decoder layer, and the rest (embedding, last norm, head) as one; gradients are summed over ranks.
+    """Split each layer over the ranks that share a model, if several do. Then shard each decoder layer, and the rest
+    (embedding, last norm, head) as one; gradients are summed over ranks.
 
     All are given back after each forward, the rest too: whoever writes into shards between two forwards, as an
     optimizer or a weight tag does, must find its change in the second.
     """
+    if mesh.ndim == 2:
+        split_layers(model, mesh[TENSOR])
+        mesh = mesh[DATA]
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
@@ -28,6 +65,14 @@ def shard_layers(model: CausalLM, mesh: DeviceMesh) -> None:
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a sharded tensor, sharing its memory; an unsharded one as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def is_first_copy(tensor: torch.Tensor) -> bool:
+    """Return whether no rank before this one has the same part of a sharded tensor; True of an unsharded one."""
+    if not isinstance(tensor, DTensor):
+        return True
+    place: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
+    return not any(at for at, kind in zip(place, tensor.placements, strict=True) if kind.is_replicate())
 
 
 def shard_like(parameter: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from tandem.base.errors import DataError
 from tandem.columns import plain_json
-from tandem.train.sharding import local_shard
+from tandem.train.sharding import is_first_copy, local_shard
 
 FORMAT = "tandem-tensors/1"
 FILE_BYTES = 2**30
@@ -127,10 +127,11 @@ def _own_part(tensor: torch.Tensor) -> Part:
 
 
 def _is_written(part: Part, tensor: torch.Tensor, rank: int) -> bool:
-    """Return whether this rank writes it: the first writes what it has, others what the first can't have: true parts
+    """Return whether this rank writes it: the first writes what it has, others what none before them has: true parts
     that aren't empty.
     """
-    return prod(part.size) > 0 and (rank == 0 or part.size != tuple(tensor.shape))
+    own = rank == 0 or (part.size != tuple(tensor.shape) and is_first_copy(tensor))
+    return prod(part.size) > 0 and own
 
 
 def _own_memory(shard: torch.Tensor, beside: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch import nn
 from tandem.config.model import OptimConfig
 from tandem.train.protocol import StepResult
 from tandem.train.schedule import lr_factor
-from tandem.train.sharding import local_shard, shard_like
+from tandem.train.sharding import is_first_copy, local_shard, shard_like
 
 
 class Updater:
-    """AdamW over the trained ones of ``parameters``, which may be sharded over the ranks of ``group``.
+    """AdamW over the trained ones of ``parameters``, which may be sharded over ranks: those that the sums over
+    ``groups``, one after the other, take together.
 
     ``total_updates`` is where a falling schedule ends. ``updates`` and ``skipped`` count the steps so far.
     """
@@ -28,13 +29,13 @@ class Updater:
         optim: OptimConfig,
         total_updates: int,
         *,
-        group: dist.ProcessGroup | None = None,
+        groups: Sequence[dist.ProcessGroup] = (),
     ) -> None:
         self.updates = self.skipped = 0
         self._parked = False
         self._buffer: torch.Tensor | None = None  # where moments are while they are parked
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._optim, self._total_updates, self._group = optim, total_updates, group
+        self._optim, self._total_updates, self._groups = optim, total_updates, groups
         self.optimizer = torch.optim.AdamW(
             _decay_groups(self._parameters, optim.weight_decay),
             lr=optim.lr,
@@ -45,8 +46,9 @@ class Updater:
 
     def step(self, denominator: float = 1.0) -> StepResult:
         """Divide the gradients by ``denominator``, clip and apply them, and clear them; see ``StepResult``."""
-        grads = [local_shard(p.grad) for p in self._parameters if p.grad is not None]
-        norm = self._norm(grads) / denominator
+        found = [p.grad for p in self._parameters if p.grad is not None]
+        grads = [local_shard(grad) for grad in found]
+        norm = self._norm([local_shard(grad) for grad in found if is_first_copy(grad)]) / denominator
         lr = self._learning_rate()
         # A gradient of zero everywhere means that nothing was trained: old moments must not move the weights then.
         applied = bool(torch.isfinite(norm)) and bool(norm > 0)
@@ -119,9 +121,9 @@ class Updater:
         """Return the 2-norm over all shards of all ranks, float64 on the CPU; finite exactly if all gradients are."""
         norms = torch._foreach_norm(grads)
         squares = torch.stack(norms).double().square().sum() if norms else torch.zeros((), dtype=torch.float64)
-        if self._group is not None:
-            squares = squares.to(self._parameters[0].device)
-            dist.all_reduce(squares, group=self._group)
+        squares = squares.to(self._parameters[0].device)
+        for group in self._groups:
+            dist.all_reduce(squares, group=group)
         return squares.sqrt().cpu()
 
 

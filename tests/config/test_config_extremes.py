@@ -100,8 +100,29 @@ def test_a_new_model_needs_an_alphabet_and_a_size_that_fits() -> None:
     assert found.key == "model.new.hidden_size"
 
 
-def test_overrides_that_are_a_text_are_refused_as_one_thing() -> None:
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["trainer.total_steps=5", "--lr", "1e-5", "data.train_files=[a b.jsonl]"], {}),
+        ("trainer.total_steps=5 --lr 1e-5 'data.train_files=[a b.jsonl]'", {}),
+        ((), {"total_steps": 5, "lr": 1e-5, "train_files": ["a b.jsonl"]}),
+        ((), {"trainer": {"total_steps": 5}, "lr": "1e-5", "data": {"train_files": ["a b.jsonl"]}}),
+    ],
+)
+def test_overrides_are_a_list_a_text_or_arguments(overrides: Any, keys: dict[str, Any]) -> None:
+    document = {"actor_rollout_ref": {"model": {"path": Path("model")}}, "trainer": {"seed": 3, "total_steps": 9}}
+    config = load_config(document, overrides, kind=Config, **keys)
+    assert (config.trainer.total_steps, config.trainer.seed) == (5, 3)
+    assert config.actor_rollout_ref.actor.optim.lr == 1e-5 and config.data.train_files == ["a b.jsonl"]
+    assert document["trainer"] == {"seed": 3, "total_steps": 9} and config.actor_rollout_ref.model.path == "model"
+
+
+def test_what_is_wrong_in_a_mapping_is_told_as_of_a_file() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config("run.yaml", "a.b=4", kind=Config)
-    (problem,) = caught.value.problems
-    assert problem.remedy == "Write ['a.b=4']"
+        load_config({"trainer": {"total_step": 3}, "actor_rollout_ref": {"model": {"path": "m"}}}, sed=1, kind=Config)
+    keys = [problem.key for problem in caught.value.problems]
+    assert "trainer.total_step" in keys and any("sed" in str(problem) for problem in caught.value.problems)
+    with pytest.raises(ConfigError, match="Use tandem sft"):
+        load_config({"model": {"path": "m"}, "optim": {"lr": 1}}, kind=Config)
+    with pytest.raises(ConfigError, match="a second config file"):
+        load_config({"model": {"path": "m"}}, "run.yaml")

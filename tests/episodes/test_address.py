@@ -205,26 +205,21 @@ def test_only_who_has_a_key_is_answered() -> None:
     assert at_address(Policy(), talk) == [200, 401, 401, 200, 401]
 
 
-def test_an_exact_run_takes_one_question_at_a_time() -> None:
-    async def talk(url: str, key: str) -> Any:
-        async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
-            chat = client.chat.completions.create
-            asked = (chat(model="policy", messages=TALK, n=2) for _ in range(2))
-            return await asyncio.gather(*asked, return_exceptions=True)
+class Slow(Policy):
+    """Answers once it is told to go."""
 
-    refused, answered = sorted(at_address(Policy(), talk, in_turn=True), key=lambda found: hasattr(found, "choices"))
-    assert len(answered.choices) == 2 and "one thing at a time" in str(refused)
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+
+    async def ask(self, question: dict[str, Any]) -> Answer:
+        await self.go.wait()
+        return await super().ask(question)
 
 
-def test_more_questions_than_may_wait_are_turned_away_with_a_time_to_come_back() -> None:
-    class Slow(Policy):
-        def __init__(self) -> None:
-            super().__init__()
-            self.go = asyncio.Event()
-
-        async def ask(self, question: dict[str, Any]) -> Answer:
-            await self.go.wait()
-            return await super().ask(question)
+def crowd(count: int, **options: Any) -> tuple[Any, list[int], Slow]:
+    """The first response of so many requests at once, the statuses of the others, and who was asked."""
+    policy = Slow()
 
     async def talk(url: str, key: str) -> Any:
         async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=30) as client:
@@ -233,13 +228,23 @@ def test_more_questions_than_may_wait_are_turned_away_with_a_time_to_come_back()
                 body = {"model": "policy", "messages": TALK}
                 return asyncio.ensure_future(client.post(f"{url}/chat/completions", json=body))
 
-            sent = [send() for _ in range(3)]  # one is under way, one waits
+            sent = [send() for _ in range(count)]
             done, held = await asyncio.wait(sent, return_when=asyncio.FIRST_COMPLETED)
-            (refused,) = [task.result() for task in done]
+            (first,) = [task.result() for task in done]
             policy.go.set()
-            return refused, [(await task).status_code for task in held]
+            return first, [(await task).status_code for task in held]
 
-    policy = Slow()
-    refused, others = at_address(policy, talk, waiting=1)
+    first, others = at_address(policy, talk, **options)
+    return first, others, policy
+
+
+def test_an_exact_run_takes_one_question_at_a_time() -> None:
+    refused, others, _ = crowd(2, in_turn=True)
+    assert (refused.status_code, others) == (400, [200])
+    assert "one thing at a time" in refused.json()["error"]["message"]
+
+
+def test_more_questions_than_may_wait_are_turned_away_with_a_time_to_come_back() -> None:
+    refused, others, policy = crowd(3, waiting=1)  # one is under way, one waits
     assert (refused.status_code, refused.headers["retry-after"], others) == (429, "1", [200, 200])
     assert len(policy.asked) == 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tandem.base.errors import DataError
 from tandem.data.chat import encode_chat_prompt
-from tandem.episodes.past import Added, Past, after_ids, after_messages, after_text
+from tandem.episodes.past import Added, Past, after_ids, after_messages, after_text, check_offer
 from tandem.episodes.replies import stopped
 from tandem.models.tokenizer import encode_text
 from tandem.rollout.protocol import SampleOutput
@@ -87,6 +87,14 @@ def test_texts_and_tokens_go_on_or_begin_anew() -> None:
     ):
         with pytest.raises(DataError, match="of the turns before"):
             refused()
+
+
+def test_tools_whose_calls_could_not_be_read_are_not_offered() -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    check_offer(MADE, tools, "hermes")
+    check_offer(MADE, [], None)
+    with pytest.raises(DataError, match=r"write episode\.tool_format"):
+        check_offer(MADE, tools, None)
 
 
 @given(ids=st.lists(st.sampled_from(MADE.convert_tokens_to_ids([*"ab1", "12", "answer"])), max_size=8))

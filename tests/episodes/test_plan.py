@@ -67,7 +67,7 @@ def furnished(place: Path) -> Path:
         ("{type: tool_calls, tools: flow.py}", "tools", "add (line 1) is a generator (it has a yield)"),
         ("{type: play, file: none.py}", "file", "can't be read"),
         ("{type: play, file: own.py, most: few}", "most", "a text where an integer"),
-        ("{type: play, file: own.py, tool_format: hermes}", "tool_format", "there are no tools to call"),
+        ("{tool_format: hermes}", "tool_format", "which has no tools and no turns"),
         ("{type: program}", "command", "command"),
         ("{type: program, command: []}", "command", "there is nothing to run"),
         ("{type: program, command: [no-such-agent]}", "command", "there is no program 'no-such-agent'"),

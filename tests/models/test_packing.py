@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from tandem.base.errors import ContractError
 from tandem.columns.ragged import Ragged
 from tandem.models.causal_lm import CausalLM
-from tandem.models.layouts.packing import PackedLayout, PackedSamples, pack_samples
+from tandem.models.layouts.packing import Documents, PackedLayout, PackedSamples, pack_samples
 from tandem.models.loading import as_causal_lm, new_model
 from tandem.models.logprobs import token_logprobs
 
@@ -192,3 +192,27 @@ def test_where_a_context_begins_anew_nothing_before_is_seen(
             torch.testing.assert_close(
                 row[: len(response)], torch.where(mask, torch.cat(expected), 0.0), atol=2e-5, rtol=1e-4
             )
+
+
+@given(samples=samples_of_groups(), seed=st.integers(0, 2**20))
+def test_without_shared_prompts_documents_fill_the_row_in_order(
+    samples: tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]], seed: int
+) -> None:
+    """Models that ask for borders are told of each document's length alone."""
+    prompts, responses, masks = samples
+    generator = torch.Generator().manual_seed(seed)
+    restarts = [torch.rand(len(response), generator=generator) < 0.25 for response in responses]
+    seen: list[Documents] = []
+
+    def layout(documents: Documents, device: torch.device | str) -> PackedLayout:
+        seen.append(documents)
+        return PackedLayout(documents, device)
+
+    columns = (Ragged.from_rows(column) for column in (prompts, responses, masks))
+    rows = pack_samples(*columns, restarts=Ragged.from_rows(restarts), share_prompts=False, layout=layout)
+    (documents,) = seen
+    begin = torch.where(documents.prefix_length > 0, documents.prefix_start, documents.start)
+    end = documents.start + documents.length
+    assert begin.tolist() == [0, *end.tolist()[:-1]] and int(end[-1]) == len(rows.input_ids)
+    places = torch.cat([torch.arange(count) for count in documents.totals.tolist()])
+    assert torch.equal(rows.positions, places)

@@ -149,7 +149,7 @@ REFUSALS = [
     (f"{LOSS}.type=m2po trainer.exact=true", "trainer.exact", "whole mini-batch", "exact: false"),
     (f"{LOSS}.type=kl_cov execution.resource={{actor: [1, 2]}}", f"{LOSS}.type", "2 train ranks", "one device"),
     (
-        f"{LOSS}.type=clip_cov execution.resource={{actor: [1, 2]}} {ACTOR}.tensor_model_parallel_size=2",
+        f"{LOSS}.type=clip_cov execution.resource={{actor: [1, 4]}} {ACTOR}.tensor_model_parallel_size=2",
         f"{LOSS}.type",
         "2 train ranks",
         "one device",

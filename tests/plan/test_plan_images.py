@@ -1,4 +1,5 @@
-"""Images come later: a model that needs them, a column or a message with some is refused before anything is loaded."""
+"""Images where nobody reads them: a model of another family, a column or a message with some is refused before anything
+is loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ Plans = Callable[..., Plan]
 SftPlans = Callable[..., SftPlan]
 
 MODEL = "actor_rollout_ref.model.path"
-VISION = {"model_type": "qwen3_vl", "vision_config": {"depth": 2}, "text_config": MODEL_CONFIG}
+VISION = {"model_type": "idefics3", "vision_config": {"depth": 2}, "text_config": MODEL_CONFIG}
 PREFERENCES = "algorithm.policy_loss.type=dpo"
 
 
@@ -58,7 +59,7 @@ def test_a_model_that_reads_images_is_refused_wherever_it_is_named(
     ):
         found = [problem for problem in problems_of(*words) if "more than text" in problem.reason]
         assert [problem.key for problem in found] == [key or "actor_rollout_ref.teacher.path"]
-        assert "vision_config" in found[0].reason and "qwen3_vl" in found[0].reason
+        assert "vision_config" in found[0].reason and "idefics3" in found[0].reason
     (problem,) = sft_plan_of("model.path=sees").problems
     assert "vision_config" in problem.reason
 

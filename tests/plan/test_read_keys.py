@@ -27,8 +27,6 @@ from tests.plan.reading import watched
 
 __all__ = ["task"]
 
-pytestmark = pytest.mark.usefixtures("warm_python")
-
 Plans = Callable[..., Plan]
 Problems = Callable[..., list[Problem]]
 SftPlans = Callable[..., SftPlan]
@@ -42,7 +40,6 @@ LOSS = "algorithm.policy_loss"
 
 BY_THE_PLAN = {
     "actor_rollout_ref.actor.strategy": "another one is refused",
-    "actor_rollout_ref.actor.tensor_model_parallel_size": "another one is refused",
     "actor_rollout_ref.hybrid_engine": "a contradiction with the mode is refused",
     f"{ROLLOUT}.do_sample": "false is refused",
     "runtime.name": "it becomes plan.runtime",
@@ -62,6 +59,10 @@ BY_THE_PLAN = {
     "execution.resource": "it becomes plan.placements",
     "plugins": "they are imported",
     "critic.model.adapter_path": "it is refused",
+    "critic.model.freeze": "it is refused",
+    "data.image_key": "it is refused where the model sees no images",
+    "data.image_max_pixels": "it is refused where the model sees no images",
+    "data.image_max_bytes": "it is refused where the model sees no images",
 }
 """Keys that do their work before anything starts."""
 
@@ -69,6 +70,7 @@ SWITCHES = {f"{CORRECTION}.{name}" for name in ("weights", "reject", "veto")} | 
 """Where they are off, the plan has no stage that would look at them."""
 
 ELSEWHERE = {
+    "actor_rollout_ref.actor.tensor_model_parallel_size",
     "actor_rollout_ref.ref.fsdp_config",
     "execution.data_plane.num_data_storage_units",
     *(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ import torch
 from tandem.base.errors import ConfigError, DiedError
 from tandem.columns.proto import DataProto
 from tandem.control.entry import LOOPS
+from tandem.models.loading import new_model, save_pretrained_atomic
+from tandem.models.tokenizer import load_tokenizer
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.observe.status.channel import ask
 from tandem.observe.status.status import Status
@@ -129,6 +132,22 @@ def test_without_staleness_every_mode_is_the_synchronous_run(
     assert [(line.partition, line.filled) for line in found.status.partitions[:1]] == [(4, 8)]
     assert found.run.column("version") == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert found.run.session.run.progress.samples == here.run.session.run.progress.samples != ""
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_model_on_two_devices_trains_as_on_one(task: Path, tmp_path: Path) -> None:
+    """A row more than there are tokens makes its vocabulary even."""
+    shape = json.loads((task.parent / "model" / "config.json").read_text())
+    model = new_model({**shape, "vocab_size": shape["vocab_size"] + 1}, seed=0)
+    save_pretrained_atomic(model, load_tokenizer(str(task.parent / "model")), tmp_path / "model")
+    words = (task, f"actor_rollout_ref.model.path={tmp_path / 'model'}", *FIVE)
+    alone = watch(*words, f"trainer.output_dir={tmp_path / 'alone'}")
+    execution = "execution={mode: hybrid, max_staleness: 0, resource: {actor: [1, 2], rollout: [1, 1]}}"
+    split = "actor_rollout_ref.actor.tensor_model_parallel_size=2"
+    found = watch(*words, f"trainer.output_dir={tmp_path / 'split'}", execution, split, *RAY)
+    assert len({os.getpid(), *found.pids}) == 4
+    assert found.samples() == alone.samples()
+    assert distance(found.weights, alone.weights) < 1e-5
 
 
 @pytest.mark.usefixtures("cluster")

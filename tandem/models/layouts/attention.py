@@ -9,35 +9,54 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from tandem.base.errors import TandemError
 
 IMPLEMENTATION = "tandem"
 
 
+class Decoder(Protocol):
+    """What makes hidden states of tokens: a model of transformers, or a ``Sighted`` one."""
+
+    @property
+    def config(self) -> Any:
+        """What transformers says of it."""
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """The method whose signature says what it takes."""
+
+    def __call__(self, *, input_ids: torch.Tensor, **options: Any) -> Any:
+        """Run tokens (B, T) through all layers; what it gives has ``last_hidden_state`` (B, T, d)."""
+
+
 class Layout(Protocol):
     """How T tokens in a row go through a decoder. ``PackedLayout`` puts documents one after the other."""
 
-    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Run ``decoder`` over ``input_ids`` and ``positions`` (T,) int64; its last hidden states (T, d)."""
+    def hidden(self, decoder: Decoder, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Run ``decoder`` over ``input_ids`` and ``positions`` (T,) int64; its last hidden states (T, d).
+
+        Positions on three axes are (3, T).
+        """
 
 
 class AttentionLayout(ABC):
     """A layout that decides, in each attention layer, who sees whom among the T tokens of one row."""
 
-    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden(self, decoder: Decoder, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the last hidden states (T, d) of tokens that stand in one row; each attention layer calls
         ``attend``.
         """
-        output = decoder(input_ids=input_ids[None], position_ids=positions[None], use_cache=False, layout=self)
+        places = positions.unsqueeze(-2)  # (1, T), or (3, 1, T)
+        output = decoder(input_ids=input_ids[None], position_ids=places, use_cache=False, layout=self)
         states: torch.Tensor = output.last_hidden_state[0]
         return states
 

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 from tandem.base.errors import ContractError
+from tandem.columns.images import Images
 from tandem.columns.ragged import Ragged
+from tandem.models.images import Seen
 from tandem.models.layouts.attention import AttentionLayout, Layout
 
 
@@ -161,7 +163,8 @@ def banded(width: int, window: int, device: torch.device) -> torch.Tensor:
 class PackedSamples:
     """B samples as one row of T tokens, and where the log-probs of their N trained tokens are read.
 
-    ``input_ids``, ``positions`` (T,) int64. Trained token m has its logits at row position ``read[m]``, is
+    ``input_ids``, ``positions`` (T,) int64; positions are (3, T) where some sample shows ``images``, whose tokens are
+    marked. Trained token m has its logits at row position ``read[m]``, is
     ``targets[m]``, and belongs at place ``slots[m]`` of the flattened (B, width) answers; all (N,) int64.
     """
 
@@ -173,6 +176,7 @@ class PackedSamples:
     slots: torch.Tensor
     samples: int
     width: int
+    images: Images | None = None
 
     def padded(self, values: torch.Tensor) -> torch.Tensor:
         """Put values of the trained tokens (N, ...) at their places in (B, width, ...), 0 elsewhere; differentiable."""
@@ -195,18 +199,19 @@ def pack_samples(
     share_prompts: bool = True,
     device: torch.device | str = "cpu",
     layout: Callable[[Documents, torch.device | str], Layout] = PackedLayout,
+    seen: Seen | None = None,
 ) -> PackedSamples:
     """Pack B samples given on the CPU; ``response_mask`` (bool) says which tokens of ``responses`` get a log-prob.
 
     Neighbouring samples with equal prompts share them (found by comparing tokens), unless ``share_prompts`` is off.
     ``restarts`` (bool, as ``response_mask``): True on tokens, none of them trained, with which a document of its own
-    begins. ``layout`` makes of the documents what the model runs by.
+    begins. ``layout`` makes of the documents what the model runs by. ``seen``: the prompts as a model sees them, where
+    they show images: those that differ in an image only are not equal.
     Raises ``ContractError`` for an empty prompt, whose answer would have nothing to be predicted from.
     """
+    prompts = prompts if seen is None else seen.prompts
     given, answered = prompts.lengths, responses.lengths
-    empty = torch.nonzero(given == 0)
-    if len(empty):
-        raise ContractError(f"sample {int(empty[0])} has an empty prompt: give it at least one token, such as BOS")
+    _refuse_empty(given)
     leads = _leads(prompts) if share_prompts else torch.ones_like(given, dtype=torch.bool)
     own = (answered - 1).clamp(min=0)
     here = torch.where(leads, given, 0)  # prompt tokens that stand in the row at this sample
@@ -224,6 +229,7 @@ def pack_samples(
     positions = torch.where(in_prompt, offset, given[sample] + answer_offset)
     if restarts is not None and bool(restarts.values.any()):
         documents = _begun_anew(documents, restarts, positions)
+    positions = positions if seen is None else seen.placed(sample, torch.where(in_prompt, offset, -1), positions)
 
     sample, offset = _unravel(answered)
     last_of_prompt = prefix_start + given - 1
@@ -242,7 +248,14 @@ def pack_samples(
         slots=slots.to(device),
         samples=len(own),
         width=width,
+        images=None if seen is None else seen.images,
     )
+
+
+def _refuse_empty(lengths: torch.Tensor) -> None:
+    empty = torch.nonzero(lengths == 0)
+    if len(empty):
+        raise ContractError(f"sample {int(empty[0])} has an empty prompt: give it at least one token, such as BOS")
 
 
 def _begun_anew(documents: Documents, restarts: Ragged, positions: torch.Tensor) -> Documents:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig
 
 from tandem.base.errors import TandemError
-from tandem.models.layouts.attention import AttentionLayout
+from tandem.models.layouts.attention import AttentionLayout, Decoder
 from tandem.models.layouts.packing import Documents, PackedLayout, banded, causal_attention
 
 _CACHES = ("cache", "past_key_values", "cache_params", "state")
@@ -36,10 +36,12 @@ class RowsLayout:
         back = torch.full((tokens,), index.numel()).scatter_reduce(0, index.flatten(), places, "amin")
         self._index, self._back = index.to(device), back.to(device)
 
-    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the last hidden states (T, d), each document in a row of its own, counted from its first token."""
-        del positions
-        states = decoder(input_ids=input_ids[self._index], use_cache=False).last_hidden_state
+    def hidden(self, decoder: Decoder, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the last hidden states (T, d), each document in a row of its own, counted from its first token unless
+        positions have three axes.
+        """
+        places = _on_axes(positions, self._index)
+        states = decoder(input_ids=input_ids[self._index], use_cache=False, **places).last_hidden_state
         return nn.functional.embedding(self._back, states.flatten(0, 1))
 
 
@@ -59,11 +61,11 @@ class BorderedLayout(PackedLayout):
             "max_length_k": longest,
         }
 
-    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden(self, decoder: Decoder, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the last hidden states (T, d) of one row; transformers hands the documents' borders on under its own
         names.
         """
-        ids, places = input_ids[None], positions[None]
+        ids, places = input_ids[None], positions.unsqueeze(-2)
         output = decoder(input_ids=ids, position_ids=places, use_cache=False, layout=self, **self._borders)
         states: torch.Tensor = output.last_hidden_state[0]
         return states
@@ -207,7 +209,7 @@ class RowsPrefill:
         self.positions, self.last = positions, last
         self._rows = cache.take(torch.tensor([len(row) for row in index]).repeat_interleave(copies))
 
-    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden(self, decoder: Decoder, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the last hidden states (T, d); prompts of equal length run together, and their caches are kept."""
         cache = self._cache
         found: torch.Tensor | None = None
@@ -216,7 +218,7 @@ class RowsPrefill:
         for length in lengths.unique():
             chosen = (lengths == length).nonzero()[:, 0]
             index = torch.stack([self._index[i] for i in chosen.tolist()]).to(cache.device)
-            states, own = _begun(decoder, input_ids[index], cache)
+            states, own = _begun(decoder, input_ids[index], cache, _on_axes(positions, index))
             found = states.new_zeros(len(input_ids), states.shape[-1]) if found is None else found
             found[index.flatten()] = states.flatten(0, 1)
             cache.join(own, rows[chosen].flatten(), self._copies)
@@ -230,7 +232,7 @@ class RowsDecode:
     def __init__(self, cache: RowsCache, positions: torch.Tensor) -> None:
         self._cache, self.positions = cache, positions
 
-    def hidden(self, decoder: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden(self, decoder: Decoder, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the last hidden states (R, d) of one token per row, run by run."""
         cache = self._cache
         found: torch.Tensor | None = None
@@ -244,19 +246,24 @@ class RowsDecode:
         return found
 
 
-def _begun(decoder: PreTrainedModel, ids: torch.Tensor, cache: RowsCache) -> tuple[torch.Tensor, Any]:
+def _on_axes(positions: torch.Tensor, index: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what a decoder must be told of the places ``index`` (B, T): nothing where it counts them as we do."""
+    return {"position_ids": positions[:, index]} if positions.dim() == 2 else {}
+
+
+def _begun(
+    decoder: Decoder, ids: torch.Tensor, cache: RowsCache, places: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, Any]:
     """Return the hidden states (B, T, d) of rows ``ids`` (B, T), and what a run keeps of them."""
-    output: Any = decoder(input_ids=ids, use_cache=not cache.recompute, **cache.options)
+    output: Any = decoder(input_ids=ids, use_cache=not cache.recompute, **places, **cache.options)
     own = ids if cache.recompute else _cache_in(output)
     if own is None:  # some families fill one and keep it to themselves
         own = DynamicCache(config=decoder.config)
-        output = decoder(input_ids=ids, use_cache=True, **{_taken(decoder): own}, **cache.options)
+        output = decoder(input_ids=ids, use_cache=True, **{_taken(decoder): own}, **places, **cache.options)
     return output.last_hidden_state, own
 
 
-def _further(
-    decoder: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, run: _Run, cache: RowsCache
-) -> torch.Tensor:
+def _further(decoder: Decoder, ids: torch.Tensor, positions: torch.Tensor, run: _Run, cache: RowsCache) -> torch.Tensor:
     """Return the hidden states (M, d) of one token more for each row of ``run``, ``ids`` and ``positions`` (M, 1)."""
     counted = "position_ids" in inspect.signature(decoder.forward).parameters
     places = {"position_ids": positions} if counted else {}
@@ -267,7 +274,7 @@ def _further(
     return states
 
 
-def _again(decoder: PreTrainedModel, ids: torch.Tensor, run: _Run) -> torch.Tensor:
+def _again(decoder: Decoder, ids: torch.Tensor, run: _Run) -> torch.Tensor:
     """Return the hidden states as those of ``_further``, by all tokens of the rows."""
     run.cache = torch.cat([run.cache, ids], 1)
     output: Any = decoder(input_ids=run.cache, use_cache=False)
@@ -275,7 +282,7 @@ def _again(decoder: PreTrainedModel, ids: torch.Tensor, run: _Run) -> torch.Tens
     return states
 
 
-def _taken(decoder: PreTrainedModel) -> str:
+def _taken(decoder: Decoder) -> str:
     """Return what the decoder calls the cache that it takes."""
     found = next((name for name in _CACHES if name in inspect.signature(decoder.forward).parameters), None)
     if found is None:

@@ -6,6 +6,7 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -38,19 +39,47 @@ _FORMS: dict[Form, str] = {
 }
 
 SAMPLED_ROWS = 100
+
 _ALSO = {"data.answer_key": ", or null for none", "data.template": ", or {{{{{}}}}} where the braces are text"}
 
 
-def check_data(config: Config) -> Iterator[Problem]:
-    """Yield every problem of the training and held-out prompts."""
+@dataclass(frozen=True)
+class Read:
+    """What is read of rows beside text: ``images`` in messages, and those in the column ``image_key``."""
+
+    images: bool = False
+    image_key: str | None = None
+
+    def beyond(self, row: Row) -> Iterator[tuple[str, str]]:
+        """Yield what the row holds that isn't read; see ``beyond_text``."""
+        return beyond_text(row.values, images=self.images, image_key=self.image_key if self.images else None)
+
+    @property
+    def words(self) -> str:
+        """What models are trained on."""
+        return "models are trained on text and images alone" if self.images else "models are trained on text alone"
+
+    def remedy(self, column: str, held: str) -> str:
+        """Return what to do about a ``column`` that holds more."""
+        if self.images and column in ("image", "images") and self.image_key is None:
+            return f"Write data.image_key: {column}"
+        return "Leave such rows out" if "messages" in held else f"Take rows of text, without a column {column}"
+
+
+TEXT_ALONE = Read()
+
+
+def check_data(config: Config, images: bool = False) -> Iterator[Problem]:
+    """Yield every problem of the training and held-out prompts; ``images`` are read of them too."""
     data = config.data
+    seen = Read(images, data.image_key)
     yield from check_given(data)
     keys = _column_keys(data)
-    yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row)
-    yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row)
+    yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row, seen)
+    yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row, seen)
     yield from check_overlap(data.train_files, data.val_files)
     if data.reasoning_gym is None:
-        yield from check_first_prompt(config)
+        yield from check_first_prompt(config, images)
     if data.reasoning_gym is not None:
         yield from _check_task(data.reasoning_gym)
         if data.val_files:
@@ -58,7 +87,9 @@ def check_data(config: Config) -> Iterator[Problem]:
             yield Problem("data.val_files", data.val_files, reason, "Leave it out")
 
 
-def check_forms(files: Sequence[str], on_bad_row: str, forms: Mapping[str, tuple[str, Form]]) -> Iterator[Problem]:
+def check_forms(
+    files: Sequence[str], on_bad_row: str, forms: Mapping[str, tuple[str, Form]], seen: Read = TEXT_ALONE
+) -> Iterator[Problem]:
     """Check that the first row holds in each column what it is read as (config key -> column and form).
 
     ``check_files`` says what is wrong with file or column. Where bad rows are left out, the run counts them.
@@ -67,17 +98,17 @@ def check_forms(files: Sequence[str], on_bad_row: str, forms: Mapping[str, tuple
         return
     with suppress(DataError, OSError):
         row = next((row for table in open_tables(files[:1]) for row in islice(table.scan(), 1)), None)
-        if not isinstance(row, Row) or any(beyond_text(row.values)):
+        if not isinstance(row, Row) or any(seen.beyond(row)):
             return
         for key, (column, form) in forms.items():
             with suppress(RowError):
-                wrong = _not_in_form(row, column, form)
+                wrong = _not_in_form(row, column, form, seen.images)
                 if wrong is not None:
                     reason = f"{row.table}, row {row.number}: {wrong}"
                     yield Problem(key, column, reason, f"Write the column {_FORMS[form]}")
 
 
-def _not_in_form(row: Row, column: str, form: Form) -> str | None:
+def _not_in_form(row: Row, column: str, form: Form, images: bool) -> str | None:
     """Return what the column of ``row`` holds instead of ``form``; None where that is it."""
     value = row.find(column)
     if form == "label":
@@ -87,7 +118,7 @@ def _not_in_form(row: Row, column: str, form: Form) -> str | None:
     if form == "text":
         return f"{value!r} is not text"
     try:
-        messages = checked_messages(None if value is None else row.nested(column))
+        messages = checked_messages(None if value is None else row.nested(column), images=images)
     except DataError as error:
         return str(error)
     if form == "messages" and all(message["role"] != "assistant" for message in messages):
@@ -117,29 +148,31 @@ def check_given(data: DataConfig) -> Iterator[Problem]:
         yield from _check_source(data.source)
 
 
-def check_sft_data(config: SftConfig) -> Iterator[Problem]:
-    """Yield every problem of the training and held-out examples."""
+def check_sft_data(config: SftConfig, images: bool = False) -> Iterator[Problem]:
+    """Yield every problem of the training and held-out examples; ``images`` are read of them too."""
     data = config.data
+    seen = Read(images, data.image_key)
     ways = {"train_files": bool(data.train_files), "source": data.source is not None, "mix": bool(data.mix)}
     yield from _check_one_way(ways)
     if data.source is not None:
         yield from _check_source(data.source)
-    keys = _example_keys("data", example_columns(data))
+    shown = [] if data.image_key is None else [("data.image_key", data.image_key)]
+    keys = [*_example_keys("data", example_columns(data)), *shown]
     if not data.mix:
         yield from _check_pair("data", example_columns(data))
-    yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row)
-    yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row)
+    yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row, seen)
+    yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row, seen)
     for files in (data.train_files, data.val_files):
-        yield from check_forms(files, data.on_bad_row, _forms("data", example_columns(data)))
+        yield from check_forms(files, data.on_bad_row, _forms("data", example_columns(data)), seen)
     yield from check_overlap([*data.train_files, *(file for part in data.mix for file in part.files)], data.val_files)
     names = mix_names(data)
     for index, part in enumerate(data.mix):
         at = f"data.mix[{index}]"
-        keys = _example_keys(at, example_columns(data, part))
+        keys = [*_example_keys(at, example_columns(data, part)), *shown]
         yield from _check_tools(at, example_columns(data, part))
         yield from _check_pair(at, example_columns(data, part))
-        yield from check_files(f"{at}.files", part.files, keys, data.on_bad_row)
-        yield from check_forms(part.files, data.on_bad_row, _forms(at, example_columns(data, part)))
+        yield from check_files(f"{at}.files", part.files, keys, data.on_bad_row, seen)
+        yield from check_forms(part.files, data.on_bad_row, _forms(at, example_columns(data, part)), seen)
         if not part.files:
             yield Problem(f"{at}.files", [], "there is no data in this part", "Write its files")
         elif names[index] in names[:index]:
@@ -188,6 +221,7 @@ def _column_keys(data: DataConfig) -> list[tuple[str, str]]:
         "answer_key": data.answer_key,
         "uid_key": data.uid_key,
         "data_source_key": data.data_source_key,
+        "image_key": data.image_key,
         "tools_key": data.tools_key if data.chat or data.template is None else None,  # else it has no place at all
     }
     return [*keys, *((f"data.{key}", name) for key, name in named.items() if name is not None)]
@@ -217,8 +251,10 @@ def _check_one_way(ways: dict[str, bool]) -> Iterator[Problem]:
         yield Problem(chosen[1], "...", f"the training data come from {chosen[0]} already", "Keep one of the two")
 
 
-def check_files(key: str, files: Sequence[str], columns: Columns, on_bad_row: str) -> Iterator[Problem]:
-    """Check whether each file can be read and its first rows have the columns."""
+def check_files(
+    key: str, files: Sequence[str], columns: Columns, on_bad_row: str, seen: Read = TEXT_ALONE
+) -> Iterator[Problem]:
+    """Check whether each file can be read, its first rows have the columns, and all that they hold is read."""
     for index, name in enumerate(files):
         at = f"{key}[{index}]"
         try:
@@ -235,10 +271,8 @@ def check_files(key: str, files: Sequence[str], columns: Columns, on_bad_row: st
             yield Problem(at, name, _without_name(bad[0], name), "Mend the file, or write on_bad_row: drop")
         elif rows:
             yield from _check_columns(rows[:1] if on_bad_row == "error" else rows, columns)
-        for column, held in islice((found for row in rows for found in beyond_text(row.values)), 1):
-            reason = f"its rows have {held}, and models are trained on text alone"
-            remedy = "Leave such rows out" if "messages" in held else f"Take rows of text, without a column {column}"
-            yield Problem(at, name, reason, remedy)
+        for column, held in islice((found for row in rows for found in seen.beyond(row)), 1):
+            yield Problem(at, name, f"its rows have {held}, and {seen.words}", seen.remedy(column, held))
 
 
 def _check_columns(rows: Sequence[Row], columns: Columns) -> Iterator[Problem]:

@@ -46,12 +46,6 @@ def plays_episodes(config: Config) -> bool:
     return config.actor_rollout_ref.rollout.episode.type != SINGLE_TURN
 
 
-def may_offer_tools(config: Config) -> bool:
-    """Tell whether a model may be offered tools: those of the config, or a program's."""
-    episode = config.actor_rollout_ref.rollout.episode
-    return episode.tools is not None or _is_program(episode)
-
-
 def _is_program(episode: EpisodeConfig) -> bool:
     return episode.type == "program" and episode.file is None
 

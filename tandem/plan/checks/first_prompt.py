@@ -11,7 +11,7 @@ from tandem.base.errors import DataError, Problem
 from tandem.config.schema import Config, DataConfig
 from tandem.data.chat import checked_messages, refuse_written_messages
 from tandem.data.files import open_tables
-from tandem.data.modalities import beyond_text
+from tandem.data.modalities import kind_in_messages
 from tandem.data.rows import Row, RowError
 from tandem.data.template import Template, TemplateError
 from tandem.plan.checks.template import refusal_of
@@ -19,28 +19,29 @@ from tandem.plan.teacher import learns_from_reward
 from tandem.reward.registry import REWARDS
 
 
-def check_first_prompt(config: Config) -> Iterator[Problem]:
-    """Check the first row of the training files, and if it is one that of the held-out files.
+def check_first_prompt(config: Config, images: bool = False) -> Iterator[Problem]:
+    """Check the first row of the training files, and if it is one that of the held-out files; other checks say what is
+    wrong with a file or a column's name.
 
-    Other checks say what is wrong with a file or a column's name.
+    ``images``: messages may have some.
     """
-    found = list(_check_first(config, config.data.train_files))
-    yield from found or _check_first(config, config.data.val_files)
+    found = list(_check_first(config, config.data.train_files, images))
+    yield from found or _check_first(config, config.data.val_files, images)
 
 
-def _check_first(config: Config, files: Sequence[str]) -> Iterator[Problem]:
+def _check_first(config: Config, files: Sequence[str], images: bool) -> Iterator[Problem]:
     data = config.data
     with suppress(DataError, OSError):
         row = next((row for table in open_tables(files[:1]) for row in islice(table.scan(), 1)), None)
-        if isinstance(row, Row) and not any(beyond_text(row.values)):
+        if isinstance(row, Row):
             if data.on_bad_row == "error":
-                yield from _prompt(config, row) if data.template is None else _filled(data.template, row)
+                yield from _prompt(config, row, images) if data.template is None else _filled(data.template, row)
                 yield from _names(data, row)
             if data.answer_key is not None and learns_from_reward(config):
                 yield from _ground_truth(config, row, data.answer_key)
 
 
-def _prompt(config: Config, row: Row) -> Iterator[Problem]:
+def _prompt(config: Config, row: Row, images: bool) -> Iterator[Problem]:
     data = config.data
     key, remedy, at = data.prompt_key, "Write the column of the prompts", f"{row.table}, row {row.number}: "
     value = row.find(key)
@@ -48,12 +49,14 @@ def _prompt(config: Config, row: Row) -> Iterator[Problem]:
         reason = f"{at}{value!r} is neither text nor a list of messages"
         yield Problem("data.prompt_key", key, reason, f"{remedy}; data.template: '{{{key}}}' makes text of a number")
         return
+    if kind_in_messages(value, images=images) is not None:
+        return  # said of the file
     try:
         if isinstance(value, str):
             refuse_written_messages(value)
             messages = [{"role": "user", "content": value}] if data.chat else []
         else:
-            messages = checked_messages(row.nested(key))
+            messages = checked_messages(row.nested(key), images=images)
             if messages[-1]["role"] == "assistant":
                 raise DataError("the last message is the assistant's: a prompt ends with the turn it should answer")
     except DataError as error:

@@ -9,17 +9,20 @@ from tandem.base.errors import Problem
 from tandem.base.regular import irregular_in
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
-from tandem.models.families import AS_TEXT, REFUSED
+from tandem.models.families import AS_TEXT, IMAGE_FAMILIES, REFUSED
 from tandem.models.fetch import DEFAULT_ROOT
 from tandem.plan.adapters import ADAPTER, read_adapter
 from tandem.plan.batch import longest_sequence
 from tandem.plan.model import ModelFacts, looks_like_path, model_folder, offline, read_model
 
 
-def read_checked(key: str, model: ModelConfig, *, headed: bool = False) -> tuple[ModelFacts | None, list[Problem]]:
+def read_checked(
+    key: str, model: ModelConfig, *, headed: bool = False, sees: bool = False
+) -> tuple[ModelFacts | None, list[Problem]]:
     """Return what the model's folder says, and what is wrong with it. A hub id that isn't cached gives neither.
 
-    ``headed``: a head of its own is put on it, so that it may come with one that grades.
+    ``headed``: a head of its own is put on it, so that it may come with one that grades. ``sees``: it may be of a
+    family that is run on images.
     """
     folder = model_folder(model.path)
     if folder is None:
@@ -38,7 +41,7 @@ def read_checked(key: str, model: ModelConfig, *, headed: bool = False) -> tuple
         return None, [Problem(f"{key}.path", model.path, reason, remedy), *tokenizer]
     try:
         facts = read_model(folder)
-        return facts, [*_refused(key, model, facts, headed), *tokenizer]
+        return facts, [*_refused(key, model, facts, headed, sees), *tokenizer]
     except (OSError, ValueError) as error:
         return None, [
             Problem(f"{key}.path", model.path, f"its config.json can't be read: {error}", "Mend or save it again"),
@@ -46,12 +49,19 @@ def read_checked(key: str, model: ModelConfig, *, headed: bool = False) -> tuple
         ]
 
 
-def _refused(key: str, model: ModelConfig, facts: ModelFacts, headed: bool) -> Iterator[Problem]:
+def _refused(key: str, model: ModelConfig, facts: ModelFacts, headed: bool, sees: bool) -> Iterator[Problem]:
     for family in facts.families:
         if family in REFUSED:
             reason = f"the model family {family} can't be trained or sampled: {REFUSED[family]}"
             yield Problem(f"{key}.path", model.path, reason, "Choose a model of a family in docs/models.md")
-    if facts.senses and not AS_TEXT & set(facts.families):
+    known = AS_TEXT | IMAGE_FAMILIES if sees else AS_TEXT
+    if model.freeze and not (sees and IMAGE_FAMILIES & set(facts.families)):
+        reason = "only a model that sees images has such parts, and this one is run on text"
+        yield Problem(f"{key}.freeze", model.freeze, reason, "Leave it out")
+    elif model.freeze and model.trains_adapters:
+        reason = "adapters are on the language part, and nothing else is trained anyway"
+        yield Problem(f"{key}.freeze", model.freeze, reason, "Leave it out")
+    if facts.senses and not known & set(facts.families):
         named = facts.families[0] if facts.families else "unknown"
         reason = f"models of the family {named} read more than text ({', '.join(facts.senses)}), which comes later"
         yield Problem(f"{key}.path", model.path, reason, "Choose a language model; docs/models.md lists families")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tandem.config.schema import Config
-from tandem.plan.checks.episode import EPISODE, may_offer_tools, plays_episodes
+from tandem.plan.checks.episode import EPISODE, plays_episodes
 from tandem.plan.reads.form import Reads, S
 
 _PLAYED = ("file", "tools", "tool_format", "past", "max_turns", "timeout_s", "workers", "concurrency", "start_s")
@@ -19,11 +19,5 @@ def episode_reads(config_of: Callable[[S], Config]) -> tuple[Reads[S], ...]:
             lambda s: plays_episodes(config_of(s)),
             "an episode is one answer, which has no tools and no turns",
             f"Write {EPISODE}.type: tool_calls, or leave it out",
-        ),
-        Reads(
-            (f"{EPISODE}.tool_format",),
-            lambda s: may_offer_tools(config_of(s)),
-            "there are no tools to call",
-            f"Write {EPISODE}.tools, or leave it out",
         ),
     )

@@ -34,6 +34,12 @@ TRAINER_READS: tuple[Reads[SftSetting], ...] = (
         "Leave it out, or use `tandem sft`",
     ),
     Reads(
+        ("data.image_key", "data.image_max_pixels", "data.image_max_bytes", "model.freeze"),
+        lambda s: False,
+        "a trainer of your own learns from text alone",
+        "Leave it out, or use `tandem sft`",
+    ),
+    Reads(
         ("data.source", "data.mix"),
         lambda s: False,
         "a trainer of your own has its rows from the data source that fit() is given",

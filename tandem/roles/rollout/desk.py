@@ -16,7 +16,7 @@ import torch
 from tandem.base.errors import DataError, TandemError
 from tandem.base.seeding import derive_seed
 from tandem.data.chat import encode_chat_prompt
-from tandem.data.tools import require_place_for_tools
+from tandem.episodes.past import check_ids, check_offer
 from tandem.episodes.policy import Answer
 from tandem.episodes.replies import reply_of, stopped
 from tandem.models.tokenizer import encode_plain
@@ -34,7 +34,8 @@ class _Asked:
 
     def settle(self, result: Answer | Exception) -> None:
         """Hand over the answer, or why there is none."""
-        self.loop.call_soon_threadsafe(self._set, result)
+        with suppress(RuntimeError):  # nobody waits in a loop that is closed
+            self.loop.call_soon_threadsafe(self._set, result)
 
     def _set(self, result: Answer | Exception) -> None:
         if self.waiting.done():
@@ -43,6 +44,10 @@ class _Asked:
             self.waiting.set_exception(result)
         else:
             self.waiting.set_result(result)
+
+
+class _Closed(Exception):
+    """Nobody is to be answered any more."""
 
 
 class Desk:
@@ -65,8 +70,7 @@ class Desk:
         most = min(self._sampling.max_tokens, self._context - len(ids))
         if most < 1:
             raise DataError(f"the prompt has {len(ids)} tokens, and with its answer it may have {self._context}")
-        if self._ended is not None:
-            raise TandemError(f"the engine has ended: {self._ended}")
+        self._require_engine()
         given = question.get("seed")
         seed = secrets.randbits(63) if given is None else derive_seed(*given)
         loop = asyncio.get_running_loop()
@@ -74,25 +78,28 @@ class Desk:
         most = min(most, question.get("max_tokens") or most)
         request = GroupRequest(secrets.token_hex(8), torch.tensor(ids, dtype=torch.int64), (seed,), max_tokens=most)
         self._new.put((request, asked))
+        self._require_engine()  # it may have ended meanwhile
         return await asked.waiting
 
     def close(self) -> None:
-        """Answer what is under way, and end."""
+        """End; who waits for an answer is told."""
         self._new.put(None)
         self._thread.join()
+
+    def _require_engine(self) -> None:
+        if self._ended is not None:
+            raise TandemError(f"the engine has ended: {self._ended}")
 
     def _prompt(self, question: Mapping[str, Any]) -> list[int]:
         match question["op"]:
             case "chat":
-                if question["tools"]:
-                    require_place_for_tools(self._tokenizer)
+                check_offer(self._tokenizer, question["tools"] or [], self._tool_format)
                 return encode_chat_prompt(self._tokenizer, question["messages"], tools=question["tools"] or None)[1]
             case "complete":
                 return encode_plain(self._tokenizer, question["text"])
             case _:
                 ids: list[int] = question["token_ids"]
-                if wrong := [token for token in ids if not 0 <= token < len(self._tokenizer)]:
-                    raise DataError(f"there is no token {wrong[0]}: the tokenizer has {len(self._tokenizer)}")
+                check_ids(self._tokenizer, ids)
                 return ids
 
     # --- the thread --------------------------------------------------------------------------------------------------
@@ -102,6 +109,7 @@ class Desk:
             for output in self._engine.generate(self._requests(), self._sampling):
                 asked = self._under_way.pop(output.request.key)
                 asked.settle(self._answer(asked, output))
+        except _Closed:
             self._ended = "it was closed"
         except Exception as error:
             self._ended = f"{type(error).__name__}: {error}"
@@ -121,7 +129,7 @@ class Desk:
                 yield None
                 continue
             if found is None:
-                return
+                raise _Closed
             request, asked = found
             self._under_way[request.key] = asked
             yield request

@@ -16,9 +16,9 @@ from tandem.base.seeding import derive_seed
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.data.chat import Message, encode_chat_prompt
-from tandem.data.tools import Tools, require_place_for_tools
+from tandem.data.tools import Tools
 from tandem.episodes.conversation import checked_new
-from tandem.episodes.past import Added, Past, after_ids, after_messages, after_text
+from tandem.episodes.past import Added, Past, after_ids, after_messages, after_text, check_ids, check_offer
 from tandem.episodes.policy import Task
 from tandem.episodes.process.pool import Asks, Ended, EpisodePool, Event, Restarted
 from tandem.episodes.replies import reply_of, stopped
@@ -217,7 +217,10 @@ class EpisodeGroups:
     def _chat(self, play: _Play, question: Mapping[str, Any]) -> Added:
         """Return what messages add, and take them as what is said; at first they are the prompt."""
         given, prompt = question["messages"], play.group.begun.prompt
-        tools = self._rules.tools if question["tools"] is None else self._offered(question["tools"])
+        tools = self._rules.tools
+        if question["tools"] is not None:
+            tools = question["tools"]
+            check_offer(self._tokenizer, tools, self._rules.tool_format)
         if play.trajectory is None:
             messages = checked_new([], given)
             if question["tools"] is None and prompt.messages is not None and messages == list(prompt.messages):
@@ -236,14 +239,6 @@ class EpisodeGroups:
         play.messages = list(given)
         return added
 
-    def _offered(self, tools: Tools) -> Tools:
-        """Return tools that an episode offers itself. Raises ``DataError`` where calls of them could not be read."""
-        if tools:
-            require_place_for_tools(self._tokenizer)
-            if self._rules.tool_format is None:
-                raise DataError("the chat template doesn't show how the model writes calls: write episode.tool_format")
-        return tools
-
     def _generate(self, play: _Play, question: Mapping[str, Any]) -> Added:
         """Return what tokens or a text add."""
         context = [] if play.trajectory is None else play.trajectory.context
@@ -251,11 +246,7 @@ class EpisodeGroups:
         if question["op"] == "complete":
             return after_text(self._tokenizer, context, question["text"], past=self._rules.past)
         ids: list[int] = question["token_ids"]
-        if not ids:
-            raise DataError("generate() needs at least one token to go on from")
-        vocabulary = len(self._tokenizer)
-        if wrong := [token for token in ids if not 0 <= token < vocabulary]:
-            raise DataError(f"there is no token {wrong[0]}: the tokenizer has {vocabulary}")
+        check_ids(self._tokenizer, ids)
         return after_ids(context, ids, past=self._rules.past)
 
     def _reply(

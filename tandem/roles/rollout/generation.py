@@ -9,6 +9,7 @@ import torch
 
 from tandem.base.errors import ContractError
 from tandem.base.seeding import derive_seed
+from tandem.columns.images import IMAGES
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import RolloutConfig
@@ -75,7 +76,8 @@ def request(key: int | str, prompt: Prompt, count: int, *origin: int | str) -> G
     only.
     """
     seeds = tuple(derive_seed(*origin, prompt.uid, index) for index in range(count))
-    return GroupRequest(key, torch.tensor(prompt.prompt_ids, dtype=torch.int64), seeds)
+    shown = None if prompt.shown is None else prompt.shown.patches()
+    return GroupRequest(key, torch.tensor(prompt.prompt_ids, dtype=torch.int64), seeds, images=shown)
 
 
 def as_batch(prompt: Prompt, output: GroupOutput, group_id: int, tokenizer: Any) -> DataProto:
@@ -101,6 +103,7 @@ def as_batch(prompt: Prompt, output: GroupOutput, group_id: int, tokenizer: Any)
             "data_source": [prompt.data_source] * count,
             "extra_info": [prompt.extra_info] * count,
             "messages": [prompt.messages] * count,
+            **({} if prompt.shown is None else {IMAGES: [output.request.images] * count}),
         },
         tokenizer=tokenizer,
     )

@@ -17,6 +17,7 @@ from tandem.config.schema import Config
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import with_adapters
 from tandem.models.causal_lm import CausalLM
+from tandem.models.images import freeze
 from tandem.models.loading import as_causal_lm, load_model
 from tandem.models.numerics import prepare_process
 from tandem.models.token_ids import TokenIds
@@ -95,6 +96,7 @@ def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed:
     """Load the model as it is trained, with adapters where the config asks for them, which start from ``seed``."""
     plain = load_model(model.path, trust_remote_code=model.trust_remote_code)
     check_vocabulary(tokenizer, int(plain.get_input_embeddings().weight.shape[0]))  # type: ignore[index]
+    freeze(plain, model.freeze)
     spec, tokens = AdapterSpec.of(model, seed), TokenIds.of(tokenizer)
     return as_causal_lm(plain if spec is None else with_adapters(plain, spec), dtype=model.dtype, tokens=tokens)
 

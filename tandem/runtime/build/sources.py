@@ -19,6 +19,7 @@ from tandem.data.examples import ConversationSource, Example, ExampleColumns
 from tandem.data.files import open_tables
 from tandem.data.length import Overlong
 from tandem.data.mixture import Mixture, Part, Stream
+from tandem.data.pictures import Sight
 from tandem.data.preferences import Lengths, Preference, PreferenceColumns, PreferenceSource
 from tandem.data.prompts import Prompt, PromptColumns, PromptSource
 from tandem.data.rows import Table
@@ -30,6 +31,7 @@ from tandem.plan.mix import example_columns, mix_names
 from tandem.plan.teacher import taught_sources
 from tandem.reward.scoring import describe_error
 from tandem.runtime.build.episodes import offered_tools
+from tandem.runtime.build.sight import sight_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,6 +83,7 @@ def prompt_source(
         streaming=data.use_streaming_dataset,
         held_out=tables.held_out if data.drop_val_prompts else (),
         taught=taught_sources(config),
+        sight=sight_of(config.actor_rollout_ref.model, data),
     )
 
 
@@ -231,6 +234,7 @@ def held_out_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, tables:
         on_overlong=Overlong(data.on_overlong_prompt),
         on_bad_row=OnBadRow(data.on_bad_row),
         shuffle=False,
+        sight=sight_of(config.actor_rollout_ref.model, data),
     )
     most = config.evaluation.max_prompts
     return list(source.items[: len(source) if most is None else most])
@@ -304,7 +308,7 @@ def example_source(
     config: SftConfig, tokenizer: PreTrainedTokenizerBase, own: BaseDataSource | None
 ) -> Stream[Example]:
     """Open the stream of SFT examples; ``own`` is the user's source, if the config names one."""
-    data, trainer = config.data, config.trainer
+    data, trainer, sight = config.data, config.trainer, example_sight(config)
     passes = 1 if trainer.total_epochs is None and trainer.total_steps is None else trainer.total_epochs
     if data.mix:
         names = mix_names(data)
@@ -312,18 +316,23 @@ def example_source(
         for name, part in zip(names, data.mix, strict=True):
             tables = open_tables(part.files, keep_nulls=data.keep_nulls)
             seed = derive_seed(trainer.seed, "data", name)
-            draws = _examples(data, tokenizer, tables, example_columns(data, part), seed=seed)
+            draws = _examples(data, tokenizer, tables, example_columns(data, part), sight, seed=seed)
             parts.append(Part(name, part.weight, draws))
         return Mixture(parts, epochs=passes)
     seed, columns = derive_seed(trainer.seed, "data"), example_columns(data)
-    return _examples(data, tokenizer, example_tables(config, own), columns, seed=seed, epochs=passes)
+    return _examples(data, tokenizer, example_tables(config, own), columns, sight, seed=seed, epochs=passes)
+
+
+def example_sight(config: SftConfig) -> Sight | None:
+    """Return how the images of SFT examples are read; None where the model sees none."""
+    return None if config.model.new is not None else sight_of(config.model, config.data)
 
 
 def held_out_examples(
     config: SftConfig, tokenizer: PreTrainedTokenizerBase, tables: Sequence[Table]
 ) -> Sequence[Example]:
     """Read the rows of ``tables`` as examples, in order."""
-    return _examples(config.data, tokenizer, tables, example_columns(config.data)).items
+    return _examples(config.data, tokenizer, tables, example_columns(config.data), example_sight(config)).items
 
 
 def example_tables(config: SftConfig, own: BaseDataSource | None) -> Sequence[Table]:
@@ -340,6 +349,7 @@ def _examples(
     tokenizer: PreTrainedTokenizerBase,
     tables: Sequence[Table],
     columns: ExampleColumns,
+    sight: Sight | None,
     *,
     seed: int = 0,
     epochs: int | None = None,
@@ -354,4 +364,5 @@ def _examples(
         seed=seed,
         shuffle=data.shuffle,
         epochs=epochs,
+        sight=sight,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import socket
 import warnings
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch._C._distributed_c10d import TCPStore  # what torch.distributed.TCPStore is; mypy can't see that one
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from tandem.base.device_kinds import CPU, device_kind
 from tandem.models.device import found_device
@@ -39,6 +40,7 @@ from tandem.runtime.ray.cluster import Slot
 from tandem.runtime.ray.weights import BucketRefs, RemoteWeights, put_bucket
 from tandem.train.engine import FsdpEngine
 from tandem.train.protocol import Exported
+from tandem.train.sharding import rank_mesh
 
 BuildEngine = Callable[[torch.device, DeviceMesh | None], FsdpEngine]
 """Makes the engine of this rank on its device and the mesh of all ranks. Travels by name, so every worker must be able
@@ -55,7 +57,7 @@ class RankSetup:
 
     ``device``: what is wanted of ``Slot.device``. ``seed`` is the same for all, because what is made at random, such as
     adapters, must be equal on all ranks. ``meeting_s``: longest wait of one rank for another, and for the model of one
-    to be loaded. ``folder``: where the driver works.
+    to be loaded. ``folder``: where the driver works. ``tensor_parallel``: the ranks that are one model among them.
     """
 
     build: BuildEngine
@@ -67,6 +69,7 @@ class RankSetup:
     tag_device: TagDevice = "device"
     meeting_s: float = _MEETING_S
     folder: str = ""
+    tensor_parallel: int = 1
 
 
 class RayTrainRank(TrainRank):
@@ -121,6 +124,8 @@ class RankActor:
         torch.manual_seed(setup.seed)
         # Outputs of a sharded model are views of what it gathered; nothing here writes into them.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+        # A tensor that is cut in two ways is put together in two steps; torch says that one would be faster.
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         device = found_device(device_name)
         mesh = self._meet(setup, device, meeting) if self._world > 1 else None
         self._hosted = RayTrainRank(setup.build(device, mesh), self._rank, setup.tag_device)
@@ -138,7 +143,7 @@ class RankActor:
         if device.type != CPU:
             torch.get_device_module(device.type).set_device(device)
         dist.init_process_group(backend, store=self._store, timeout=patience, rank=self._rank, world_size=self._world)
-        return init_device_mesh(device.type, (self._world,))
+        return rank_mesh(device.type, self._world, setup.tensor_parallel)
 
     def pid(self) -> int:
         """Return the id of this process: an answer shows that it lives."""

@@ -124,13 +124,15 @@ class RayRoles:
     ) -> TrainGroup[RayTrainRank]:
         """Start a rank on each device of the role, which ``several`` such groups share; see ``RayRuntime.ranks``."""
         config, execution, name = self._config, self._config.execution, role if called is None else called
+        width = config.actor_rollout_ref.actor.tensor_model_parallel_size if role == ACTOR else 1
         return TrainGroup(
-            self._cluster.ranks(role, rank_setup(config, build), several=several, called=name),
+            self._cluster.ranks(role, rank_setup(config, build, width), several=several, called=name),
             deadline_s=execution.deadline_s,
             warning_s=execution.stall_warning_s,
             role=name,
             balance=self._plan.flow.balance,
             whole_groups=config.trainer.exact,
+            tensor_parallel=width,
         )
 
     def _critic(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> Critic:
@@ -181,7 +183,7 @@ class GroupScorer:
         return self._ranks.forward(batch, want)
 
 
-def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
+def rank_setup(config: Config, build: BuildEngine, tensor_parallel: int = 1) -> RankSetup:
     """Collect what the ranks of a role are given; ``build`` is one of the functions below."""
     return RankSetup(
         build,
@@ -193,6 +195,7 @@ def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
         tag_device=config.actor_rollout_ref.actor.tag_device,
         meeting_s=config.execution.deadline_s,
         folder=os.getcwd(),
+        tensor_parallel=tensor_parallel,
     )
 
 

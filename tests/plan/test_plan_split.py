@@ -1,0 +1,62 @@
+"""A model that is split over devices: what the plan counts, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tandem.plan.plan import Plan
+from tests.plan.folders import MODEL_CONFIG, write_model
+
+Plans = Callable[..., Plan]
+
+SPLIT = "actor_rollout_ref.actor.tensor_model_parallel_size"
+TWO = "execution.resource={actor: [1, 2]}"
+
+
+def test_devices_of_one_model_see_the_same_samples(plan_of: Plans) -> None:
+    words = (TWO, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096")  # 16 of the 32 samples of a step
+    apart, together = (plan_of(*words, f"{SPLIT}={width}") for width in (1, 2))
+    assert (apart.batch.micro_batches, together.batch.micro_batches) == (1, 2)
+    assert apart.device_groups == together.device_groups
+    assert plan_of(TWO, f"{SPLIT}=2", "algorithm.policy_loss.type=kl_cov").problems == ()  # one model has all of them
+
+
+def test_a_split_model_needs_less_of_what_is_split(place: Path, plan_of: Plans) -> None:
+    write_model(place / "model", parameters=640_000, **MODEL_CONFIG)
+    words = (TWO, "actor_rollout_ref.model.dtype=bfloat16", "data.train_batch_size=1", "actor_rollout_ref.rollout.n=8")
+    words += ("actor_rollout_ref.actor.ppo_micro_batch_size=4",)
+    apart, together = (plan_of(*words, f"{SPLIT}={width}").memory[0].parts for width in (1, 2))
+    for part in ("actor weights", "actor gradients", "actor optimizer"):
+        assert apart[part] == together[part]
+    assert apart["actor cast weights"] == 2 * (together["actor cast weights"] or 0)
+    more, less = apart["actor activations"] or 0, together["actor activations"] or 0
+    assert more / 2 < less < more  # of as many samples; what is between the halves of a layer is whole on both
+
+
+@pytest.mark.parametrize(
+    ("devices", "words", "reason", "remedy"),
+    [
+        (4, (), "2 heads of keys and values can't be split evenly over 4", "of 2"),
+        (8, (), "4 attention heads can't be split evenly over 8", "of 4"),
+        (8, (), "100 rows of the embedding can't be split evenly over 8", "of 100"),
+        (2, ("actor_rollout_ref.model.lora_rank=4",), "a model with LoRA adapters can't be split", "Write 1"),
+    ],
+)
+def test_what_can_not_be_split_is_refused(
+    plan_of: Plans, devices: int, words: tuple[str, ...], reason: str, remedy: str
+) -> None:
+    problems = plan_of(f"execution.resource={{actor: [1, {devices}]}}", f"{SPLIT}={devices}", *words).problems
+    (found,) = [problem for problem in problems if reason in problem.reason]
+    assert found.key == SPLIT
+    assert remedy in found.remedy
+
+
+def test_a_family_that_is_split_in_no_known_way_is_refused_by_name(place: Path, plan_of: Plans) -> None:
+    for family, wrong in (("qwen3", 0), ("gpt2", 1)):
+        write_model(place / "model", **MODEL_CONFIG, model_type=family)
+        reasons = [problem.reason for problem in plan_of(TWO, f"{SPLIT}=2").problems]
+        assert len(reasons) == wrong
+        assert all("the family gpt2 is split over devices is not known" in reason for reason in reasons)
