@@ -40,6 +40,8 @@ LOSS = "algorithm.policy_loss"
 
 BY_THE_PLAN = {
     "actor_rollout_ref.actor.strategy": "another one is refused",
+    "actor_rollout_ref.actor.tensor_model_parallel_size": "on one device another one is refused",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": "on one device another one is refused",
     "actor_rollout_ref.hybrid_engine": "a contradiction with the mode is refused",
     f"{ROLLOUT}.do_sample": "false is refused",
     "runtime.name": "it becomes plan.runtime",
@@ -70,7 +72,6 @@ SWITCHES = {f"{CORRECTION}.{name}" for name in ("weights", "reject", "veto")} | 
 """Where they are off, the plan has no stage that would look at them."""
 
 ELSEWHERE = {
-    "actor_rollout_ref.actor.tensor_model_parallel_size",
     "actor_rollout_ref.ref.fsdp_config",
     "execution.data_plane.num_data_storage_units",
     *(
