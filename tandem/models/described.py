@@ -181,7 +181,7 @@ def _numbers(text: Mapping[str, Any]) -> Iterator[str]:
 def _not_positive(section: Mapping[str, Any], names: Iterable[str], of: str = "") -> Iterator[str]:
     for name in names:
         value = section.get(name)
-        listed = value if isinstance(value, list) and value else [value]
+        listed: list[Any] = value if isinstance(value, list) and value else [value]
         if value is not None and not all(_is_number(one) and one > 0 for one in listed):
             yield f"the {name} {value!r}{of}, which is no finite number above 0"
 
