@@ -200,6 +200,12 @@ class RolloutConfig(Node):
     """vLLM and SGLang only."""
     enable_chunked_prefill: bool = True
     """vLLM and SGLang only."""
+    strict: bool = True
+    """Refuse settings that only another engine has; false: they are listed as not used, so that one file serves
+    several engines."""
+    dispatch: Literal["auto", "in_order", "longest_first"] = "auto"
+    """In which order engines are given the prompts of a step: as drawn, or those first whose answers were longest in
+    earlier epochs; ``auto``: the second where several engines share them, unless ``trainer.exact``."""
     swap: SwapConfig | None = None
     """Another engine from some step on; default: the same to the end."""
 

@@ -61,6 +61,8 @@ BY_THE_PLAN = {
     "execution.resource": "it becomes plan.placements",
     "plugins": "they are imported",
     "critic.model.adapter_path": "it is refused",
+    f"{ROLLOUT}.strict": "it says what is refused",
+    f"{ROLLOUT}.dispatch": "it becomes plan.longest_first",
     "critic.model.freeze": "it is refused",
     "data.image_key": "it is refused where the model sees no images",
     "data.image_max_pixels": "it is refused where the model sees no images",
@@ -204,7 +206,11 @@ def test_a_key_that_nothing_reads_is_refused(problems_of: Problems, words: str, 
 
 
 NOTED = [
-    (f"{ROLLOUT}.gpu_memory_utilization=0.5", f"{ROLLOUT}.gpu_memory_utilization", "hf"),
+    (
+        f"{ROLLOUT}.strict=false {ROLLOUT}.gpu_memory_utilization=0.5 {ROLLOUT}.enable_chunked_prefill=false",
+        f"{ROLLOUT}.gpu_memory_utilization, {ROLLOUT}.enable_chunked_prefill",
+        "hf",
+    ),
     ("evaluation.n=4 evaluation.temperature=1.0", "evaluation.n, evaluation.temperature", "tandem eval"),
     ("execution.stall_warning_s=9", "execution.stall_warning_s", "colocate"),
     ("--hybrid --balance-data", "execution.balance_data", "one train rank"),
