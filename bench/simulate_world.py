@@ -48,7 +48,15 @@ class Meter:
 class World:
     """One run without end: clock, gate, ledger, engines. The loops in ``simulate_loops`` are its actors."""
 
-    def __init__(self, groups: int, samples: int, staleness: int, rollouts: Rollouts, meter: Meter) -> None:
+    def __init__(
+        self,
+        groups: int,
+        samples: int,
+        staleness: int,
+        rollouts: Rollouts,
+        meter: Meter,
+        order: Callable[[int], Sequence[int]] | None = None,
+    ) -> None:
         self.clock = Clock()
         self.groups = groups
         self.meter = meter
@@ -56,7 +64,7 @@ class World:
         self.changed = Signal(self.clock)
         self.ended: list[float] = []  # when each step was trained
         self.lags: defaultdict[int, int] = defaultdict(int)  # lag -> groups trained with it
-        self.gate = Gate(groups, staleness)  # without end: the last steps are like all others
+        self.gate = Gate(groups, staleness, order=order)  # without end: the last steps are like all others
         self.ledger = Ledger(
             groups,
             samples,

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tandem.base.exact_mode import ask_for_exact_mode
-from tests.warm.start import warm_python
+from tests.warm.start import warm_engines, warm_python
 
-__all__ = ["warm_python"]
+__all__ = ["warm_engines", "warm_python"]
 
 ON_RAY = "tests/ray/"
 

@@ -99,7 +99,7 @@ def _batch_rows(plan: Plan) -> list[tuple[str, str, str]]:
     in_all = "unknown" if b.optimizer_steps_in_all is None else str(b.optimizer_steps_in_all)
     steps = "as the data last" if b.steps is None else str(b.steps)
     return [
-        ("prompts", str(b.prompts), "per step"),
+        ("prompts", str(b.prompts), "per step" + (", the longest answers first" if plan.longest_first else "")),
         ("samples", str(b.samples), f"{b.samples // b.prompts} per prompt"),
         ("sub-batches", str(b.sub_batches), f"of {b.sub_batch_prompts} prompts"),
         ("mini-batches", str(b.mini_batches), f"of {b.mini_batch_prompts} prompts = {b.mini_batch_samples} samples"),

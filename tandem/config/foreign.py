@@ -19,7 +19,8 @@ class Foreign:
 
 
 _ONE_KIND = (
-    "Leave it out, or write 1: training is data-parallel, and a model is split by tensor_model_parallel_size alone"
+    "Leave it out, or write 1: devices share a model by tensor_model_parallel_size, or its rows by "
+    "ulysses_sequence_parallel_size"
 )
 _MEGATRON = "Leave it out: it is a setting of Megatron, which comes later"
 _TRACKER = "Leave it out: write trainer.logger=[console, tensorboard]; every run has metrics.jsonl and report.html"

@@ -99,11 +99,23 @@ class ActorConfig(Node):
     tensor_model_parallel_size: PositiveInt = 1
     """Tensor parallelism of training: neighbouring devices of the actor that each layer and the vocabulary are split
     over."""
+    ulysses_sequence_parallel_size: PositiveInt = 1
+    """Sequence parallelism of training: neighbouring devices of the actor that share the tokens of each sample."""
     tag_device: Literal["cpu", "device"] = "cpu"
     """Where copies of the weights are kept (ref, old_actor, a teacher): in the host's memory, or beside the weights."""
     offload: bool | None = None
     """Keep the optimizer's moments in the host's memory while the engine generates; default: in colocate."""
     optim: OptimConfig = OptimConfig()
+
+    @property
+    def devices_of_a_sample(self) -> int:
+        """How many devices see each sample."""
+        return self.tensor_model_parallel_size * self.ulysses_sequence_parallel_size
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Token budget of a micro-batch, on all devices that share its tokens."""
+        return self.ppo_max_token_len_per_gpu * self.ulysses_sequence_parallel_size
 
 
 class EpisodeConfig(TypedNode):
@@ -188,6 +200,12 @@ class RolloutConfig(Node):
     """vLLM and SGLang only."""
     enable_chunked_prefill: bool = True
     """vLLM and SGLang only."""
+    strict: bool = True
+    """Refuse settings that only another engine has; false: they are listed as not used, so that one file serves
+    several engines."""
+    dispatch: Literal["auto", "in_order", "longest_first"] = "auto"
+    """In which order engines are given the prompts of a step: as drawn, or those first whose answers were longest in
+    earlier epochs; ``auto``: the second where several engines share them, unless ``trainer.exact``."""
     swap: SwapConfig | None = None
     """Another engine from some step on; default: the same to the end."""
 

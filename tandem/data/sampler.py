@@ -70,6 +70,11 @@ class Sampler(Generic[T]):
             self.drawn = max(self.drawn, number + 1)
         return item
 
+    def item_of(self, number: int) -> int:
+        """Return which of ``items`` draw ``number`` of the stream is, without drawing it; for any threads."""
+        with self._lock:
+            return self._index(number)
+
     def total_steps(self, batch_size: int, steps: int | None = None) -> int:
         """Count the whole batches that a run from the start can make: min(``steps``, epochs × items // ``batch_size``).
 

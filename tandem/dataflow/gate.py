@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
@@ -86,7 +86,8 @@ class Gate:
     fresh tickets only to engines that have no more in hand than the mean of those at work, so that the first to ask
     does not take all. ``capacity`` (None: what staleness admits) bounds the groups of unfinished partitions that are
     stored or being made: a group is begun only if it will have its place, so that no engine is left with a finished
-    one that it can't put down while it owes others of the partition that is waited for.
+    one that it can't put down while it owes others of the partition that is waited for. ``order`` says of a partition
+    in which order its places are given (None: as they are numbered); it is asked when the first of them is.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Gate:
         open_tickets: Iterable[Ticket] = (),
         even: bool = False,
         capacity: int | None = None,
+        order: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
         if tickets < 1 or max_staleness < 0:
             raise ContractError(f"gate: tickets={tickets} must be positive, max_staleness={max_staleness} not negative")
@@ -109,7 +111,9 @@ class Gate:
         self.max_staleness = max_staleness
         self.tickets = tickets
         self._last = last
-        self._fresh = Ticket(first, 0)
+        self._fresh = Ticket(first, 0)  # the next by its number in line: with an order that is not its place
+        self._order = order
+        self._places: Sequence[int] = ()  # of the partition of ``_fresh``, in their order, once one was given
         self._refills: list[Ticket] = []  # heap; entries that are not in _waiting are skipped when met
         self._waiting: set[Ticket] = set()
         self._versions: dict[str, int | None] = {}  # engine -> acknowledged version; None: joined, nothing loaded yet
@@ -207,11 +211,10 @@ class Gate:
         closed = self._closed(engine, own, ticket)
         if closed is not None:
             return closed
-        if ticket == self._fresh and self._even and (others := self._less_in_hand(engine)) is not None:
-            return others
-        if ticket == self._fresh:
-            wraps = ticket.place + 1 == self.tickets
-            self._fresh = Ticket(ticket.partition + 1, 0) if wraps else Ticket(ticket.partition, ticket.place + 1)
+        if ticket not in self._waiting:
+            if self._even and (others := self._less_in_hand(engine)) is not None:
+                return others
+            ticket = self._give_fresh()
         self._waiting.discard(ticket)
         self._out[ticket] = engine
         self._in_hand[engine] += 1
@@ -299,6 +302,17 @@ class Gate:
             return self._refills[0]
         return self._fresh if self._last is None or self._fresh.partition < self._last else None
 
+    def _give_fresh(self) -> Ticket:
+        """Return the next ticket in line that was never given, with its place."""
+        partition, number, _ = self._fresh
+        if number == 0:
+            self._places = range(self.tickets) if self._order is None else self._order(partition)
+            if sorted(self._places) != list(range(self.tickets)):
+                raise ContractError(f"gate: {list(self._places)} is no order of the places 0 to {self.tickets - 1}")
+        wraps = number + 1 == self.tickets
+        self._fresh = Ticket(partition + 1, 0) if wraps else Ticket(partition, number + 1)
+        return Ticket(partition, self._places[number])
+
     def _refill(self, ticket: Ticket) -> None:
         if ticket not in self._waiting:
             self._waiting.add(ticket)
@@ -309,7 +323,7 @@ class Gate:
             return Closed(f"engine {engine!r} is paused: {self._paused[engine]}")
         partition = ticket.partition
         fresh = max(0, partition - self.max_staleness)
-        needed = max(fresh, self._room_from(ticket))
+        needed = fresh if ticket in self._waiting else max(fresh, self._room_from(ticket))  # a refill had its room
         if own is None:
             return Closed(f"engine {engine!r} has loaded no weights yet", needed, (engine,))
         if self._published is None or self._published < needed:
@@ -323,7 +337,7 @@ class Gate:
         return None
 
     def _room_from(self, ticket: Ticket) -> int:
-        """Return the version with which there is room for the ticket: all partitions below it are over and hold
+        """Return the version with which there is room for a fresh ticket: all partitions below it are over and hold
         nothing.
         """
         if self._capacity is None:

@@ -24,6 +24,7 @@ from tandem.models.layouts.packing import Documents, PackedLayout
 from tandem.models.layouts.positions import Context
 from tandem.models.layouts.row_cache import RowCache
 from tandem.models.layouts.rows import BorderedLayout, RowsCache, RowsLayout, WholeRows
+from tandem.models.layouts.shared_row import Share, SharedRow
 from tandem.models.token_ids import TokenIds
 from tandem.models.vocabulary import SplitVocabulary
 
@@ -76,7 +77,8 @@ class CausalLM(nn.Module):
         self.transform = transform
         self.proved: frozenset[Literal["training", "generation"]] = frozenset()
         self.route: Route = "rows"
-        self.split: SplitVocabulary | None = None
+        self.split: SplitVocabulary | None = None  # over ranks that are one model
+        self.share: Share | None = None  # of each row, where several ranks compute it
         self.recomputes = False  # generates without a cache, where the model's own is not right
         self.vision = Vision.of(model)
         found: str = self._text._attn_implementation or "eager"
@@ -106,6 +108,8 @@ class CausalLM(nn.Module):
 
     def layout(self, documents: Documents, device: torch.device | str) -> Layout:
         """Return what runs ``documents`` of a packed row."""
+        if self.share is not None:
+            return SharedRow(PackedLayout(documents, device), self.share)
         return _LAYOUTS[self.route](documents, device)
 
     def new_cache(self, rows: int = 1, capacity: int = BLOCK) -> RowCache:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -50,7 +51,7 @@ def note_begin(folder: Path, resumed_step: int | None) -> None:
         "pid": os.getpid(),
         "command": hide_words([_program(), *sys.argv[1:]]),
         "folder": os.getcwd(),
-        "commit": _commit(),
+        "commit": _commit(os.getcwd()),
         "python": sys.version.split()[0],
         "versions": {name: found for name in PACKAGES if (found := _version(name)) is not None},
         "resumed_step": resumed_step,
@@ -115,11 +116,14 @@ def _written_s(folder: Path) -> float:
     return time.time() - max(times, default=0.0)
 
 
-def _commit() -> str | None:
-    """Return the commit of the folder in which the command was given, with ``+`` where files differ from it."""
+@cache
+def _commit(folder: str) -> str | None:
+    """Return the commit that ``folder`` had when this process first asked, with ``+`` where files differed from it."""
     try:
         answers = [
-            subprocess.run(["git", *words], capture_output=True, text=True, timeout=_GIT_S, check=True).stdout.strip()
+            subprocess.run(
+                ["git", *words], cwd=folder, capture_output=True, text=True, timeout=_GIT_S, check=True
+            ).stdout.strip()
             for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         ]
     except (OSError, subprocess.SubprocessError):
@@ -127,6 +131,7 @@ def _commit() -> str | None:
     return answers[0] + ("+" if answers[1] else "")
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -52,6 +52,7 @@ PANELS = (
     Panel("Loss", "", ("loss/*",)),
     Panel("Gradient norm", "", ("grad/norm",)),
     Panel("Fraction of the best possible step", "1 is all of it", ("limit/fraction",)),
+    Panel("Memory", "MB", ("system/memory_mb", "system/memory_left_mb", "system/gpu_memory_mb")),
     Panel("Throughput", "response tokens per second", ("throughput/*",)),
     Panel("Rollout against trainer", "log-probs of the same tokens", ("mismatch/*",)),
 )

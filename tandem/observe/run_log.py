@@ -13,6 +13,7 @@ from tandem.base.hidden import hide_in
 from tandem.base.run_folder import TRACE_FILE, begin
 from tandem.config.trainer import SamplesConfig
 from tandem.observe.about import note_begin, note_end
+from tandem.observe.machine import MachineUse
 from tandem.observe.metrics import RolloutLog, RolloutRecord
 from tandem.observe.report import write_report
 from tandem.observe.samples.parts import Kind
@@ -57,6 +58,7 @@ class RunLog:
         self._stopwatch = Stopwatch(self._trace)
         self._summary: dict[str, object] = {}
         self._listeners: list[Listener] = []
+        self._machine = MachineUse(run.output_dir)
 
     def listen(self, listeners: Sequence[Listener]) -> None:
         """Call each of these with every step that is logged from here on; what one raises passes through."""
@@ -82,8 +84,8 @@ class RunLog:
     def log(
         self, step: int, metrics: Mapping[str, object], rollouts: Sequence[RolloutRecord] = (), *, times: bool = True
     ) -> None:
-        """Log one step: its metrics with the times since the last call (unless ``times`` is off), and a few samples."""
-        shown = {**metrics, **self._stopwatch.drain()} if times else metrics
+        """Log one step: its metrics, with times and the machine's use unless ``times`` is off, and a few samples."""
+        shown = {**metrics, **self._stopwatch.drain(), **self._machine.measure()} if times else metrics
         self._trackers.log(step, shown)
         try:
             self._rollouts.record(step, list(rollouts))
@@ -96,6 +98,10 @@ class RunLog:
         """Keep all samples that ``step`` trained on, or those of the evaluation after it, where the config says so."""
         with self.timed("samples"):
             self._samples.keep(kind, step, batch)
+
+    def distributions(self, step: int, find: Callable[[], Mapping[str, Sequence[float]]]) -> None:
+        """Show how values of the step are spread where a tracker does; ``find`` is asked for them only then."""
+        self._trackers.distributions(step, find)
 
     def settle(self) -> None:
         """Wait until what was handed over is on the disk, for whoever writes a checkpoint: it is not done again."""

@@ -6,13 +6,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast, runtime_checkable
 
 from tandem.base.errors import TandemError
 from tandem.base.hidden import hide, hide_in
+from tandem.base.lazy import LazyModule
 from tandem.base.registry import Registry
 from tandem.observe.metrics import MetricLog
 from tandem.observe.progress import ProgressLine
+
+if TYPE_CHECKING:
+    import numpy
+else:
+    numpy = LazyModule("numpy")
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +57,14 @@ class Tracker(Protocol):
 
     def finish(self) -> None:
         """Note that the run ended, well or not."""
+
+
+@runtime_checkable
+class ShowsDistributions(Protocol):
+    """A tracker that shows how values are spread, too; one without this method is not asked."""
+
+    def distributions(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Show the values of each name in this step, as a histogram or otherwise."""
 
 
 TRACKERS: Registry[Callable[[RunInfo], Tracker]] = Registry("logger")
@@ -100,6 +114,11 @@ class TensorBoardTracker:
                 self._writer.add_scalar(key, value, step)
         self._writer.flush()
 
+    def distributions(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Add a histogram of each."""
+        for name, shown in values.items():
+            self._writer.add_histogram(name, numpy.asarray(shown), step)
+
     def finish(self) -> None:
         """Write what is pending and close."""
         self._writer.close()
@@ -128,6 +147,11 @@ class _Guarded:
         except (Exception, SystemExit) as error:  # SystemExit: some tracking services exit on a bad login
             self._failures += 1
             self._warn(error)
+
+    @property
+    def shows_distributions(self) -> bool:
+        """Whether it takes distributions, and took the numbers of the step."""
+        return not self._failures and isinstance(self._tracker, ShowsDistributions)
 
     def finish(self) -> None:
         """End the tracker if it ever came up."""
@@ -160,6 +184,13 @@ class Trackers:
         numbers = {key: _number(value) for key, value in metrics.items()}
         for guarded in self._guarded:
             guarded.attempt(lambda tracker: tracker.log(step, numbers))
+
+    def distributions(self, step: int, find: Callable[[], Mapping[str, Sequence[float]]]) -> None:
+        """Hand what ``find`` gives to the trackers that show distributions; it isn't called where none does."""
+        asked = [guarded for guarded in self._guarded if guarded.shows_distributions]
+        values = find() if asked else {}
+        for guarded in asked:
+            guarded.attempt(lambda tracker: cast(ShowsDistributions, tracker).distributions(step, values))
 
     def finish(self) -> None:
         """End every tracker; call it once, also when the run failed."""

@@ -63,7 +63,7 @@ def plan_batch(config: Config, train_ranks: int, rows: int | None) -> BatchPlan:
     actor = config.actor_rollout_ref.actor
     mini_batches = max(1, prompts // mini)
     per_rank = math.ceil(mini * n / max(1, train_ranks))
-    at_once = max(1, actor.ppo_max_token_len_per_gpu // longest_sequence(config))
+    at_once = max(1, actor.micro_batch_tokens // longest_sequence(config))
     if actor.ppo_micro_batch_size is not None:
         at_once = min(at_once, actor.ppo_micro_batch_size)
     optimizer_steps = actor.ppo_epochs * mini_batches

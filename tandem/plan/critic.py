@@ -25,9 +25,7 @@ def plan_critic(config: Config) -> CriticPlan | None:
         return None
     return CriticPlan(
         epochs=actor.ppo_epochs if own.ppo_epochs is None else own.ppo_epochs,
-        max_tokens=actor.ppo_max_token_len_per_gpu
-        if own.ppo_max_token_len_per_gpu is None
-        else own.ppo_max_token_len_per_gpu,
+        max_tokens=actor.micro_batch_tokens if own.ppo_max_token_len_per_gpu is None else own.ppo_max_token_len_per_gpu,
     )
 
 

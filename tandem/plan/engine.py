@@ -53,6 +53,11 @@ def engine_width(config: Config) -> int:
     return width if engine_capabilities(config).tensor_parallel else 1
 
 
+def engines_with(setting: str) -> list[str]:
+    """Return the registered engines whose factories read a setting."""
+    return [name for name in sorted(engines) if setting in wanted_settings(engines[name].target).names]
+
+
 def engine_asks_for(config: Config, setting: str) -> bool:
     """Return whether the engine's factory reads a setting; taken to be so where that isn't known."""
     names = {one.actor_rollout_ref.rollout.name for one in (config, after_swap(config))}

@@ -8,11 +8,11 @@ For N parameters on R train ranks (parameters, gradients and moments are sharded
 - tags: 4T / R for each copy beside the weights in place, and once more for the actor while another one takes its
   place; a reference that is the base with the adapters off is no copy; a teacher of its own: 4 bytes a parameter / R;
 - activations of one micro-batch: its samples are those of the mini-batch at their longest, within the token budget, and
-  a prompt that they share runs once. Each token that runs keeps in each layer 6 vectors of the hidden size in float32
-  (residuals and norms), and in the dtype of the forward 4 more, its keys and values, and 4 vectors of the MLP's width
-  (counted by hand on a Llama layer; Korthikanti et al., arXiv 2205.05198, count alike); attention gathers keys and
-  values once more for each sample. W ranks share all of this but 8 vectors of the hidden size. With gradient
-  checkpointing: the inputs of the layers, and one layer's inside;
+  a prompt that they share runs once; where ranks share rows, each has its part. Each token that runs keeps in each
+  layer 6 vectors of the hidden size in float32 (residuals and norms), and in the dtype of the forward 4 more, its keys
+  and values, and 4 vectors of the MLP's width (counted by hand on a Llama layer; Korthikanti et al., arXiv 2205.05198,
+  count alike); attention gathers keys and values once more for each sample. W ranks share all of this but 8 vectors of
+  the hidden size. With gradient checkpointing: the inputs of the layers, and one layer's inside;
 - log-probs: logits of one chunk (or of the whole micro-batch, if that is less), four times, and the gradient of the
   head beside the one that it is added to, of V / W tokens; not for the critic;
 - rollout: weights (0 where the engine uses the actor's own); keys and values of the answers in flight, in columns that
@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tandem.base.machine import has_accelerator, physical_memory
-from tandem.config.model import ModelConfig
+from tandem.config.model import ActorConfig, ModelConfig
 from tandem.config.schema import Config
 from tandem.models.families import PER_DOCUMENT
 from tandem.plan.adapters import adapter_parameters
@@ -106,11 +106,11 @@ def plan_memory(
     for placement in placed:
         parts = groups.setdefault(placement.group, {})
         if placement.role == "actor":
-            budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-            model = config.actor_rollout_ref.model
-            split = config.actor_rollout_ref.actor.tensor_model_parallel_size
-            parts.update(_trained("actor", TRAINING, config, model, facts, placement, budget, copies, split))
-            parts["actor log-probs"] = Part(_logprobs(config, facts, placement, split), TRAINING)
+            actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+            parts.update(
+                _trained("actor", TRAINING, config, model, facts, placement, actor.micro_batch_tokens, copies, actor)
+            )
+            parts["actor log-probs"] = Part(_logprobs(config, facts, placement), TRAINING)
         elif placement.role == "critic" and critic is not None and critic.parameters:
             planned = plan_critic(config)
             assert planned is not None  # it is deployed
@@ -149,12 +149,13 @@ def _trained(
     placement: Placement,
     budget: int,
     copies: int,
-    split: int = 1,
+    shared: ActorConfig | None = None,
 ) -> dict[str, Part]:
     assert facts.parameters and facts.layers  # the caller looked
     ranks = placement.devices
     trained = adapter_parameters(model, facts) if model.trains_adapters else facts.parameters
-    batch = _micro_batch(config, facts, max(1, ranks // split), budget)
+    split = 1 if shared is None else shared.tensor_model_parallel_size
+    batch = _micro_batch(config, facts, ranks, budget, shared)
     weights = facts.parameters + (trained if model.trains_adapters else 0)
     found = {
         "weights": Part(MASTER * weights // ranks),
@@ -171,21 +172,27 @@ def _trained(
 
 @dataclass(frozen=True)
 class _Batch:
-    """The largest micro-batch of a rank: ``tokens`` of its samples, ``run`` of them where prompts are shared."""
+    """What a rank computes of its largest micro-batch: ``tokens`` of samples, ``run`` of them where prompts are
+    shared.
+    """
 
     tokens: int
     run: int
 
 
-def _micro_batch(config: Config, facts: ModelFacts, ranks: int, budget: int) -> _Batch:
+def _micro_batch(
+    config: Config, facts: ModelFacts, ranks: int, budget: int, shared: ActorConfig | None = None
+) -> _Batch:
     longest, n = longest_sequence(config), samples_per_prompt(config)
     most = config.actor_rollout_ref.actor.ppo_micro_batch_size
-    samples = math.ceil(mini_batch_prompts(config) * n / ranks)
+    together, rows = (1, 1) if shared is None else (shared.devices_of_a_sample, shared.ulysses_sequence_parallel_size)
+    samples = math.ceil(mini_batch_prompts(config) * n / max(1, ranks // together))
     bounded = min(samples, max(1, budget // longest), samples if most is None else most)
     samples = n if config.trainer.exact else bounded
     copies = 1 if _each_alone(facts) else min(n, samples)
     prompts = math.ceil(samples / copies) * config.data.max_prompt_length
-    return _Batch(samples * longest, prompts + samples * config.data.max_response_length)
+    run = prompts + samples * config.data.max_response_length
+    return _Batch(math.ceil(samples * longest / rows), math.ceil(run / rows))
 
 
 def _each_alone(facts: ModelFacts) -> bool:
@@ -204,12 +211,11 @@ def _activations(model: ModelConfig, facts: ModelFacts, batch: _Batch, split: in
     return MASTER * hidden * layers * batch.run + inside if model.gradient_checkpointing else inside * layers
 
 
-def _logprobs(config: Config, facts: ModelFacts, placement: Placement, split: int) -> int:
-    vocabulary = (sampled_tokens(config.actor_rollout_ref.model, facts) or 0) // split
-    budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-    tokens = _micro_batch(config, facts, max(1, placement.devices // split), budget).tokens
+def _logprobs(config: Config, facts: ModelFacts, placement: Placement) -> int:
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    vocabulary = (sampled_tokens(model, facts) or 0) // actor.tensor_model_parallel_size
+    tokens = _micro_batch(config, facts, placement.devices, actor.micro_batch_tokens, actor).tokens
     answers = tokens * config.data.max_response_length // longest_sequence(config)
-    model = config.actor_rollout_ref.model
     head = 0 if model.trains_adapters else MASTER * vocabulary * (facts.hidden or 0)
     return 4 * MASTER * min(answers * vocabulary, CHUNK) + head
 

@@ -61,8 +61,8 @@ def placements(config: Config) -> tuple[Placement, ...]:
 
 
 def train_ranks(config: Config) -> int:
-    """Count the data-parallel ranks of the actor: the devices, or what they make of models that are split over some."""
-    return max(1, _place(config, "actor").devices // config.actor_rollout_ref.actor.tensor_model_parallel_size)
+    """Count the data-parallel ranks of the actor: the devices, or groups of those that see the same samples."""
+    return max(1, _place(config, "actor").devices // config.actor_rollout_ref.actor.devices_of_a_sample)
 
 
 def _place(config: Config, role: str) -> Placement:

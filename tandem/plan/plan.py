@@ -44,6 +44,7 @@ from tandem.plan.checks.trainer import (
     notes_on_rows,
 )
 from tandem.plan.critic import CriticPlan, plan_critic
+from tandem.plan.dispatch import begins_longest_first
 from tandem.plan.engine import shares_weights
 from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
 from tandem.plan.flow import Flow, plan_flow
@@ -91,7 +92,8 @@ class Plan:
 
     ``device_groups`` are devices per group; what a run needs is their sum. ``base_tags`` are those of the ``tags`` that
     are no copies but the base model, its adapters switched off. ``pushed`` is what new weights for the rollout engine
-    are: nothing where it generates with the actor's own. ``flow`` is what the mode comes to. ``later`` names what can
+    are: nothing where it generates with the actor's own. ``flow`` is what the mode comes to; ``longest_first``:
+    prompts are begun in the order of their expected lengths. ``later`` names what can
     be planned and not be run yet. ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's
     sizes are unknown. ``batch.steps`` counts the rows of the files without what is held out, before any other is
     dropped. ``scoring`` is None where no reward is made. ``stages`` are those of ``table`` that run, by what ``step``
@@ -109,6 +111,7 @@ class Plan:
     old_logprobs: OldLogprobs
     pushed: Pushed
     flow: Flow
+    longest_first: bool
     source_columns: tuple[str, ...]
     stages: tuple[PlannedStage, ...]
     step: Step = field(compare=False, repr=False)
@@ -186,8 +189,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
     rows = trained_rows(config)
     batch = plan_batch(config, train_ranks(config), rows.kept)
     saved, resume_problems = find_resumed(config.trainer)
-    step = step_facts(config, entries)
-    stages = plan_step(step, entries.stages)
+    stages = plan_step(step := step_facts(config, entries), entries.stages)
     tags, base_tags, runtime = plan_tags(config), plan_base_tags(config), choose_runtime(config, placed)
     shares, copies = shares_weights(config, runtime), len(tags) - len(base_tags) - 1
     found = [
@@ -221,6 +223,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         old_logprobs=old_logprobs_from(config),
         pushed="nothing" if shares else pushed_part(config),
         flow=plan_flow(config),
+        longest_first=begins_longest_first(config, placed),
         source_columns=source_columns(entries, sees(facts)),
         stages=stages,
         step=step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tandem.roles.train_rank import TrainRank
 from tandem.roles.trained_role import StepNames, TrainedRole
 from tandem.stages.facts import OLD_ACTOR, REF
 from tandem.train.checkpoint import Checkpoint
+from tandem.train.objective import Objective, PolicyObjective
 from tandem.train.protocol import logprobs_and
 from tandem.weights.store import ACTOR
 
@@ -78,12 +80,12 @@ class Actor(TrainedRole):
         self._require_loss(loss)
         self._require_no_gradient("start a train call")
         values = {} if loss.critic is None else loss.critic.step(loss.batch)
-        self._train(loss.batch, loss.objective)
+        self._train(loss.batch, self._dated(loss.objective))
         return self._finish() | values
 
     def accumulate(self, loss: Loss) -> None:
         """Add the gradient of the loss's sum over its batch; ``apply`` makes the optimizer step."""
-        self._accumulate(loss.batch, loss.objective)
+        self._accumulate(loss.batch, self._dated(loss.objective))
 
     def apply(self, denominator: float) -> dict[str, float]:
         """End the step with one optimizer step on all that was accumulated.
@@ -101,7 +103,7 @@ class Actor(TrainedRole):
         if not self._in_slices:
             self.ranks.call(TrainRank.save_tag, OLD_ACTOR)
             self._in_slices = True
-        self._train_mini_batch(loss.batch, loss.objective)
+        self._train_mini_batch(loss.batch, self._dated(loss.objective))
 
     def end_slices(self) -> dict[str, float]:
         """End the step that ``step_slice`` began. Metrics are those of ``step``, over all slices."""
@@ -132,6 +134,10 @@ class Actor(TrainedRole):
     def _with_logprobs(self, batch: DataProto, column: str, tag: str, squares: bool = False) -> DataProto:
         found = self.ranks.forward(batch, logprobs_and(squares), tag)
         return batch.union(DataProto({column: found.pop("logprobs"), **found}))
+
+    def _dated(self, objective: Objective) -> Objective:
+        """Return the objective, which knows the version of the weights that are trained where it compares with it."""
+        return replace(objective, version=self.steps) if isinstance(objective, PolicyObjective) else objective
 
     def _require_loss(self, loss: object) -> None:
         if not isinstance(loss, Loss):

@@ -53,6 +53,15 @@ def batch_metrics(batch: DataProto, step: int) -> dict[str, float]:
     return metrics | {f"lag/count_{lag}": float(count) for lag, count in enumerate(counts)}
 
 
+def distributions(batch: DataProto) -> dict[str, list[float]]:
+    """Return the values of a batch whose spread a person looks at: of each answer, advantages of each trained token."""
+    rewards = batch.dense("rewards")[batch.dense("reward_valid")]
+    found = {"distribution/length": batch.ragged("responses").lengths.tolist(), "distribution/reward": rewards.tolist()}
+    if "advantages" in batch.columns:
+        found["distribution/advantage"] = _trained_advantages(batch).tolist()
+    return {name: values for name, values in found.items() if values}
+
+
 def episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return means over episodes of what was counted in each, and the shares of those that a limit has cut, by
     limit.
@@ -74,8 +83,7 @@ def sample_lags(batch: DataProto, step: int) -> torch.Tensor:
 
 def _advantages(batch: DataProto) -> dict[str, float]:
     """Return mean, spread and the share of zeros of the trained tokens' advantages; nothing where none is trained."""
-    trained = batch.ragged("loss_mask" if "loss_mask" in batch.columns else "response_mask").values
-    values = batch.ragged("advantages").values[trained].double()
+    values = _trained_advantages(batch).double()
     if not len(values):
         return {}
     return {
@@ -83,6 +91,11 @@ def _advantages(batch: DataProto) -> dict[str, float]:
         "advantage/std": float(values.std(correction=0)),
         "advantage/zero_share": float((values == 0).double().mean()),
     }
+
+
+def _trained_advantages(batch: DataProto) -> torch.Tensor:
+    trained = batch.ragged("loss_mask" if "loss_mask" in batch.columns else "response_mask").values
+    return batch.ragged("advantages").values[trained]
 
 
 def _flat_groups(batch: DataProto, rewards: torch.Tensor, valid: torch.Tensor) -> int:

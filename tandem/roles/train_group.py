@@ -52,7 +52,7 @@ class TrainGroup(Generic[RankT_co]):
     Every wait ends within ``deadline_s`` and names the ranks that didn't answer; one in which a rank gives no sign of
     life is warned of every ``warning_s``. After a failure ranks may stand at different meetings, so a group of several
     refuses all later calls. ``balance`` shards rows so that ranks get equally many tokens, ``whole_groups`` never cuts
-    a group. ``tensor_parallel`` neighbours are one model and get the same rows. Safe for several threads.
+    a group. ``same_rows`` neighbours share a model, or each row, and get the same. Safe for several threads.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class TrainGroup(Generic[RankT_co]):
         role: str = ACTOR,
         balance: bool = False,
         whole_groups: bool = False,
-        tensor_parallel: int = 1,
+        same_rows: int = 1,
     ) -> None:
-        self._tensor_parallel = tensor_parallel
+        self._same_rows = same_rows
         self._ranks, self._role = list(ranks), role
         self._deadline_s, self._balance, self._whole_groups = deadline_s, balance, whole_groups
         self._warning_s = warning_s
@@ -108,7 +108,7 @@ class TrainGroup(Generic[RankT_co]):
             return self.call(TrainRank.forward, lean, want, tag)
         parts = self._shard(lean)
         calls = [call(TrainRank.forward, part, want, tag) for part in self._each_gets(lean, parts)]
-        found = self._each(calls)[:: self._tensor_parallel]
+        found = self._each(calls)[:: self._same_rows]
         back = torch.argsort(torch.cat(parts))
         return {name: Ragged.concat([part[name] for part in found]).take(back) for name in found[0]}
 
@@ -123,12 +123,12 @@ class TrainGroup(Generic[RankT_co]):
         return self._each(calls)[0]
 
     def take_imbalance(self) -> float | None:
-        """Return the tokens of the fullest rank / mean over ranks, in all train calls since the last question; None for
-        one model.
+        """Return the tokens of the fullest rank / mean over ranks, in all train calls since the last question; None if
+        all have the same.
 
         All ranks wait for the fullest in every mini-batch, so it is the sum of these maxima that counts.
         """
-        ratio = self._largest / self._mean if self._mean and len(self) > self._tensor_parallel else None
+        ratio = self._largest / self._mean if self._mean and len(self) > self._same_rows else None
         self._largest = self._mean = 0.0
         return ratio
 
@@ -233,12 +233,12 @@ class TrainGroup(Generic[RankT_co]):
 
     def _shard(self, batch: DataProto, whole_groups: bool = False) -> list[torch.Tensor]:
         whole = whole_groups or self._whole_groups
-        models = len(self) // self._tensor_parallel
-        return shard_batch(batch, models, balance=self._balance, whole_groups=whole)
+        parts = len(self) // self._same_rows
+        return shard_batch(batch, parts, balance=self._balance, whole_groups=whole)
 
     def _each_gets(self, batch: DataProto, parts: Sequence[torch.Tensor]) -> list[DataProto]:
-        """Return what each rank gets of ``batch``, whose rows for each model are ``parts``."""
-        return [part for rows in parts for part in [batch[rows]] * self._tensor_parallel]
+        """Return what each rank gets of ``batch``, which is cut into ``parts``."""
+        return [part for rows in parts for part in [batch[rows]] * self._same_rows]
 
     def _weigh(self, batch: DataProto, parts: Sequence[torch.Tensor]) -> None:
         lengths = batch.ragged("prompts").lengths + batch.ragged("responses").lengths

@@ -42,11 +42,15 @@ class Tally:
         made.
 
         ``step`` and ``loss`` say what the role calls them; a metric of the loss that is not in ``loss`` keeps its name.
+        One that nothing was counted for has no mean, and is absent.
         """
         if self.total is None or not self.results:
             return {}
         last = self.results[-1]
-        return {loss.get(name, name): metric.mean for name, metric in self.total.metrics.items()} | {
+        found = {
+            loss.get(name, name): metric.mean for name, metric in self.total.metrics.items() if float(metric.count)
+        }
+        return found | {
             step.loss: self.loss / len(self.results),
             step.grad_norm: last.grad_norm,
             step.lr: last.lr,

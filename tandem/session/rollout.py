@@ -60,9 +60,8 @@ class Reported(StepPart):
 
 
 def engine_line(name: str, at: AtGate, state: str) -> EngineLine:
-    """Return what a status says of an engine that the gate sees ``at``, and that is otherwise in this ``state``."""
-    words = f"paused, {at.paused}" if at.paused else state if at.tickets or state == "waiting" else "idle"
-    return EngineLine(name, words, at.version, at.tickets)
+    """Return what a status says of an engine that the gate sees ``at``, and that is in this ``state`` of work."""
+    return EngineLine(name, f"{state}, paused: {at.paused}" if at.paused else state, at.version, at.tickets)
 
 
 class TimeSharing:
@@ -122,7 +121,9 @@ class SharedRollout(Reported):
 
     def report_status(self, status: Status) -> None:
         """Add the engine, which has the actor's own weights."""
-        status.engines += [engine_line(name, at, "at work") for name, at in self.filler.engines().items()]
+        status.engines += [
+            engine_line(name, at, "in turns with the actor") for name, at in self.filler.engines().items()
+        ]
 
     def fill(self, partition: int) -> None:
         """Return once every ticket of ``partition`` is filled, generated and scored, and it is sealed.
@@ -223,7 +224,8 @@ class Workers(Reported):
         members, starting, there = list(self.workers.members), self.workers.starting, self.gate.engines()
         for worker in members:
             causes, at = engine_causes(self.gate, worker, starting), there.get(worker.name, _NOWHERE)
-            status.engines.append(engine_line(worker.name, at, "waiting" if causes and not at.tickets else "at work"))
+            work = f"generating {worker.generating} groups" if worker.generating else "nothing to generate"
+            status.engines.append(engine_line(worker.name, at, work))
             if causes:
                 status.waits.append(Wait(worker.name, "; ".join(causes)))
         status.waits += [Wait("scoring", doing) for doing in being_scored(members)]

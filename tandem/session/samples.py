@@ -17,7 +17,7 @@ from tandem.dataflow.tickets import Lease, Request
 from tandem.observe.metrics import RolloutRecord
 from tandem.observe.run_log import RunLog
 from tandem.observe.status.status import PartitionLine, Status, Wait
-from tandem.roles.batch_metrics import batch_metrics, check_lag
+from tandem.roles.batch_metrics import batch_metrics, check_lag, distributions
 from tandem.roles.loss import without_samples
 from tandem.session.progress import Progress, StepPart
 from tandem.session.waits import Waits
@@ -158,8 +158,9 @@ class Samples(StepPart):
         ]
 
     def logged(self, batch: DataProto, step: int) -> None:
-        """Keep all samples of the step, where that is asked for."""
+        """Keep all samples of the step, and show how they are spread, where that is asked for."""
         self.log.keep_samples("train", step + 1, batch)
+        self.log.distributions(step + 1, lambda: distributions(batch))
 
     def facts(self, step: int) -> dict[str, Any]:
         """Return where the data stand: what was drawn for later steps is generated again after a resume, and so not

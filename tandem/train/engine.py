@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -30,6 +30,7 @@ from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.lora import adapted_layers, adapter_weights, adapters_off, base_weights, merged_weights
 from tandem.models.probe import prove
 from tandem.train import sharding
+from tandem.train.limits import check_lengths, check_tokens
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
 from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import Exported, StepResult, TopTokens, Wanted
@@ -38,6 +39,8 @@ from tandem.train.updater import Updater
 
 TokenValues = tuple[torch.Tensor, torch.Tensor | None]
 Found = dict[str, torch.Tensor]
+Reading = Callable[[torch.Tensor, torch.Tensor, Head], Found]
+"""What is found at hidden states (N, d) and targets (N, ...) by the head."""
 
 
 _EXPORTS = {"merged": merged_weights, "adapter": adapter_weights, "base": base_weights}
@@ -125,7 +128,7 @@ class FsdpEngine:
             columns = {name: _dense(micro, name).to(self.device) for name in needed}
             candidates = samples.chosen(columns[CANDIDATES]).long() if CANDIDATES in columns else None
             logprobs, entropies = self._run(
-                samples, want_entropy=objective.needs_entropy, entropy_grad=objective.needs_entropy, also=candidates
+                samples, want_entropy=objective.wants_entropy, entropy_grad=objective.needs_entropy, also=candidates
             )
             if candidates is not None:
                 columns[AT_CANDIDATES], logprobs = samples.padded(logprobs[:, 1:]), logprobs[:, 0]
@@ -185,7 +188,7 @@ class FsdpEngine:
             max_samples_per_micro_batch=self._max_samples,
             temperature=self._temperature,
             exact=self._exact,
-            mesh=sharding.flat(self._mesh),
+            mesh=None if self._mesh is None else sharding.flat(self._mesh),
             device=self.device,
         )
 
@@ -254,8 +257,8 @@ class FsdpEngine:
     def _micro_batches(self, ordered: DataProto, whole_groups: bool = False) -> list[slice]:
         if len(ordered) == 0:
             return []
-        self._check_lengths(ordered)
-        self._check_tokens(ordered)
+        check_lengths(ordered, self.model.context)
+        check_tokens(ordered, self.model.tokens)
         if self._exact and "group_ids" in ordered.batch:
             return list(group_by_group(ordered))
         return list(
@@ -267,30 +270,6 @@ class FsdpEngine:
                 padded=self.model.route == "rows",
             )
         )
-
-    def _check_lengths(self, batch: DataProto) -> None:
-        context = self.model.context
-        lengths = batch.ragged("prompts").lengths + batch.ragged("responses").lengths
-        if context is not None and int(lengths.max()) > context.tokens:
-            raise DataError(
-                f"sample {int(lengths.argmax())} has {int(lengths.max())} tokens, and {context.why}: shorten prompts "
-                "and responses"
-            )
-
-    def _check_tokens(self, batch: DataProto) -> None:
-        known, responses = self.model.tokens, batch.ragged("responses")
-        if known is None:
-            return
-        ids, holes = responses.values, torch.tensor(known.holes, dtype=responses.values.dtype)
-        wrong = (ids < 0) | (ids >= known.count) | torch.isin(ids, holes)
-        wrong &= batch.ragged("response_mask").values.bool()
-        if bool(wrong.any()):
-            place = int(wrong.nonzero()[0])
-            sample = int(torch.searchsorted(responses.lengths.cumsum(0), place, right=True))
-            raise DataError(
-                f"sample {sample} has the token id {int(ids[place])} in its response: the tokenizer has the ids "
-                f"{known}, and no others are sampled or trained"
-            )
 
     def _pack(self, micro: DataProto) -> PackedSamples:
         prompts, responses, mask = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
@@ -310,8 +289,8 @@ class FsdpEngine:
         """Return what is wanted of the N trained tokens, (N, ...) each."""
         top = next((asked for asked in want if isinstance(asked, TopTokens)), None)
 
-        def read(hidden: torch.Tensor, head: Head) -> Found:
-            chosen, found = nn.functional.embedding(samples.read, hidden), Found()
+        def of(chosen: torch.Tensor, targets: torch.Tensor, head: Head) -> Found:
+            found = Found()
             if top is not None:
                 found["top_logprobs"], found["top_ids"] = top_logprobs(
                     chosen, head, top.count, below=top.below, temperature=top.temperature or self._temperature
@@ -319,7 +298,7 @@ class FsdpEngine:
                 if len(want) == 1:
                     return found
             found["logprobs"], entropies = token_logprobs(
-                chosen, head, samples.targets, temperature=self._temperature, want_entropy="entropies" in want
+                chosen, head, targets, temperature=self._temperature, want_entropy="entropies" in want
             )
             if entropies is not None:
                 found["entropies"] = entropies
@@ -327,8 +306,7 @@ class FsdpEngine:
                 found["sum_pi_squared"] = sum_pi_squared(chosen, head, temperature=self._temperature)
             return found
 
-        found: Found = self.model(samples.input_ids, samples.positions, samples.layout, read, samples.images)
-        return found
+        return self._read(samples, samples.targets, of)
 
     def _run(
         self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool, also: torch.Tensor | None = None
@@ -337,11 +315,10 @@ class FsdpEngine:
 
         With ``also`` (N, k), further tokens in each place, log-probs are (N, 1 + k).
         """
-        targets = samples.targets if also is None else torch.cat([samples.targets[:, None], also], dim=1)
+        wanted = samples.targets if also is None else torch.cat([samples.targets[:, None], also], dim=1)
 
-        def read(hidden: torch.Tensor, head: Head) -> TokenValues:
-            chosen = nn.functional.embedding(samples.read, hidden)
-            return token_logprobs(
+        def of(chosen: torch.Tensor, targets: torch.Tensor, head: Head) -> Found:
+            logprobs, entropies = token_logprobs(
                 chosen,
                 head,
                 targets,
@@ -349,9 +326,28 @@ class FsdpEngine:
                 want_entropy=want_entropy,
                 entropy_grad=entropy_grad,
             )
+            return {"logprobs": logprobs} if entropies is None else {"logprobs": logprobs, "entropies": entropies}
 
-        values: TokenValues = self.model(samples.input_ids, samples.positions, samples.layout, read, samples.images)
-        return values
+        found = self._read(samples, wanted, of)
+        return found["logprobs"], found.get("entropies")
+
+    def _read(self, samples: PackedSamples, targets: torch.Tensor, of: Reading) -> Found:
+        """Run the model, and return what ``of`` says of the states before the N trained tokens: where ranks share a
+        row, each reads off its own part.
+        """
+        share = self.model.share
+        if share is None:
+            return self._at(samples, samples.read, targets, of)
+        mine, places = share.own(samples.read, len(samples.input_ids))
+        found = self._at(samples, places, targets[mine], of)
+        return {name: share.joined(values, mine, len(targets)) for name, values in found.items()}
+
+    def _at(self, samples: PackedSamples, places: torch.Tensor, targets: torch.Tensor, of: Reading) -> Found:
+        def read(hidden: torch.Tensor, head: Head) -> Found:
+            return of(nn.functional.embedding(places, hidden), targets, head)
+
+        found: Found = self.model(samples.input_ids, samples.positions, samples.layout, read, samples.images)
+        return found
 
     # --- ranks -------------------------------------------------------------------------------------------------------
 

@@ -49,8 +49,12 @@ class Objective(Protocol):
         """Columns that it uses where the batch has them."""
 
     @property
+    def wants_entropy(self) -> bool:
+        """Whether entropies are computed, beside the log-probs and from the same logits."""
+
+    @property
     def needs_entropy(self) -> bool:
-        """Whether entropies are computed, with their gradient."""
+        """Whether they are computed with their gradient."""
 
     @property
     def whole_groups(self) -> bool:
@@ -97,7 +101,8 @@ class PolicyObjective:
     ``policy_loss`` names a registered loss, ``parameters`` are its YAML parameters. Without a column ``old_logprobs``
     the policy is on its first update: old is the current one, detached. ``norm`` is the constant of
     ``seq-mean-token-sum-norm``. ``distillation`` adds to the advantages or to the loss. ``old_from_rollout``: the old
-    log-probs are the engine's own, so that it is compared with what this forward finds.
+    log-probs are the engine's own, so that it is compared with what this forward finds. ``version``: that of the
+    weights before the step, where it is known: tokens of theirs are told apart from older ones in that comparison.
     """
 
     policy_loss: str = "ppo_clip"
@@ -109,6 +114,7 @@ class PolicyObjective:
     entropy_coef: float = 0.0
     distillation: Distillation | None = None
     old_from_rollout: bool = False
+    version: int | None = None
 
     @property
     def entry(self) -> Entry[Callable[..., PolicyLoss]]:
@@ -135,7 +141,13 @@ class PolicyObjective:
     @property
     def optional_columns(self) -> tuple[str, ...]:
         """Importance weights and the like; what may be implied; the engine's log-probs to compare with."""
-        return (*self.entry.signature.optional_columns, "old_logprobs", "rollout_logprobs", "loss_mask")
+        versions = () if self.version is None else ("token_versions",)
+        return (*self.entry.signature.optional_columns, "old_logprobs", "rollout_logprobs", "loss_mask", *versions)
+
+    @property
+    def wants_entropy(self) -> bool:
+        """True: whether a policy explores is what one looks at first."""
+        return True
 
     @property
     def needs_entropy(self) -> bool:
@@ -158,19 +170,27 @@ class PolicyObjective:
         policy = self._taught(given) if self.distillation is not None else self._policy(given)
         per_token, metrics = policy.per_token, dict(policy.metrics)
         if "rollout_logprobs" in columns:
-            metrics |= mismatch(logprobs if self.old_from_rollout else old, columns["rollout_logprobs"], whole)
+            trainer = logprobs if self.old_from_rollout else old
+            metrics |= mismatch(trainer, columns["rollout_logprobs"], whole, self._fresh(columns))
         if self.kl_coef:
             kl = kl_per_token(self.kl_type, logprobs, columns["ref_logprobs"], mask)
             per_token = per_token + self.kl_coef * kl
             metrics["kl"] = Metric.over(kl, mask)
         if entropies is not None:
-            per_token = per_token - self.entropy_coef * entropies
             metrics["entropy"] = Metric.over(entropies, mask)
+            if self.entropy_coef:
+                per_token = per_token - self.entropy_coef * entropies
         return LossSum(loss_numerator(per_token, mask, self.aggregation), metrics)
 
     def denominator(self, batch: DataProto) -> float:
         """Return what the summed loss of the whole mini-batch is divided by, as the aggregation says."""
         return denominator(self.aggregation, trained_counts(batch), norm=self.norm)
+
+    def _fresh(self, columns: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Return which tokens are of the weights that are trained here, (b, L); None where that isn't known."""
+        if self.version is None or "token_versions" not in columns:
+            return None
+        return columns["token_versions"].eq(self.version)
 
     def _policy(self, given: Mapping[str, Any]) -> PolicyLoss:
         signature = self.entry.signature
@@ -193,19 +213,30 @@ class PolicyObjective:
 
 
 def mismatch(
-    trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, response_mask: torch.Tensor
+    trainer_logprobs: torch.Tensor,
+    rollout_logprobs: torch.Tensor,
+    response_mask: torch.Tensor,
+    fresh: torch.Tensor | None = None,
 ) -> dict[str, Metric]:
     """Return how far the engine that sampled is from the trainer, over the trained tokens; inputs (B, T).
 
     ``mismatch/kl`` and ``mismatch/k3`` estimate KL(rollout || trainer), ``mismatch/abs`` is the mean absolute
-    difference of log-probs: 0 up to rounding where engine and trainer hold the same weights.
+    difference of log-probs: 0 up to rounding where engine and trainer hold the same weights. With ``fresh``, the tokens
+    that were sampled with the trainer's weights, the last two also of these alone (``_same``: the engine's error) and
+    of the others (``_older``: with it, how far the policy has moved since).
     """
     delta = log_ratio(trainer_logprobs.detach(), rollout_logprobs, response_mask)
-    return {
+    k3, distance = delta.expm1() - delta, delta.abs()
+    found = {
         "mismatch/kl": Metric.over(-delta, response_mask),
-        "mismatch/k3": Metric.over(delta.expm1() - delta, response_mask),
-        "mismatch/abs": Metric.over(delta.abs(), response_mask),
+        "mismatch/k3": Metric.over(k3, response_mask),
+        "mismatch/abs": Metric.over(distance, response_mask),
     }
+    if fresh is not None:
+        for name, tokens in (("same", response_mask & fresh), ("older", response_mask & ~fresh)):
+            found[f"mismatch/k3_{name}"] = Metric.over(k3, tokens)
+            found[f"mismatch/abs_{name}"] = Metric.over(distance, tokens)
+    return found
 
 
 @dataclass(frozen=True)
@@ -214,6 +245,7 @@ class SftObjective:
 
     columns: tuple[str, ...] = ()
     optional_columns: tuple[str, ...] = ()
+    wants_entropy: bool = False
     needs_entropy: bool = False
     whole_groups: bool = False
 

@@ -20,6 +20,7 @@ class PreferenceObjective:
 
     name: str = "dpo"
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    wants_entropy: bool = False
     needs_entropy: bool = False
 
     @property

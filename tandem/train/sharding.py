@@ -1,7 +1,7 @@
 """Sharding a model over ranks with ``fully_shard``, on a mesh of one dimension or of two.
 
-The ranks of one dimension are data-parallel: each has samples of its own. With two, ``DATA`` and ``TENSOR``, those of a
-row of the second are one model among them, and see the same samples.
+The ranks of one dimension are data-parallel: each has samples of its own. With two, those of a row of the second see
+the same samples: with ``TENSOR`` they are one model among them, with ``SEQUENCE`` each computes some of the tokens.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from tandem.base.errors import DataError
 from tandem.models.causal_lm import CausalLM
+from tandem.models.layouts.shared_row import Share
 from tandem.train.tensor_parallel import split_layers
 
-DATA, TENSOR = "data", "tensor"
+DATA, TENSOR, SEQUENCE = "data", "tensor", "sequence"
 
 
-def rank_mesh(device_type: str, ranks: int, tensor_parallel: int = 1) -> DeviceMesh:
-    """Return the mesh of ``ranks`` in this process group, of which ``tensor_parallel`` neighbours share a model."""
-    if tensor_parallel == 1:
+def rank_mesh(device_type: str, ranks: int, tensor_parallel: int = 1, sequence_parallel: int = 1) -> DeviceMesh:
+    """Return the mesh of ``ranks`` in this process group, of which ``tensor_parallel`` neighbours share a model, or
+    ``sequence_parallel`` share their rows: one of the two is 1.
+    """
+    width, name = max((tensor_parallel, TENSOR), (sequence_parallel, SEQUENCE))
+    if width == 1:
         return init_device_mesh(device_type, (ranks,))
-    shape = (ranks // tensor_parallel, tensor_parallel)
-    return init_device_mesh(device_type, shape, mesh_dim_names=(DATA, TENSOR))
+    return init_device_mesh(device_type, (ranks // width, width), mesh_dim_names=(DATA, name))
 
 
 def data_parallel(mesh: DeviceMesh) -> DeviceMesh:
@@ -33,9 +37,27 @@ def data_parallel(mesh: DeviceMesh) -> DeviceMesh:
     return mesh if mesh.ndim == 1 else mesh[DATA]
 
 
-def flat(mesh: DeviceMesh | None) -> DeviceMesh | None:
+def flat(mesh: DeviceMesh) -> DeviceMesh:
     """Return a mesh of one dimension with the ranks of ``mesh``, which meet for it."""
-    return mesh if mesh is None or mesh.ndim == 1 else rank_mesh(mesh.device_type, mesh.size())
+    return mesh if mesh.ndim == 1 else rank_mesh(mesh.device_type, mesh.size())
+
+
+def share_rows(model: CausalLM, mesh: DeviceMesh) -> None:
+    """Have each rank of the one-dimensional ``mesh`` compute some tokens of each row. Raises ``DataError`` for a model
+    that can't be run so.
+    """
+    ranks, config = mesh.size(), model.model.config.get_text_config()
+    if model.route != "packed" or model.vision is not None:
+        why = "in its layers more than attention knows them" if model.vision is None else "they may show images"
+        raise DataError(
+            f"documents of the model family {model.family!r} can't be shared by devices: {why}. Write "
+            "ulysses_sequence_parallel_size: 1"
+        )
+    for what, name in (("attention heads", "num_attention_heads"), ("heads of keys and values", "num_key_value_heads")):
+        count = getattr(config, name, None) or config.num_attention_heads
+        if count % ranks:
+            raise DataError(f"{count} {what} can't be shared by {ranks} devices: write another number of devices")
+    model.share = Share(mesh.get_group(), mesh.get_local_rank(), ranks)
 
 
 def groups_of(mesh: DeviceMesh | None) -> tuple[dist.ProcessGroup, ...]:
@@ -44,15 +66,19 @@ def groups_of(mesh: DeviceMesh | None) -> tuple[dist.ProcessGroup, ...]:
 
 
 def shard_layers(model: CausalLM, mesh: DeviceMesh) -> None:
-    """Split each layer over the ranks that share a model, if several do. Then shard each decoder layer, and the rest
-    (embedding, last norm, head) as one; gradients are summed over ranks.
+    """Split each layer over the ranks that share a model, or rows over those that share rows, if several do. Then shard
+    each decoder layer, and the rest (embedding, last norm, head) as one; gradients are summed over ranks.
 
     All are given back after each forward, the rest too: whoever writes into shards between two forwards, as an
     optimizer or a weight tag does, must find its change in the second.
     """
-    if mesh.ndim == 2:
+    names = mesh.mesh_dim_names or ()
+    if TENSOR in names:
         split_layers(model, mesh[TENSOR])
         mesh = mesh[DATA]
+    elif SEQUENCE in names:
+        share_rows(model, mesh[SEQUENCE])
+        mesh = flat(mesh)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)

@@ -25,6 +25,7 @@ class ValueObjective:
     norm: float | None = None
     columns: tuple[str, ...] = ("values", "returns")
     optional_columns: tuple[str, ...] = ("loss_mask",)
+    wants_entropy: bool = False
     needs_entropy: bool = False
     whole_groups: bool = False
 

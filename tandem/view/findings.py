@@ -114,7 +114,8 @@ def reward_hacking(curves: Curves, config: Mapping[str, Any]) -> Iterator[Findin
 
 def mismatch(curves: Curves, config: Mapping[str, Any]) -> Iterator[Finding]:
     """Find an engine and a trainer that come to disagree about the same weights."""
-    apart = curves.get("mismatch/abs", [])
+    same = curves.get("mismatch/abs_same", [])  # without what the policy has moved since
+    apart = same if len(same) >= FEWEST else curves.get("mismatch/abs", [])
     if len(apart) >= FEWEST:
         first, last = fmean(apart[:WINDOW]), fmean(apart[-WINDOW:])
         if last > 0.02 and last > 2 * first:

@@ -186,6 +186,26 @@ def test_a_run_has_a_last_partition() -> None:
     assert admitted(one) == [tickets[0]]
 
 
+def test_tickets_are_given_in_the_order_that_is_asked_for_when_the_first_is_due() -> None:
+    orders, asked = {0: [1, 0, 2], 1: [2, 1, 0]}, []
+
+    def order(partition: int) -> list[int]:
+        asked.append(partition)
+        return orders[partition]
+
+    one = gate(3, 0, last=2, order=order)
+    assert one.admit("a") == Ticket(0, 1) and asked == [0]
+    one.give_back(Ticket(0, 1))
+    assert admitted(one) == [Ticket(0, 1), Ticket(0, 0), Ticket(0, 2)] and asked == [0]
+    one.acknowledge("a", 1)
+    assert admitted(one) == [Ticket(1, 2), Ticket(1, 1), Ticket(1, 0)] and asked == [0, 1]
+
+
+def test_an_order_that_leaves_a_place_out_is_refused() -> None:
+    with pytest.raises(ContractError, match=r"\[0, 0\] is no order of the places 0 to 1"):
+        gate(2, order=lambda partition: [0, 0]).admit("a")
+
+
 def test_open_tickets_of_an_earlier_life_come_first() -> None:
     left = [Ticket(5, 1, 3), Ticket(4, 0)]
     one = gate(2, 2, first=6, engines={"a": 4}, open_tickets=left)
@@ -305,6 +325,7 @@ class Run:
     drop_rate=st.sampled_from([0.0, 0.3]),
     death_rate=st.sampled_from([0.0, 0.02]),
     speeds=st.lists(st.integers(1, 20), min_size=4, max_size=4),
+    ordered=st.booleans(),
 )
 def test_b42_consumed_lag_is_bounded_in_every_schedule(
     staleness: int,
@@ -315,11 +336,13 @@ def test_b42_consumed_lag_is_bounded_in_every_schedule(
     drop_rate: float,
     death_rate: float,
     speeds: list[int],
+    ordered: bool,
 ) -> None:
     """Slow engines, slow pushes, drops, deaths, joiners: lag <= s on what is trained, never more groups than have room,
-    and the run ends (B48)."""
-    capacity = None if spare is None else tickets + spare
-    made = Gate(tickets, staleness, last=PARTITIONS, capacity=capacity)
+    and the run ends (B48), in whatever order the tickets of a partition are given."""
+    capacity, orders = None if spare is None else tickets + spare, random.Random(seed)
+    order = (lambda partition: orders.sample(range(tickets), tickets)) if ordered else None
+    made = Gate(tickets, staleness, last=PARTITIONS, capacity=capacity, order=order)
     run = Run(made, tickets, staleness, random.Random(seed), capacity=capacity)
     for _ in range(engines):
         run.add_engine()

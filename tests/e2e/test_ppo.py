@@ -45,7 +45,7 @@ SMALL = (
     "trainer.exact=true",
     "trainer.rollouts_per_step=16",
 )
-TIMES = ("time/", "cpu/", "throughput/", "rollout/", "limit/", "push/")
+TIMES = ("time/", "cpu/", "throughput/", "rollout/", "limit/", "push/", "system/")
 
 
 def critic_of(run: Run | Session[Any]) -> Critic:

@@ -22,7 +22,7 @@ from tandem.runtime.build.composite import build_actor_rollout_ref
 from tandem.session.preferences import PreferenceSession, build_preference_session
 from tests.e2e.seven import equal, write_rows
 
-TIMES = ("time/", "cpu/", "throughput/")
+TIMES = ("time/", "cpu/", "throughput/", "system/")
 
 
 @pytest.fixture(scope="module")

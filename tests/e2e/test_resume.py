@@ -22,7 +22,7 @@ from tandem.session.session import Session
 from tandem.train.checkpoint import open_checkpoint
 from tests.e2e.seven import Run, equal, prepare, started, train, training_engine, training_rank, write_rows
 
-TIMES = ("time/", "cpu/", "throughput/", "limit/")
+TIMES = ("time/", "cpu/", "throughput/", "limit/", "system/")
 
 
 class Killed(BaseException):

@@ -18,7 +18,7 @@ from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.plan.sft import compile_sft_plan
 from tests.e2e.seven import equal, write_rows
 
-TIMES = ("time/", "cpu/", "throughput/")
+TIMES = ("time/", "cpu/", "throughput/", "system/")
 TEMPLATE = "{% for m in messages %}{{ '>' if m['role'] == 'user' else '' }}{{ m['content'] }}\n{% endfor %}"
 
 

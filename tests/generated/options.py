@@ -112,6 +112,7 @@ TRAINING = [
     ways(f"{ACTOR}.ppo_micro_batch_size", "1", "2", "3"),
     ways(f"{ACTOR}.ppo_max_token_len_per_gpu", "12", "16", "64", "4"),
     ways(f"{ACTOR}.tensor_model_parallel_size", "2"),
+    ways(f"{ACTOR}.ulysses_sequence_parallel_size", "2"),
     ways("actor_rollout_ref.ref.update_interval", "1", "2"),
     *optimizer(f"{ACTOR}.optim"),
 ]

@@ -15,6 +15,7 @@ LORA = (
     "algorithm.kl={in: loss, coef: 0.05}",
     "algorithm.old_logprobs=recompute",
     "trainer.total_steps=3",
+    "data.train_batch_size=4",
 )
 MODES = {
     "hybrid": "{mode: hybrid, max_staleness: 0, num_iters_per_train_update: 2}",
@@ -62,7 +63,8 @@ def test_merged_weights_are_pushed_where_that_is_asked_for(task: Path, tmp_path:
 
 def test_the_old_policy_of_stepped_slices_is_a_copy_of_the_adapters(task: Path, tmp_path: Path) -> None:
     execution = "{mode: hybrid, num_iters_per_train_update: 4, train_pipelining: step, weight_sync: {overlap: true}}"
-    run = train(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", *LORA)
+    words = (*LORA, "data.train_batch_size=16")  # of fewer, all of a slice may have one reward and teach nothing
+    run = train(task, f"trainer.output_dir={tmp_path}", f"execution={execution}", *words)
     assert [row["updates"] for row in run.rows] == [4, 8, 12]
     copies = run.session.composite.actor.ranks.call(TrainRank.status).tags
     assert copies == ("actor", "old_actor", "ref")

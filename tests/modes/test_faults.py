@@ -18,8 +18,6 @@ from tandem.stages.facts import REF
 from tests.e2e.seven import training_rank
 from tests.modes.gates import EventLog, SlowEngine, streaming, with_engine
 
-pytestmark = pytest.mark.usefixtures("warm_python")
-
 
 def test_b37_the_first_weights_after_a_resume_are_the_actors_and_not_the_references(task: Path, tmp_path: Path) -> None:
     words = (

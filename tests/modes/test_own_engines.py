@@ -12,7 +12,10 @@ from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tests.e2e.seven import equal, train
 
-SHORT = ("trainer.total_steps=2", "trainer.exact=true", "trainer.rollouts_per_step=4", "runtime.threads=true")
+SHORT = (
+    *("trainer.total_steps=2", "trainer.exact=true", "trainer.rollouts_per_step=4", "runtime.threads=true"),
+    "data.train_batch_size=4",
+)
 PLUGIN = "plugins=[tests.modes.own_engines]"
 
 

@@ -90,3 +90,5 @@ def test_a_stale_engine_is_seen_beside_the_trainer_whatever_the_old_logprobs_are
     seen = run.column("mismatch/abs")
     assert len(seen) == 4 and seen[0] < 1e-5 < 1e-2 < max(seen)
     assert max(run.column("mismatch/k3")) > 1e-4
+    assert max(run.column("mismatch/abs_same")) < 1e-5 < 1e-2 < max(run.column("mismatch/abs_older"))
+    assert "mismatch/abs_older" not in run.rows[0] and len(run.column("entropy/mean")) == 4

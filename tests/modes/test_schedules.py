@@ -47,9 +47,14 @@ class World:
     names: int = 0
 
     def __post_init__(self) -> None:
-        self.gate = Gate(self.tickets, self.staleness, last=PARTITIONS)
+        order = self.permuted if self.chance.random() < 0.5 else None
+        self.gate = Gate(self.tickets, self.staleness, last=PARTITIONS, order=order)
         capacity = self.tickets * (self.staleness + 1)
         self.ledger = Ledger(self.tickets, SAMPLES, capacity=capacity, max_draws=99, settled_by=COLUMNS)
+
+    def permuted(self, partition: int) -> list[int]:
+        """Any order in which the tickets of a partition may be given."""
+        return self.chance.sample(range(self.tickets), self.tickets)
 
     # --- engines -----------------------------------------------------------------------------------------------------
 

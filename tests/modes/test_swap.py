@@ -11,7 +11,10 @@ from tests.e2e.seven import Run, equal, train
 
 SWAP = "actor_rollout_ref.rollout.swap"
 NAME = "actor_rollout_ref.rollout.name"
-USUAL = ("trainer.total_steps=3", "trainer.exact=true", "trainer.rollouts_per_step=4", "runtime.threads=true")
+USUAL = (
+    *("trainer.total_steps=3", "trainer.exact=true", "trainer.rollouts_per_step=4", "runtime.threads=true"),
+    "data.train_batch_size=4",
+)
 PLUGIN = "plugins=[tests.modes.own_engines]"
 STRICT = {
     "colocate": "execution={mode: colocate}",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from tandem.base.errors import DataError, DeadlineError
 from tandem.base.run_folder import CONTROL_FILE, begin, owned
 from tandem.observe.about import note_begin, note_end
+from tandem.observe.status import channel
 from tandem.observe.status.channel import ask, control_channel
 from tests.observe.test_about import begun, gone
 
@@ -30,6 +32,19 @@ def folder(tmp_path: Path) -> Path:
 def address(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / CONTROL_FILE).read_text())
     return found
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30.0
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def answered(folder: Path) -> bool:
+    with suppress(DataError):
+        return ask(folder, "status") == ANSWER
+    return False
 
 
 @contextmanager
@@ -65,6 +80,18 @@ def test_whoever_has_no_token_gets_no_byte(folder: Path, line: bytes) -> None:
             stranger.sendall(line)
             assert stranger.recv(1) == b""
         assert ask(folder, "status") == ANSWER
+
+
+def test_whoever_says_nothing_in_time_or_comes_in_crowds_is_let_go(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "_LISTEN_S", 0.2)
+    monkeypatch.setattr(channel, "_MOST_AT_A_TIME", 2)
+    with control_channel(folder, {"status": lambda: ANSWER}), ExitStack() as stack:
+        where = ("127.0.0.1", address(folder)["port"])
+        crowd = [stack.enter_context(socket.create_connection(where, 5.0)) for _ in range(4)]
+        assert [stranger.recv(1) for stranger in crowd] == [b""] * 4
+        until(lambda: answered(folder))
 
 
 def test_what_it_does_not_know_and_what_goes_wrong_are_answers_too(folder: Path) -> None:

@@ -11,6 +11,8 @@ import torch
 from tandem.base.errors import UnknownNameError
 from tandem.observe.metrics import read_rows
 from tandem.observe.trackers import MAX_FAILURES, TRACKERS, RunInfo, Trackers
+from tandem.roles.batch_metrics import distributions
+from tests.observe.sample_batches import scored
 
 REPEATS = 2 * MAX_FAILURES
 
@@ -91,6 +93,25 @@ def test_b89_a_failing_tracker_does_not_hide_steps_from_the_others(tmp_path: Pat
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("reward/mean")] == list(range(1, REPEATS + 1))
+
+
+def test_distributions_go_to_the_trackers_that_show_them_and_are_not_looked_for_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def nobody_asks() -> dict[str, list[float]]:
+        raise AssertionError
+
+    Trackers([], RunInfo(tmp_path / "plain")).distributions(1, nobody_asks)
+    trackers = Trackers(["tensorboard"], RunInfo(tmp_path))
+    trackers.distributions(4, lambda: distributions(scored(["ab", "abcd"], [1.0, 0.0], advantages=[0.5, -0.5])))
+    trackers.finish()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = {name: events.Histograms(f"distribution/{name}") for name in ("length", "reward", "advantage")}
+    (length,), (reward,), (advantage,) = found.values()
+    assert (length.step, length.histogram_value.min, length.histogram_value.max) == (4, 2, 4)
+    assert (reward.histogram_value.num, advantage.histogram_value.num) == (2, 6)
 
 
 def test_an_interrupt_passes_through(tmp_path: Path, failing: type[Failing]) -> None:

@@ -238,12 +238,60 @@ def test_an_engine_on_several_devices_can_be_planned_and_not_be_run(declare: Dec
     assert not plan.problems and not plan.runs
     (later,) = plan.later
     assert later.key == f"{ROLLOUT}.tensor_model_parallel_size" and "one device" in later.reason
-    assert plan_of(declare(), *words).runs  # one that has nothing of the kind has two engines
+    other = declare()  # it has nothing of the kind, so that there are two of it
+    assert plan_of(other, *words, f"{ROLLOUT}.strict=false").runs
+
+
+@pytest.mark.parametrize("name", ["hf", "vllm"])
+def test_what_only_another_engine_has_is_refused_unless_the_config_is_not_strict(plan_of: Plans, name: str) -> None:
+    """The switch back is one line: what that engine has beside is named, with the engines that have it."""
+    words = (HYBRID, f"{ROLLOUT}.name={name}", f"{ROLLOUT}.gpu_memory_utilization=0.5")
+    strict, lenient = plan_of(*words), plan_of(*words, f"{ROLLOUT}.strict=false")
+    of_it = [problem for problem in strict.problems if problem.key == f"{ROLLOUT}.gpu_memory_utilization"]
+    noted = [note for note in lenient.notes if note.startswith(f"{ROLLOUT}.gpu_memory_utilization is not used")]
+    assert lenient.problems == ()
+    assert bool(of_it) == bool(noted) == (name == "hf")
+    for problem in of_it:
+        assert "hf has nothing of the kind (sglang and vllm have)" in problem.reason
+        assert f"{ROLLOUT}.strict: false" in problem.remedy
+
+
+def test_what_the_engine_of_a_later_swap_has_is_read(plan_of: Plans) -> None:
+    swap = f"{ROLLOUT}.swap={{step: 1, name: vllm}}"
+    plan = plan_of(HYBRID, swap, f"{ROLLOUT}.gpu_memory_utilization=0.5")
+    assert not [problem for problem in plan.problems if "gpu_memory" in problem.key]
+
+
+TWO_ENGINES = "execution.resource={rollout: [1, 2]}"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), False),
+        ((TWO_ENGINES,), True),
+        ((TWO_ENGINES, "trainer.exact=true"), False),
+        ((TWO_ENGINES, "execution.train_pipelining=step"), False),
+        ((TWO_ENGINES, f"{ROLLOUT}.dispatch=in_order"), False),
+        ((f"{ROLLOUT}.dispatch=longest_first",), True),
+    ],
+)
+def test_long_answers_are_begun_first_where_several_engines_share_them(
+    plan_of: Plans, words: tuple[str, ...], expected: bool
+) -> None:
+    assert plan_of(HYBRID, *words).longest_first == expected
+
+
+def test_an_order_that_follows_from_what_was_generated_is_not_exact(plan_of: Plans) -> None:
+    problems = plan_of(HYBRID, "trainer.exact=true", f"{ROLLOUT}.dispatch=longest_first").problems
+    assert [problem.key for problem in problems] == [f"{ROLLOUT}.dispatch"]
+    assert "in which they are drawn" in problems[0].reason
 
 
 def test_what_an_engine_leaves_aside_is_told(declare: Declare, plan_of: Plans) -> None:
     name = declare(weights=("own",), seeds=False)
-    notes = plan_of(name, f"{ROLLOUT}.max_num_batched_tokens=999", f"{ROLLOUT}.gpu_memory_utilization=0.5").notes
+    own = (f"{ROLLOUT}.max_num_batched_tokens=999", f"{ROLLOUT}.gpu_memory_utilization=0.5")
+    notes = plan_of(name, *own, f"{ROLLOUT}.strict=false").notes
     assert any("gpu_memory_utilization" in note and "limited has nothing of the kind" in note for note in notes)
     assert not any("max_num_batched_tokens" in note for note in notes)
     assert any("other samples" in note for note in notes)

@@ -12,7 +12,8 @@ from tests.plan.folders import MODEL_CONFIG, write_model
 
 Plans = Callable[..., Plan]
 
-SPLIT = "actor_rollout_ref.actor.tensor_model_parallel_size"
+ACTOR = "actor_rollout_ref.actor"
+SPLIT, ROWS = f"{ACTOR}.tensor_model_parallel_size", f"{ACTOR}.ulysses_sequence_parallel_size"
 TWO = "execution.resource={actor: [1, 2]}"
 
 
@@ -60,3 +61,40 @@ def test_a_family_that_is_split_in_no_known_way_is_refused_by_name(place: Path, 
         reasons = [problem.reason for problem in plan_of(TWO, f"{SPLIT}=2").problems]
         assert len(reasons) == wrong
         assert all("the family gpt2 is split over devices is not known" in reason for reason in reasons)
+
+
+def test_devices_that_share_rows_have_a_budget_together(plan_of: Plans) -> None:
+    words = (TWO, f"{ACTOR}.ppo_max_token_len_per_gpu=128")  # a sample may have 256 tokens
+    (problem,) = plan_of(*words).problems
+    assert "Write at least 256" in problem.remedy
+    shared = plan_of(*words, f"{ROWS}=2")
+    assert shared.problems == ()
+    assert shared.batch.micro_batches == 32
+    (problem,) = plan_of(TWO, f"{ACTOR}.ppo_max_token_len_per_gpu=127", f"{ROWS}=2").problems
+    assert "Write at least 128" in problem.remedy
+
+
+def test_shared_rows_halve_what_a_device_keeps_of_them(place: Path, plan_of: Plans) -> None:
+    write_model(place / "model", parameters=640_000, **MODEL_CONFIG)
+    words = (TWO, "data.train_batch_size=1", "actor_rollout_ref.rollout.n=8", f"{ACTOR}.ppo_micro_batch_size=4")
+    apart, together = (plan_of(*words, f"{ROWS}={width}").memory[0].parts for width in (1, 2))
+    assert apart["actor activations"] == 2 * (together["actor activations"] or 0)
+    assert apart["actor weights"] == together["actor weights"]
+
+
+@pytest.mark.parametrize(
+    ("family", "devices", "words", "reason"),
+    [
+        ("mamba2", 2, (), "models of the family mamba2 run a row per document, since"),
+        ("qwen2_5_vl", 2, (), "samples of the family qwen2_5_vl may show images"),
+        ("qwen3", 4, (), "2 heads of keys and values can't be split evenly over 4"),
+        ("qwen3", 2, (f"{SPLIT}=2",), "a model that is split (tensor_model_parallel_size 2) has whole rows"),
+        ("qwen3", 3, ("execution.resource={actor: [1, 4]}",), "it doesn't divide the 4 devices of actor"),
+    ],
+)
+def test_rows_that_can_not_be_shared_are_refused(
+    place: Path, plan_of: Plans, family: str, devices: int, words: tuple[str, ...], reason: str
+) -> None:
+    write_model(place / "model", **MODEL_CONFIG, model_type=family)
+    plan = plan_of(f"execution.resource={{actor: [1, {devices}]}}", f"{ROWS}={devices}", *words)
+    assert [problem.key for problem in plan.problems if reason in problem.reason] == [ROWS]

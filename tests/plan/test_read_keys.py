@@ -27,8 +27,6 @@ from tests.plan.reading import watched
 
 __all__ = ["task"]
 
-pytestmark = pytest.mark.usefixtures("warm_python")
-
 Plans = Callable[..., Plan]
 Problems = Callable[..., list[Problem]]
 SftPlans = Callable[..., SftPlan]
@@ -42,6 +40,8 @@ LOSS = "algorithm.policy_loss"
 
 BY_THE_PLAN = {
     "actor_rollout_ref.actor.strategy": "another one is refused",
+    "actor_rollout_ref.actor.tensor_model_parallel_size": "on one device another one is refused",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": "on one device another one is refused",
     "actor_rollout_ref.hybrid_engine": "a contradiction with the mode is refused",
     f"{ROLLOUT}.do_sample": "false is refused",
     "runtime.name": "it becomes plan.runtime",
@@ -61,6 +61,8 @@ BY_THE_PLAN = {
     "execution.resource": "it becomes plan.placements",
     "plugins": "they are imported",
     "critic.model.adapter_path": "it is refused",
+    f"{ROLLOUT}.strict": "it says what is refused",
+    f"{ROLLOUT}.dispatch": "it becomes plan.longest_first",
     "critic.model.freeze": "it is refused",
     "data.image_key": "it is refused where the model sees no images",
     "data.image_max_pixels": "it is refused where the model sees no images",
@@ -72,7 +74,6 @@ SWITCHES = {f"{CORRECTION}.{name}" for name in ("weights", "reject", "veto")} | 
 """Where they are off, the plan has no stage that would look at them."""
 
 ELSEWHERE = {
-    "actor_rollout_ref.actor.tensor_model_parallel_size",
     "actor_rollout_ref.ref.fsdp_config",
     "execution.data_plane.num_data_storage_units",
     *(
@@ -205,7 +206,11 @@ def test_a_key_that_nothing_reads_is_refused(problems_of: Problems, words: str, 
 
 
 NOTED = [
-    (f"{ROLLOUT}.gpu_memory_utilization=0.5", f"{ROLLOUT}.gpu_memory_utilization", "hf"),
+    (
+        f"{ROLLOUT}.strict=false {ROLLOUT}.gpu_memory_utilization=0.5 {ROLLOUT}.enable_chunked_prefill=false",
+        f"{ROLLOUT}.gpu_memory_utilization, {ROLLOUT}.enable_chunked_prefill",
+        "hf",
+    ),
     ("evaluation.n=4 evaluation.temperature=1.0", "evaluation.n, evaluation.temperature", "tandem eval"),
     ("execution.stall_warning_s=9", "execution.stall_warning_s", "colocate"),
     ("--hybrid --balance-data", "execution.balance_data", "one train rank"),

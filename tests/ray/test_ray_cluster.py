@@ -50,6 +50,7 @@ def test_an_address_without_a_cluster_is_refused_in_seconds(
     assert time.monotonic() - started < 6
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_run_joins_the_cluster_that_the_address_names(cluster: None) -> None:
     """As inside ``ray job submit``: devices are those of the cluster, which goes on afterwards."""
     code = (

@@ -135,7 +135,7 @@ def test_without_staleness_every_mode_is_the_synchronous_run(
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_model_on_two_devices_trains_as_on_one(task: Path, tmp_path: Path) -> None:
+def test_a_model_and_rows_on_two_devices_train_as_on_one(task: Path, tmp_path: Path) -> None:
     """A row more than there are tokens makes its vocabulary even."""
     shape = json.loads((task.parent / "model" / "config.json").read_text())
     model = new_model({**shape, "vocab_size": shape["vocab_size"] + 1}, seed=0)
@@ -143,11 +143,12 @@ def test_a_model_on_two_devices_trains_as_on_one(task: Path, tmp_path: Path) -> 
     words = (task, f"actor_rollout_ref.model.path={tmp_path / 'model'}", *FIVE)
     alone = watch(*words, f"trainer.output_dir={tmp_path / 'alone'}")
     execution = "execution={mode: hybrid, max_staleness: 0, resource: {actor: [1, 2], rollout: [1, 1]}}"
-    split = "actor_rollout_ref.actor.tensor_model_parallel_size=2"
-    found = watch(*words, f"trainer.output_dir={tmp_path / 'split'}", execution, split, *RAY)
-    assert len({os.getpid(), *found.pids}) == 4
-    assert found.samples() == alone.samples()
-    assert distance(found.weights, alone.weights) < 1e-5
+    for split in ("tensor_model_parallel_size", "ulysses_sequence_parallel_size"):
+        shared = f"actor_rollout_ref.actor.{split}=2"
+        found = watch(*words, f"trainer.output_dir={tmp_path / split}", execution, shared, *RAY)
+        assert len({os.getpid(), *found.pids}) == 4
+        assert found.samples() == alone.samples()
+        assert distance(found.weights, alone.weights) < 1e-5
 
 
 @pytest.mark.usefixtures("cluster")

@@ -75,6 +75,7 @@ class SamplesObjective:
 
     columns: tuple[str, ...] = ()
     optional_columns: tuple[str, ...] = ()
+    wants_entropy: bool = False
     needs_entropy: bool = False
     whole_groups: bool = False
 

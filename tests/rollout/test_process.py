@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, warm_python: None) -> Iterator[ProcessEngine]:
+def engine(folder: Path) -> Iterator[ProcessEngine]:
     spec = EngineSpec(model=str(folder), exact=True, max_num_seqs=4, threads=1)
     with ProcessEngine("rollout-0", spec, deadline_s=60.0) as engine:
         yield engine

@@ -11,7 +11,7 @@ GRPO_ARGS=(
    --entropy-coef 0.00 --eps-clip 0.2 --eps-clip-high 0.28 --use-tis --ref-update-interval 2
 )
 PERF_ARGS=(--use-dynamic-batch-size --max-tokens-per-gpu 4096)
-SGLANG_ARGS=(--sglang-mem-fraction-static 0.6)
+SGLANG_ARGS=(--actor_rollout_ref.rollout.strict false --sglang-mem-fraction-static 0.6)
 MISC_ARGS=(--attention-dropout 0.0 --hidden-dropout 0.0 --accumulate-allreduce-grads-in-fp32)
 RUNTIME_ENV_JSON='{}'
 

@@ -18,7 +18,7 @@ def test_columns_follow_from_the_loss_and_its_terms() -> None:
     assert set(PolicyObjective().columns) == {"advantages"}
     assert set(PolicyObjective(kl_coef=0.1).columns) == {"advantages", "ref_logprobs"}
     assert {"tis_weights", "old_logprobs"} <= set(PolicyObjective().optional_columns)
-    assert not PolicyObjective().needs_entropy
+    assert PolicyObjective().wants_entropy and not PolicyObjective().needs_entropy
     assert PolicyObjective(entropy_coef=0.1).needs_entropy
     with pytest.raises(UnknownNameError, match="ppo_clip"):
         _ = PolicyObjective(policy_loss="ppo_clib").columns
@@ -94,3 +94,30 @@ def test_the_engine_is_compared_with_the_forward_where_its_own_logprobs_are_the_
         metrics = make_engine().forward_backward(batch, PolicyObjective(old_from_rollout=from_rollout)).metrics
         assert metrics["mismatch/abs"].mean == pytest.approx(expected, rel=1e-5)
         assert metrics["mismatch/kl"].mean == pytest.approx(-float(found.mean()) if from_rollout else 0.0, rel=1e-5)
+
+
+def test_tokens_of_the_weights_that_are_trained_are_told_apart_from_older_ones(
+    make_batch: MakeAny, make_engine: MakeAny
+) -> None:
+    batch = make_batch([4, 6])
+    old, versions = batch.ragged("old_logprobs"), torch.tensor([3] * 4 + [2] * 6, dtype=torch.int32)
+    batch.batch["rollout_logprobs"] = old.like(old.values - torch.where(versions == 3, 0.25, 0.5))
+    batch.batch["token_versions"] = old.like(versions)
+    metrics = make_engine().forward_backward(batch, PolicyObjective(version=3)).metrics
+    assert metrics["mismatch/abs_same"].mean == pytest.approx(0.25, rel=1e-4)
+    assert metrics["mismatch/abs_older"].mean == pytest.approx(0.5, rel=1e-4)
+    assert float(metrics["mismatch/abs_same"].count) == 4
+
+
+def test_entropies_are_reported_and_change_no_gradient_without_a_bonus(
+    make_batch: MakeAny, make_engine: MakeAny, grads_of: MakeAny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, grads = make_batch([4, 6]), []
+    for wanted in (True, False):
+        monkeypatch.setattr(PolicyObjective, "wants_entropy", wanted)
+        engine = make_engine()
+        found = engine.forward_backward(batch, PolicyObjective())
+        assert ("entropy" in found.metrics) == wanted
+        grads.append(grads_of(engine))
+    for name, grad in grads[0].items():
+        assert torch.equal(grad, grads[1][name])

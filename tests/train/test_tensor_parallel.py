@@ -18,9 +18,8 @@ from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.token_ids import TokenIds
 from tandem.models.vocabulary import SplitVocabulary
 from tandem.train import checkpoint
-from tandem.train.objective import PolicyObjective
-from tandem.train.protocol import TopTokens
 from tandem.train.sharding import rank_mesh
+from tests.train.agreeing import OBJECTIVE, agree, same
 from tests.train.conftest import GPT2, LLAMA
 
 MakeAny = Callable[..., Any]
@@ -31,8 +30,6 @@ SHAPES = {
     "qwen2": {**EVEN, "model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {**EVEN, "model_type": "qwen3", "head_dim": 8},
 }
-WANTED = ("logprobs", "entropies", "sum_pi_squared", TopTokens(3, 20))
-OBJECTIVE = PolicyObjective(kl_coef=0.1, entropy_coef=0.01)
 KNOWN = TokenIds.among([*range(5), *range(6, 21)])
 """Of the 24 that are embedded; the last rows and a hole among the others are no tokens."""
 
@@ -45,30 +42,6 @@ def model_of(shape: dict[str, Any], dtype: ComputeType = "float32") -> Any:
         for weight in plain.parameters():
             weight.add_(torch.randn(weight.shape, generator=noise) * 0.1)
     return as_causal_lm(plain, dtype=dtype, tokens=KNOWN)
-
-
-def agree(one: Any, many: Any, whole: Any, rows: list[int]) -> None:
-    """What both engines compute, and a step of both; ``many`` gets the ``rows`` of the batch."""
-    mine = whole[rows]
-    expected, found = one.forward(whole, WANTED), many.forward(mine, WANTED)
-    for name, values in expected.items():
-        wanted = values.take(torch.tensor(rows)).values
-        torch.testing.assert_close(found[name].values, wanted, atol=2e-5, rtol=1e-4)
-    loss, split_loss = (engine.forward_backward(part, OBJECTIVE) for engine, part in ((one, whole), (many, mine)))
-    torch.testing.assert_close(split_loss.loss, loss.loss, atol=1e-4, rtol=1e-5)
-    gradients = {name: weight.grad for name, weight in one.model.named_parameters()}
-    for name, weight in many.model.named_parameters():
-        torch.testing.assert_close(weight.grad.full_tensor(), gradients[name], atol=1e-5, rtol=1e-4, msg=name)
-    step, split_step = (engine.optim_step(OBJECTIVE.denominator(whole)) for engine in (one, many))
-    assert split_step.applied and split_step.grad_norm == pytest.approx(step.grad_norm, rel=1e-5)
-    same(one, many)
-
-
-def same(one: Any, many: Any) -> None:
-    expected, found = dict(one.export()), dict(many.export())
-    assert expected.keys() == found.keys()
-    for name, weight in expected.items():
-        torch.testing.assert_close(found[name], weight, atol=2e-5, rtol=1e-4)
 
 
 def test_two_ranks_of_one_model_give_what_one_gives(

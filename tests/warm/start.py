@@ -1,7 +1,8 @@
 """Python processes of tests that start in a moment, forked from a server that has imported what they import.
 
-With the fixture ``warm_python`` a test, and what it tests, start such processes wherever they would start this
-interpreter; with ``warm_workers`` a Ray cluster does. Tests of imports, or of how an interpreter starts, do without.
+Rollout engines start so in all tests. With the fixture ``warm_python`` a test, and what it tests, start such processes
+wherever they would start this interpreter; with ``warm_workers`` a Ray cluster does. Tests of imports, or of how an
+interpreter starts, do without.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ ROOT = Path(__file__).parents[2]
 _ColdPopen = subprocess.Popen
 _READ_AT_IMPORT = ("OMP_", "MKL_", "ATEN_", "HF_", "TORCH", "TRANSFORMERS_", "TOKENIZERS_", "CUDA_", "LD_", "PYTHON")
 _READ_LATER = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
-_WORDS = ("-m", "-c", "-P")
 _NO_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 _ADOPTING = threading.Lock()
@@ -86,19 +86,23 @@ def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
 class WarmPopen(_ColdPopen[Any]):
     """A process of this interpreter comes from the server, unless it might import otherwise than that did."""
 
+    def is_warm(self, words: list[str]) -> bool:
+        """Return whether the server knows how to run these words after ``python``."""
+        return bool(words) and (words[0] in ("-m", "-c", "-P") or not words[0].startswith("-"))
+
     def _execute_child(  # type: ignore[misc]
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *more: Any
     ) -> None:
         pipes, (session, group) = more[3:9], more[-2:]
         environment = dict(os.environ if env is None else env)
-        ours = isinstance(args, list | tuple) and args[0] == sys.executable and (args[1] in _WORDS or args[1][0] != "-")
-        if not ours or group != -1 or preexec_fn or read_at_import(environment) != server().environment:
+        words = [str(word) for word in args[1:]] if isinstance(args, list | tuple) and args[0] == sys.executable else []
+        if not self.is_warm(words) or group != -1 or preexec_fn or read_at_import(environment) != server().environment:
             cold = super()._execute_child  # type: ignore[misc]
             cold(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
             return
         stdin, _, _, stdout, _, stderr = pipes
         request = {
-            "words": [str(word) for word in args[1:]],
+            "words": words,
             "folder": os.path.abspath(cwd or "."),
             "environment": environment,
             "files": [0, 1, 2, *pass_fds],
@@ -110,12 +114,34 @@ class WarmPopen(_ColdPopen[Any]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
+class WarmEngine(WarmPopen):
+    """The process of a rollout engine comes from the server, and no other."""
+
+    def is_warm(self, words: list[str]) -> bool:
+        """Return whether the words start an engine."""
+        return words[:3] == ["-P", "-m", "tandem.rollout.host"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_engines() -> Iterator[None]:
+    """Engines in processes of their own start in a moment, in all tests."""
+    with _started_as(WarmEngine):
+        yield
+
+
 @pytest.fixture(scope="module")
-def warm_python() -> Iterator[None]:
-    """Processes of this interpreter start in a moment meanwhile, where the system has what that needs."""
+def warm_python(warm_engines: None) -> Iterator[None]:
+    """All processes of this interpreter start in a moment meanwhile."""
+    with _started_as(WarmPopen):
+        yield
+
+
+@contextmanager
+def _started_as(kind: type[WarmPopen]) -> Iterator[None]:
+    """Start processes as ``kind``, where the system has what that needs."""
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform == "linux":
-            patch.setattr(subprocess, "Popen", WarmPopen)
+            patch.setattr(subprocess, "Popen", kind)
         yield
 
 

@@ -22,7 +22,7 @@ SAMPLING = Sampling(n=2, max_tokens=60, stop_token_ids=(0,))
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory, warm_python: None) -> Iterator[ProcessEngine]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessEngine]:
     folder: Path = tmp_path_factory.mktemp("model")
     llama(0, tied=True).save_pretrained(folder)
     spec = EngineSpec(model=str(folder), exact=True, version=-1, max_num_seqs=4, threads=1)

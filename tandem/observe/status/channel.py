@@ -37,6 +37,7 @@ LOOPBACK = "127.0.0.1"
 ANSWER_S = 10.0
 """Seconds that a run has for an answer, unless whoever asks says otherwise."""
 
+_MOST_AT_A_TIME = 16
 _LISTEN_S = 5.0  # for whoever has connected to say what it wants
 _LOOK_S = 0.1  # between two looks at whether the channel is closed
 _LONGEST_QUESTION = 1 << 16
@@ -87,7 +88,10 @@ def control_channel(folder: Path, answers: Answers) -> Iterator[None]:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Answers those who know ``token``, each in a thread that keeps nothing from ending."""
+    """Answers those who know ``token``, each in a thread that keeps nothing from ending.
+
+    Whoever else is on this machine may connect: so there are few at a time, and each has little time to say something.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -95,27 +99,42 @@ class _Server(socketserver.ThreadingTCPServer):
     def __init__(self, token: str, answers: Answers) -> None:
         super().__init__((LOOPBACK, 0), _Question)
         self.token, self.answers = token, answers
+        self._places = threading.Semaphore(_MOST_AT_A_TIME)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin a thread for the connection, or let it go where there are too many."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve the connection, in its thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Let a connection go that ended in the middle: there is nobody to tell."""
 
 
-class _Question(socketserver.StreamRequestHandler):
+class _Question(socketserver.BaseRequestHandler):
     """One connection: a question, its answer, the end."""
 
-    timeout = _LISTEN_S
     server: _Server
+    request: socket.socket
 
     def handle(self) -> None:
         """Read the question and write its answer; nothing at all to whoever has no token."""
         try:
-            asked = json.loads(self.rfile.readline(_LONGEST_QUESTION))
+            asked = json.loads(_line(self.request, Deadline(_LISTEN_S), _LONGEST_QUESTION))
             token, question = str(asked["token"]), str(asked["ask"])
         except (ValueError, KeyError, TypeError, OSError):
             return
-        if not secrets.compare_digest(token.encode(), self.server.token.encode()):
-            return
-        self.wfile.write(json.dumps(self._answer(question)).encode() + b"\n")
+        if secrets.compare_digest(token.encode(), self.server.token.encode()):
+            self.request.settimeout(ANSWER_S)
+            self.request.sendall(json.dumps(self._answer(question)).encode() + b"\n")
 
     def _answer(self, question: str) -> dict[str, Any]:
         if question not in self.server.answers:
@@ -124,6 +143,20 @@ class _Question(socketserver.StreamRequestHandler):
             return {"answer": self.server.answers[question]()}
         except Exception as error:  # told to whoever asks; the run itself says elsewhere what ends it
             return {"error": hide(f"{type(error).__name__}: {error}")}
+
+
+def _line(connection: socket.socket, deadline: Deadline, longest: int) -> bytes:
+    """Return what comes up to the end of a line, or of the connection. Raises ``TimeoutError``, ``OSError``."""
+    found = bytearray()
+    while not found.endswith(b"\n") and len(found) < longest:
+        if (left := deadline.left) == 0.0:
+            raise TimeoutError
+        connection.settimeout(left)
+        part = connection.recv(1 << 16)
+        if not part:
+            break
+        found += part
+    return bytes(found)
 
 
 def _write(file: Path, address: _Address) -> None:
@@ -170,20 +203,10 @@ def ask(folder: Path, question: str, *, seconds: float = ANSWER_S) -> dict[str, 
 
 
 def _exchange(address: _Address, question: str, deadline: Deadline) -> bytes:
-    """Send the question and return all that comes back. Raises ``TimeoutError``, ``OSError``."""
+    """Send the question and return the answer. Raises ``TimeoutError``, ``OSError``."""
     with socket.create_connection((LOOPBACK, address.port), deadline.left) as connection:
-        connection.settimeout(max(deadline.left, 1e-3))
         connection.sendall(json.dumps({"token": address.token, "ask": question}).encode() + b"\n")
-        parts: list[bytes] = []
-        while sum(map(len, parts)) < _LONGEST_ANSWER:
-            if deadline.left == 0.0:
-                raise TimeoutError
-            connection.settimeout(deadline.left)
-            part = connection.recv(1 << 16)
-            if not part:
-                break
-            parts.append(part)
-        return b"".join(parts)
+        return _line(connection, deadline, _LONGEST_ANSWER)
 
 
 def _stands(folder: Path) -> str:

@@ -105,8 +105,8 @@ class Status:
 
     def lines(self) -> Iterator[str]:
         """Yield the whole status in words."""
-        doing = ", ".join(f"{part.what} ({part.seconds:.1f} s)" for part in self.doing) or "between two steps"
-        yield f"{self.step} of {self.last} steps done; now: {doing}"
+        doing = ", ".join(f"{part.what} ({part.seconds:.1f} s)" for part in self.doing)
+        yield f"{self.step} of {self.last} steps done" + (f"; now: {doing}" if doing else "")
         for partition in self.partitions:
             yield from _of_partition(partition)
         for engine in self.engines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -74,16 +75,18 @@ def _check_band(written: Mapping[str, Any], loss: Entry[Any]) -> Iterator[Proble
 
 def _check_whole_mini_batch(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
     """Report a loss with statistics over the mini-batch would change with its cut into micro-batches."""
-    budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+    actor = config.actor_rollout_ref.actor
     n = config.actor_rollout_ref.rollout.n
     needed = mini_batch_prompts(config) * n * longest_sequence(config)
     if not loss.traits.get("whole_mini_batch"):
         return
-    if budget < needed:
+    if actor.micro_batch_tokens < needed:
         reason = f"{loss.name} looks at a whole mini-batch at once, which can have {needed} tokens"
-        remedy = f"Write at least {needed}, a smaller mini-batch, or a loss such as ppo_clip"
+        least = math.ceil(needed / actor.ulysses_sequence_parallel_size)
+        remedy = f"Write at least {least}, a smaller mini-batch, or a loss such as ppo_clip"
+        budget = actor.ppo_max_token_len_per_gpu
         yield Problem("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", budget, reason, remedy)
-    micro, samples = config.actor_rollout_ref.actor.ppo_micro_batch_size, mini_batch_prompts(config) * n
+    micro, samples = actor.ppo_micro_batch_size, mini_batch_prompts(config) * n
     if micro is not None and micro < samples:
         reason = f"{loss.name} looks at a whole mini-batch at once, which has {samples} samples"
         yield Problem("actor_rollout_ref.actor.ppo_micro_batch_size", micro, reason, "Leave it out")

@@ -11,6 +11,7 @@ from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.plan.checks.algorithm import COLDEST
 from tandem.plan.checks.correction import cut_sampling, readers
+from tandem.plan.dispatch import check_dispatch
 from tandem.plan.engine import engine_capabilities, shares_weights
 from tandem.plan.entries import Entries
 from tandem.rollout.capabilities import ANY_DEVICE, Distribution
@@ -27,6 +28,7 @@ def check_engine(config: Config, entries: Entries, runtime: str) -> Iterator[Pro
     yield from _check_temperature(config)
     yield from _check_logprobs(config, entries)
     yield from _check_exact(config)
+    yield from check_dispatch(config)
 
 
 def engine_notes(config: Config, runtime: str) -> Iterator[str]:

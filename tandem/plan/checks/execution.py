@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from tandem.base.errors import Problem
@@ -72,13 +73,17 @@ def _check_devices(config: Config, placed: tuple[Placement, ...]) -> Iterator[Pr
         if pair[1] == 0 and role != ADVANTAGES:
             reason = "a model computes there, on one device at least"
             yield Problem(f"execution.resource.{role}", list(pair), reason, "Write [1, 1] or more")
-    widths = {"actor": config.actor_rollout_ref.actor.tensor_model_parallel_size, "rollout": engine_width(config)}
-    for role, key in (("actor", ACTOR), ("rollout", ROLLOUT)):
-        width = widths[role]
-        if role in devices and devices[role] % width:
-            reason = f"it doesn't divide the {devices[role]} devices of {role}"
-            remedy = f"Write a divisor of {devices[role]}, or change execution.resource.{role}"
-            yield Problem(f"{key}.tensor_model_parallel_size", width, reason, remedy)
+    actor = config.actor_rollout_ref.actor
+    widths = (
+        ("actor", f"{ACTOR}.tensor_model_parallel_size", actor.tensor_model_parallel_size),
+        ("actor", f"{ACTOR}.ulysses_sequence_parallel_size", actor.ulysses_sequence_parallel_size),
+        ("rollout", f"{ROLLOUT}.tensor_model_parallel_size", engine_width(config)),
+    )
+    for name, key, width in widths:
+        if name in devices and devices[name] % width:
+            reason = f"it doesn't divide the {devices[name]} devices of {name}"
+            remedy = f"Write a divisor of {devices[name]}, or change execution.resource.{name}"
+            yield Problem(key, width, reason, remedy)
     if config.runtime.threads and choose_runtime(config, placed) == "ray":
         reason = "on Ray every rank and every engine is a process of its own"
         yield Problem("runtime.threads", True, reason, "Write false, or give each role one device and write local")
@@ -127,13 +132,13 @@ def _check_capacity(config: Config) -> Iterator[Problem]:
 def _check_budgets(config: Config) -> Iterator[Problem]:
     actor, rollout, data = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
     longest = longest_sequence(config)
-    if actor.ppo_max_token_len_per_gpu < longest:
+    if actor.micro_batch_tokens < longest:
         reason = (
             f"one sequence can have {longest} tokens (data.max_prompt_length {data.max_prompt_length} + "
             f"data.max_response_length {data.max_response_length}), more than the token budget of a micro-batch"
         )
-        value = actor.ppo_max_token_len_per_gpu
-        yield Problem(f"{ACTOR}.ppo_max_token_len_per_gpu", value, reason, f"Write at least {longest}")
+        value, least = actor.ppo_max_token_len_per_gpu, math.ceil(longest / actor.ulysses_sequence_parallel_size)
+        yield Problem(f"{ACTOR}.ppo_max_token_len_per_gpu", value, reason, f"Write at least {least}")
     chunked = engine_capabilities(config).chunked_prefill and rollout.enable_chunked_prefill
     if rollout.max_num_batched_tokens < data.max_prompt_length and not chunked:
         reason = f"one prompt can have {data.max_prompt_length} tokens (data.max_prompt_length)"

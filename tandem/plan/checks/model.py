@@ -115,7 +115,7 @@ def exact_notes(config: Config) -> Iterator[str]:
     tokens, samples = n * longest_sequence(config), actor.ppo_micro_batch_size
     if not config.trainer.exact:
         return
-    if actor.ppo_max_token_len_per_gpu < tokens:
+    if actor.micro_batch_tokens < tokens:
         yield (
             "trainer.exact trains each group as one micro-batch, which may have "
             f"{tokens} tokens: ppo_max_token_len_per_gpu = {actor.ppo_max_token_len_per_gpu} does not bound it"

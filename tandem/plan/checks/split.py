@@ -1,4 +1,4 @@
-"""Whether a model can be split over devices: ``actor.tensor_model_parallel_size``."""
+"""Whether a model, or its rows, can be split over devices: tensor and sequence parallelism of training."""
 
 from __future__ import annotations
 
@@ -6,38 +6,64 @@ from collections.abc import Iterator
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
-from tandem.models.families import SPLIT
+from tandem.models.families import IMAGE_FAMILIES, PER_DOCUMENT, SPLIT
 from tandem.plan.model import ModelFacts
 
-KEY = "actor_rollout_ref.actor.tensor_model_parallel_size"
+ACTOR = "actor_rollout_ref.actor"
+TENSOR, SEQUENCE = f"{ACTOR}.tensor_model_parallel_size", f"{ACTOR}.ulysses_sequence_parallel_size"
+_WHOLE = "Write 1: parameters are sharded over all devices of the actor anyway"
 
 
 def check_split(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
-    """Yield why the actor's model can't be split over as many devices as the config says."""
-    width, model = config.actor_rollout_ref.actor.tensor_model_parallel_size, config.actor_rollout_ref.model
-    if width == 1:
-        return
-    whole = "Write 1: parameters are sharded over all devices of the actor anyway"
-    if model.trains_adapters:
-        yield Problem(KEY, width, "a model with LoRA adapters can't be split over devices", whole)
+    """Yield why the actor's model, or its rows, can't be split over as many devices as the config says."""
+    actor = config.actor_rollout_ref.actor
+    if actor.tensor_model_parallel_size > 1:
+        yield from _check_tensor(config, actor.tensor_model_parallel_size, facts)
+    if actor.ulysses_sequence_parallel_size > 1:
+        yield from _check_sequence(config, actor.ulysses_sequence_parallel_size, facts)
+
+
+def _check_tensor(config: Config, width: int, facts: ModelFacts | None) -> Iterator[Problem]:
+    if config.actor_rollout_ref.model.trains_adapters:
+        yield Problem(TENSOR, width, "a model with LoRA adapters can't be split over devices", _WHOLE)
     if facts is None:
         return
     for family in facts.families:
         if family not in SPLIT:
-            reason = f"how a model of the family {family} is split over devices is not known ({_known()} are)"
-            yield Problem(KEY, width, reason, whole)
+            known = ", ".join(sorted(SPLIT))
+            reason = f"how a model of the family {family} is split over devices is not known ({known} are)"
+            yield Problem(TENSOR, width, reason, _WHOLE)
             return
-    counts = {
-        "attention heads": facts.heads,
-        "heads of keys and values": facts.kv_heads,
-        "columns of the MLP": facts.inside,
-        "rows of the embedding": facts.vocabulary,
-    }
+    counts = {**_heads(facts), "columns of the MLP": facts.inside, "rows of the embedding": facts.vocabulary}
+    yield from _indivisible(TENSOR, width, counts)
+
+
+def _check_sequence(config: Config, width: int, facts: ModelFacts | None) -> Iterator[Problem]:
+    split = config.actor_rollout_ref.actor.tensor_model_parallel_size
+    if split > 1:
+        reason = f"a model that is split (tensor_model_parallel_size {split}) has whole rows"
+        yield Problem(SEQUENCE, width, reason, "Write 1 for one of the two")
+    if facts is None:
+        return
+    for family in facts.families:
+        if family in IMAGE_FAMILIES:
+            yield Problem(
+                SEQUENCE, width, f"samples of the family {family} may show images, and those are whole", _WHOLE
+            )
+            return
+        if family in PER_DOCUMENT:
+            reason = f"models of the family {family} run a row per document, since {PER_DOCUMENT[family]}"
+            yield Problem(SEQUENCE, width, reason, _WHOLE)
+            return
+    yield from _indivisible(SEQUENCE, width, _heads(facts))
+
+
+def _heads(facts: ModelFacts) -> dict[str, int | None]:
+    return {"attention heads": facts.heads, "heads of keys and values": facts.kv_heads}
+
+
+def _indivisible(key: str, width: int, counts: dict[str, int | None]) -> Iterator[Problem]:
     for what, count in counts.items():
         if count is not None and count % width:
             reason = f"{count} {what} can't be split evenly over {width} devices"
-            yield Problem(KEY, width, reason, f"Write a divisor of {count}")
-
-
-def _known() -> str:
-    return ", ".join(sorted(SPLIT))
+            yield Problem(key, width, reason, f"Write a divisor of {count}")

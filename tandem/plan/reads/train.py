@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem.config.schema import Config
-from tandem.plan.engine import engine_asks_for, engine_capabilities
+from tandem.plan.engine import engine_capabilities
 from tandem.plan.entries import Entries
 from tandem.plan.placement import train_ranks
 from tandem.plan.preference import learns_preferences
+from tandem.plan.reads.engine import engine_reads
 from tandem.plan.reads.episode import episode_reads
 from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads
 from tandem.plan.teacher import learns_from_reward, uses_teacher
@@ -197,10 +198,6 @@ def _takes_turns(role: str, setting: Setting) -> bool:
     return offload is False or (setting.config.execution.mode == "colocate" and not setting.prefers)
 
 
-def _engine_asks_for(setting: str, s: Setting) -> bool:
-    return engine_asks_for(s.config, setting)
-
-
 _TAKES_TURNS = "the engine generates with the actor's own weights, in turns with it"
 
 EXECUTION: tuple[Reads[Setting], ...] = (
@@ -235,19 +232,12 @@ EXECUTION: tuple[Reads[Setting], ...] = (
         ),
         "Remove it, or write on_weight_update: keep",
     ),
-    *(
-        Reads(
-            (f"{ROLLOUT}.{setting}",),
-            partial(_engine_asks_for, setting),
-            lambda s: f"the engine {s.config.actor_rollout_ref.rollout.name} has nothing of the kind",
-            noted=True,
-        )
-        for setting in (
-            "max_num_batched_tokens",
-            "gpu_memory_utilization",
-            "enable_chunked_prefill",
-            "tensor_model_parallel_size",
-        )
+    *engine_reads(lambda s: s.config),
+    Reads(
+        (f"{ROLLOUT}.dispatch",),
+        lambda s: s.streams,
+        lambda s: _GIVEN if s.prefers else f"one engine is given all prompts of a step at once: {_TAKES_TURNS}",
+        "Leave it out, or write execution.mode: hybrid",
     ),
     Reads(
         ("actor_rollout_ref.ref.fsdp_config",),

@@ -53,9 +53,9 @@ def engine_causes(gate: Gate, rollout: RolloutWorker, starting: Collection[str] 
     """Return what holds an engine up, in words that go on after its name."""
     if rollout.name in starting:
         return ["has died and is starting again"]
-    causes = []
     if isinstance(rollout.engine, HostedEngine) and rollout.engine.starting:
-        causes.append(rollout.engine.starting)
+        return [rollout.engine.starting]
+    causes = []
     if quiet := silence(rollout):
         causes.append(quiet)
     if outside := rollout.outside:

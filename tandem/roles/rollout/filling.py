@@ -13,6 +13,7 @@ from tandem.base.errors import RewardError, StarvationError
 from tandem.columns.proto import DataProto
 from tandem.data.prompts import Prompt
 from tandem.data.sampler import Sampler
+from tandem.dataflow.dispatch import LengthHistory
 from tandem.dataflow.gate import AtGate, Closed, Gate
 from tandem.dataflow.store import DataPlane
 from tandem.dataflow.tickets import Ticket
@@ -32,7 +33,8 @@ class Filling:
 
     ``seed`` is the run's; ``filter_equal`` drops groups without a signal; ``overlong`` says what becomes of answers cut
     at the token limit; ``deadline_s`` bounds every wait for the data plane. ``signal`` is the column in which samples
-    of a group must differ for the estimator to learn from them.
+    of a group must differ for the estimator to learn from them. ``lengths`` is told how long the answers to each item
+    of the source are.
     """
 
     sampling: Sampling
@@ -41,6 +43,7 @@ class Filling:
     overlong: Literal["train", "mask"]
     deadline_s: float
     signal: Literal["rewards", "reward_components"] = "rewards"
+    lengths: LengthHistory = field(default_factory=LengthHistory)
 
 
 @dataclass
@@ -148,7 +151,11 @@ class Rollout:
         """
         if ticket.attempt > 0:
             return self._source.refill(*ticket)
-        return self._source.draw(ticket.partition * self._gate.tickets + ticket.place)
+        return self._source.draw(self._number(ticket))
+
+    def _number(self, ticket: Ticket) -> int:
+        """Return the draw that the first attempt of a ticket is."""
+        return ticket.partition * self._gate.tickets + ticket.place
 
     def _store(self, ticket: Ticket, pending: dict[Ticket, Pending], made: Made) -> None:
         """Put a finished group into the plane and have it scored while others are generated."""
@@ -156,6 +163,9 @@ class Rollout:
         drawn = batch[: self._filling.sampling.n]  # a greedy answer is scored and not trained
         self._plane.put([ticket], drawn, timeout=self._filling.deadline_s)
         group.truncated = drawn.dense("truncated")
+        if ticket.attempt == 0:
+            longest = float(drawn.ragged("responses").lengths.max())
+            self._filling.lengths.note(self._source.item_of(self._number(ticket)), longest)
         self.scoring_wait.scores(1)
         with self.scoring_wait.blocking(self.name):
             label = f"{ticket}, prompt {group.prompt.uid}"

@@ -131,6 +131,11 @@ class RolloutWorker(Rollout):
         return [found for number in numbers for found in self._scores.get(number, ())]
 
     @property
+    def generating(self) -> int:
+        """Groups that the engine is generating now."""
+        return self._generating
+
+    @property
     def scoring(self) -> str | None:
         """Who scores what the engine has generated, in words; None where nothing waits for a score."""
         waiting = [t for t, group in self._pending.copy().items() if group.handle is not None and not group.handle.done]

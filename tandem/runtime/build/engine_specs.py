@@ -124,7 +124,7 @@ def build_forward_engine(
         model,
         optim=section.actor.optim,
         total_updates=1,
-        max_tokens_per_micro_batch=section.actor.ppo_max_token_len_per_gpu,
+        max_tokens_per_micro_batch=section.actor.micro_batch_tokens,
         max_samples_per_micro_batch=section.actor.ppo_micro_batch_size,
         temperature=section.rollout.temperature,
         exact=config.trainer.exact,

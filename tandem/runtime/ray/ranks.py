@@ -57,7 +57,8 @@ class RankSetup:
 
     ``device``: what is wanted of ``Slot.device``. ``seed`` is the same for all, because what is made at random, such as
     adapters, must be equal on all ranks. ``meeting_s``: longest wait of one rank for another, and for the model of one
-    to be loaded. ``folder``: where the driver works. ``tensor_parallel``: the ranks that are one model among them.
+    to be loaded. ``folder``: where the driver works. ``tensor_parallel``: the ranks that are one model among them;
+    ``sequence_parallel``: those that share their rows.
     """
 
     build: BuildEngine
@@ -70,6 +71,7 @@ class RankSetup:
     meeting_s: float = _MEETING_S
     folder: str = ""
     tensor_parallel: int = 1
+    sequence_parallel: int = 1
 
 
 class RayTrainRank(TrainRank):
@@ -143,7 +145,7 @@ class RankActor:
         if device.type != CPU:
             torch.get_device_module(device.type).set_device(device)
         dist.init_process_group(backend, store=self._store, timeout=patience, rank=self._rank, world_size=self._world)
-        return rank_mesh(device.type, self._world, setup.tensor_parallel)
+        return rank_mesh(device.type, self._world, setup.tensor_parallel, setup.sequence_parallel)
 
     def pid(self) -> int:
         """Return the id of this process: an answer shows that it lives."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
@@ -124,15 +125,19 @@ class RayRoles:
     ) -> TrainGroup[RayTrainRank]:
         """Start a rank on each device of the role, which ``several`` such groups share; see ``RayRuntime.ranks``."""
         config, execution, name = self._config, self._config.execution, role if called is None else called
-        width = config.actor_rollout_ref.actor.tensor_model_parallel_size if role == ACTOR else 1
+        setup = rank_setup(config, build)
+        if role == ACTOR:
+            actor = config.actor_rollout_ref.actor
+            tensor, sequence = actor.tensor_model_parallel_size, actor.ulysses_sequence_parallel_size
+            setup = replace(setup, tensor_parallel=tensor, sequence_parallel=sequence)
         return TrainGroup(
-            self._cluster.ranks(role, rank_setup(config, build, width), several=several, called=name),
+            self._cluster.ranks(role, setup, several=several, called=name),
             deadline_s=execution.deadline_s,
             warning_s=execution.stall_warning_s,
             role=name,
             balance=self._plan.flow.balance,
             whole_groups=config.trainer.exact,
-            tensor_parallel=width,
+            same_rows=setup.tensor_parallel * setup.sequence_parallel,
         )
 
     def _critic(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> Critic:
@@ -183,7 +188,7 @@ class GroupScorer:
         return self._ranks.forward(batch, want)
 
 
-def rank_setup(config: Config, build: BuildEngine, tensor_parallel: int = 1) -> RankSetup:
+def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
     """Collect what the ranks of a role are given; ``build`` is one of the functions below."""
     return RankSetup(
         build,
@@ -195,7 +200,6 @@ def rank_setup(config: Config, build: BuildEngine, tensor_parallel: int = 1) -> 
         tag_device=config.actor_rollout_ref.actor.tag_device,
         meeting_s=config.execution.deadline_s,
         folder=os.getcwd(),
-        tensor_parallel=tensor_parallel,
     )
 
 

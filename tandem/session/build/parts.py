@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tandem.config.schema import Config
 from tandem.data.prompts import Prompt, PromptSource
+from tandem.dataflow.dispatch import LengthHistory, longest_first
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.ledger import Ledger
 from tandem.observe.run_log import RunLog
@@ -33,7 +34,7 @@ class Parts:
     """The roles and facts that exist before a mode connects them.
 
     ``closing`` ends what was started for them; ``resumed`` is the checkpoint that the run goes on from; ``make`` turns
-    prompts into groups.
+    prompts into groups, and ``lengths`` knows how long they became.
     """
 
     config: Config
@@ -47,14 +48,30 @@ class Parts:
     closing: ExitStack
     resumed: Checkpoint | None = None
     make: MakeGroups = SingleAnswers
+    lengths: LengthHistory = field(default_factory=LengthHistory)
 
     def gate(self, max_staleness: int, engines: Sequence[str], capacity: int | None = None) -> Gate:
         """Return a gate over the steps that are left, with engines that have loaded nothing yet."""
         prompts, progress, even = self.config.data.train_batch_size, self.progress, len(engines) > 1
-        gate = Gate(prompts, max_staleness, first=progress.step, last=progress.last, even=even, capacity=capacity)
+        gate = Gate(
+            prompts,
+            max_staleness,
+            first=progress.step,
+            last=progress.last,
+            even=even,
+            capacity=capacity,
+            order=self._order() if self.plan.longest_first else None,
+        )
         for engine in engines:
             gate.join(engine)
         return gate
+
+    def _order(self) -> Callable[[int], list[int]]:
+        """Return what puts the tickets of a partition into the order of their expected lengths."""
+        prompts, item_of = self.config.data.train_batch_size, self.source.item_of
+        return longest_first(
+            self.lengths.predicted, lambda partition, place: item_of(partition * prompts + place), prompts
+        )
 
     def ledger(self, partitions: int, capacity: int | None = None) -> Ledger:
         """Return the accounts of a data plane that holds so many partitions at once."""
@@ -79,6 +96,7 @@ class Parts:
             algorithm.overlong,
             self.config.execution.deadline_s,
             "reward_components" if estimated is not None and "reward_components" in estimated.needs else "rewards",
+            self.lengths,
         )
 
     def making(self) -> Making:

@@ -12,6 +12,7 @@
     ["Loss", "", ["loss/policy", "loss/sft"]],
     ["Gradient norm", "", ["grad/norm"]],
     ["Fraction of the best possible step", "", ["limit/fraction"]],
+    ["Memory", "MB", ["system/memory_mb"]],
   ];
   const view = { filter: "", figures: [] };
 
