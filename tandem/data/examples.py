@@ -156,6 +156,8 @@ def encode_shown(
 ) -> tuple[list[int], list[int], Shown | None]:
     """Return the ids and mask of ``row``, nothing cut, and the images that it shows. Raises ``RowError``."""
     if sight is None or not columns.converses:
+        if sight is not None and sight.shows(row):
+            raise row.bad("no place for images", "images belong to chat messages: write chat: true")
         return *encode_example(tokenizer, columns, row), None
     try:
         if columns.messages_key is not None:

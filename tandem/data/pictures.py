@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import PIL.Image as pillow
     import PIL.ImageOps as operations
 
+    from tandem.data.rows import Row
     from tandem.models.image_reader import ImageReader
 else:
     pillow = LazyModule("PIL.Image")
@@ -75,6 +76,10 @@ class Sight:
     reader: ImageReader
     budget: Budget
     column: str | None = None
+
+    def shows(self, row: Row) -> bool:
+        """Return whether the row has an image in its column."""
+        return self.column is not None and row.find(self.column) not in (None, [])
 
     def picture(self, value: object, folder: Path) -> Picture:
         """Return the image that ``value`` is, a path counted from ``folder``. Raises ``DataError`` that says what is

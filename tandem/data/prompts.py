@@ -130,7 +130,7 @@ class PromptEncoder:
         tools = read_tools(row, self._columns.tools_key)
         try:
             if isinstance(value, str) and not (chat or self._columns.chat):
-                if self._shows(row):
+                if self._sight is not None and self._sight.shows(row):
                     raise row.bad("no place for images", "images belong to chat messages: write chat: true")
                 if tools is not None:
                     raise row.bad("no place for tools", "tools belong to chat messages: write chat: true")
@@ -171,11 +171,6 @@ class PromptEncoder:
             cut=shortened,
             shown=whole.shown,
         )
-
-    def _shows(self, row: Row) -> bool:
-        """Return whether the row has images in a column."""
-        column = None if self._sight is None else self._sight.column
-        return column is not None and row.find(column) not in (None, [])
 
     def _messages(self, row: Row, value: object) -> tuple[list[Message], tuple[Picture, ...]]:
         """Return the messages that ``value`` is, and the images that they show."""

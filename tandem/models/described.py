@@ -49,7 +49,10 @@ _POSITIVE = (
     "final_logit_softcapping",
     "attn_logit_softcapping",
 )
-"""Fields that are divided by, or that a root or a logarithm is taken of: above 0, and finite, where they are there."""
+"""Fields that are divided by, or that a root or a logarithm is taken of: above 0, and finite, where they are there.
+
+Some families have a list of them, one for each layer.
+"""
 
 _FACTORS = (
     "attention_multiplier",
@@ -79,6 +82,7 @@ ROPES: dict[str, tuple[str, ...]] = {
     "default": (),
     "axial": (),
     "mrope": (),
+    "xdrope": (),
     "proportional": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -137,7 +141,7 @@ def _sizes(text: Mapping[str, Any]) -> Iterator[str]:
         yield f"the sliding_window {window!r}, which is no whole number of 0 or more"
     each = text.get("num_experts_per_tok")
     count = next((text[name] for name in _EXPERTS if isinstance(text.get(name), int)), None)
-    if isinstance(each, int) and count is not None and not 0 < each <= count:
+    if isinstance(each, int) and count and each > count:  # a model without experts may have any number here
         yield f"the num_experts_per_tok {each!r}, of {count} experts"
     layers, kinds = text.get("num_hidden_layers"), text.get("layer_types")
     if isinstance(layers, int) and isinstance(kinds, list) and len(kinds) != layers:
@@ -177,7 +181,8 @@ def _numbers(text: Mapping[str, Any]) -> Iterator[str]:
 def _not_positive(section: Mapping[str, Any], names: Iterable[str], of: str = "") -> Iterator[str]:
     for name in names:
         value = section.get(name)
-        if value is not None and (not _is_number(value) or value <= 0):
+        listed: list[Any] = value if isinstance(value, list) and value else [value]
+        if value is not None and not all(_is_number(one) and one > 0 for one in listed):
             yield f"the {name} {value!r}{of}, which is no finite number above 0"
 
 

@@ -55,6 +55,14 @@ def test_a_map_with_a_key_twice_is_a_bad_row_and_the_others_are_read(tmp_path: P
         table.row(2)
 
 
+@pytest.mark.parametrize("line", ['{"prompt": "a", "prompt": "b"}', '{"prompt": "a", "tags": [{"x": 1, "x": 1}]}'])
+def test_a_key_that_stands_twice_is_a_bad_row_at_any_depth(tmp_path: Path, line: str) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{line}\n{{"prompt": "c"}}\n')
+    twice, other = scanned(tmp_path / "a.jsonl")
+    assert isinstance(twice, RowError) and "stands twice in one object" in str(twice) and "row 1" in str(twice)
+    assert isinstance(other, Row) and other["prompt"] == "c"
+
+
 def test_a_struct_with_a_field_twice_is_a_bad_row(tmp_path: Path) -> None:
     twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
     pq.write_table(pa.table({"s": twice}), tmp_path / "s.parquet")

@@ -14,6 +14,7 @@ from PIL import Image
 
 from tandem.base.errors import DataError
 from tandem.columns.images import Images
+from tandem.data.examples import ExampleColumns, encode_shown
 from tandem.data.pictures import Budget, Picture, Sight
 from tandem.data.rows import Row, RowError
 from tandem.data.shown import with_images
@@ -133,6 +134,11 @@ def test_a_text_that_mentions_the_mark_stays_where_there_is_no_image() -> None:
 def test_another_number_of_places_is_refused(content: object) -> None:
     with pytest.raises(DataError, match="the messages have places for"):
         placed([png(), png()], content)
+
+
+def test_an_image_of_a_plain_text_is_never_left_out() -> None:
+    with pytest.raises(RowError, match="images belong to chat messages"):
+        encode_shown(None, ExampleColumns(), Row("rows.jsonl", 1, {"images": [png()]}), sight())  # type: ignore[arg-type]
 
 
 def test_one_token_of_an_image_becomes_as_many_as_it_has() -> None:

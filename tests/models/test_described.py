@@ -73,9 +73,10 @@ def test_what_no_model_has_is_refused_by_plan_and_load(changes: dict[str, object
         {"rope_scaling": LLAMA3},
         {"rope_scaling": {"type": "yarn", "factor": 4}},
         {"rope_scaling": None, "final_logit_softcapping": None, "rms_norm_eps": 1e-6, "rope_theta": 1000000},
+        {"rope_theta": [1e4, 1e6], "num_experts": 0, "num_experts_per_tok": 8},
         {"auto_map": {"AutoConfig": "own.Config"}, "hidden_act": "of-its-own", "model_type": "of-its-own"},
     ],
-    ids=["llama3", "yarn", "nothing", "code of its own"],
+    ids=["llama3", "yarn", "nothing", "lists and no experts", "code of its own"],
 )
 def test_what_a_model_may_have_is_taken(changes: dict[str, object], tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", **{**MODEL_CONFIG, **changes})

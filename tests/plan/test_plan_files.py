@@ -115,7 +115,7 @@ FAULTS = [
     (no_tokenizer, "no tokenizer.json"),
     (cut_tokenizer, "its tokenizer.json can't be read"),
     (beyond_the_embedding, "its tokenizer has the id 100 ('b'), and the model embeds the ids 0 to 99"),
-    (broken_template, "its chat template is none that can be rendered: line 1: Unexpected end of template"),
+    (broken_template, "the chat template is none that can be rendered: line 1: Unexpected end of template"),
 ]
 
 
@@ -186,6 +186,12 @@ def test_an_empty_template_is_none(place: Path, problems_of: Problems) -> None:
     assert problem.key == "data.chat" and "has no chat template" in problem.reason
 
 
+def test_so_is_a_broken_one_of_a_new_model(sft_plan_of: SftPlans) -> None:
+    new = "model.new={alphabet: 0123456789+=, chat_template: '{% for m in messages %}'}"
+    (problem,) = sft_plan_of("model.path=''", new).problems
+    assert problem.key == "model.new.chat_template" and "none that can be rendered: line 1" in problem.reason
+
+
 def test_a_template_may_mark_what_is_generated(place: Path, problems_of: Problems) -> None:
     text = "{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}{% break %}{% endfor %}"
     (place / "model" / "chat_template.jinja").write_text(text)
@@ -197,7 +203,8 @@ def plain(place: Path) -> Path:
     """The model without a chat template, and rows of messages."""
     (place / "model" / "chat_template.jinja").unlink()
     message = {"role": "user", "content": "1+1="}
-    row = {"prompt": [message], "answer": "2", "chosen": [message], "rejected": "3", "talk": [message, message]}
+    row = {"prompt": [message], "answer": "2", "chosen": [message], "rejected": "3"}
+    row["talk"] = [message, {"role": "assistant", "content": "2"}]
     (place / "messages.jsonl").write_text(json.dumps(row) + "\n")
     return place
 

@@ -125,3 +125,9 @@ def test_messages_that_the_chat_template_refuses_are_told_in_its_words(
     assert (
         key is None or "the chat template refuses messages with roles system, user: no system role" in found[0].reason
     )
+
+
+def test_the_first_row_that_is_held_out_is_read_too(place: Path, problems_of: Problems) -> None:
+    held_out = write(place, answer="none at all").replace("train_files", "val_files")
+    (problem,) = problems_of(held_out, "evaluation.interval=5", "reward_manager.type=gsm8k")
+    assert problem.key == "data.answer_key" and "first.jsonl, row 1: " in problem.reason

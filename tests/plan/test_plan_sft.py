@@ -55,6 +55,8 @@ def test_an_sft_plan_counts_updates(sft_plan_of: Callable[..., SftPlan]) -> None
         ),
         (["data.tools_key=tools"], "data.tools_key"),
         (["data.tools_key=tools", "data.chat=true"], "data.tools_key"),
+        (["data.response_key=prompt"], "data.response_key"),
+        (["data.train_files=[]", "data.mix=[{files: a.jsonl, response_key: prompt}]"], "data.mix[0].response_key"),
     ],
 )
 def test_sft_refusals(place: Path, sft_plan_of: Callable[..., SftPlan], words: list[str], key: str) -> None:
@@ -73,6 +75,12 @@ def test_sft_refusals(place: Path, sft_plan_of: Callable[..., SftPlan], words: l
         ({"prompt": None, "answer": "2"}, [], "data.prompt_key", "None is not text"),
         ({"talk": "hello"}, ["data.messages_key=talk"], "data.messages_key", "a list of messages"),
         ({"talk": []}, ["data.messages_key=talk"], "data.messages_key", "the list of messages is empty"),
+        (
+            {"talk": [{"role": "human", "content": "q"}]},
+            ["data.messages_key=talk"],
+            "data.messages_key",
+            "are human), so",
+        ),
         ({"talk": [{"from": "human"}]}, ["data.messages_key=talk"], "data.messages_key", "message 1 has no role"),
     ],
 )

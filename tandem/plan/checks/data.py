@@ -118,9 +118,12 @@ def _not_in_form(row: Row, column: str, form: Form, images: bool) -> str | None:
     if form == "text":
         return f"{value!r} is not text"
     try:
-        checked_messages(None if value is None else row.nested(column), images=images)
+        messages = checked_messages(None if value is None else row.nested(column), images=images)
     except DataError as error:
         return str(error)
+    if form == "messages" and all(message["role"] != "assistant" for message in messages):
+        roles = ", ".join(dict.fromkeys(str(message["role"]) for message in messages))
+        return f"no message is the assistant's (the roles are {roles}), so there is nothing to learn"
     return None
 
 
@@ -155,6 +158,8 @@ def check_sft_data(config: SftConfig, images: bool = False) -> Iterator[Problem]
         yield from _check_source(data.source)
     shown = [] if data.image_key is None else [("data.image_key", data.image_key)]
     keys = [*_example_keys("data", example_columns(data)), *shown]
+    if not data.mix:
+        yield from _check_pair("data", example_columns(data))
     yield from check_files("data.train_files", data.train_files, keys, data.on_bad_row, seen)
     yield from check_files("data.val_files", data.val_files, keys, data.on_bad_row, seen)
     for files in (data.train_files, data.val_files):
@@ -165,6 +170,7 @@ def check_sft_data(config: SftConfig, images: bool = False) -> Iterator[Problem]
         at = f"data.mix[{index}]"
         keys = [*_example_keys(at, example_columns(data, part)), *shown]
         yield from _check_tools(at, example_columns(data, part))
+        yield from _check_pair(at, example_columns(data, part))
         yield from check_files(f"{at}.files", part.files, keys, data.on_bad_row, seen)
         yield from check_forms(part.files, data.on_bad_row, _forms(at, example_columns(data, part)), seen)
         if not part.files:
@@ -188,6 +194,13 @@ def _forms(at: str, columns: ExampleColumns) -> dict[str, tuple[str, Form]]:
     if columns.messages_key is not None:
         return {f"{at}.messages_key": (columns.messages_key, "messages")}
     return {f"{at}.prompt_key": (columns.prompt_key, "text"), f"{at}.response_key": (columns.response_key, "text")}
+
+
+def _check_pair(at: str, columns: ExampleColumns) -> Iterator[Problem]:
+    """Report a response that is its own prompt."""
+    if columns.messages_key is None and columns.prompt_key == columns.response_key:
+        reason = "it is the column of the prompts too: a model would learn to say again what it is asked"
+        yield Problem(f"{at}.response_key", columns.response_key, reason, "Write the column of the responses")
 
 
 def _check_tools(at: str, columns: ExampleColumns) -> Iterator[Problem]:

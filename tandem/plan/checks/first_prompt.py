@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 
@@ -20,13 +20,19 @@ from tandem.reward.registry import REWARDS
 
 
 def check_first_prompt(config: Config, images: bool = False) -> Iterator[Problem]:
-    """Check the first row of the training files; other checks say what is wrong with a file or a column's name.
+    """Check the first row of the training files, and if it is one that of the held-out files; other checks say what is
+    wrong with a file or a column's name.
 
     ``images``: messages may have some.
     """
+    found = list(_check_first(config, config.data.train_files, images))
+    yield from found or _check_first(config, config.data.val_files, images)
+
+
+def _check_first(config: Config, files: Sequence[str], images: bool) -> Iterator[Problem]:
     data = config.data
     with suppress(DataError, OSError):
-        row = next((row for table in open_tables(data.train_files[:1]) for row in islice(table.scan(), 1)), None)
+        row = next((row for table in open_tables(files[:1]) for row in islice(table.scan(), 1)), None)
         if isinstance(row, Row):
             if data.on_bad_row == "error":
                 yield from _prompt(config, row, images) if data.template is None else _filled(data.template, row)

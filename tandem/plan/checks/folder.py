@@ -13,7 +13,7 @@ from tandem.data.files import open_tables
 from tandem.data.rows import Row, RowError
 from tandem.models.described import fault_of_generation
 from tandem.models.stored import faults_of_weights
-from tandem.plan.checks.template import fault_of_template
+from tandem.plan.checks.template import fault_of_template, template_of
 from tandem.plan.folder import TokenizerFacts, read_tokenizer
 from tandem.plan.mix import example_columns
 from tandem.plan.model import ModelFacts, model_folder, offline, sampled_tokens, vocab_size, vocabulary_of
@@ -48,7 +48,7 @@ def _check_tokenizer(key: str, model: ModelConfig, place: Path, folder: Path | N
     not embed.
     """
     named = "path" if model.tokenizer_path is None else "tokenizer_path"
-    if (fault := fault_of_template(model.tokenizer)) is not None:
+    if (fault := fault_of_template(template_of(model.tokenizer)[0])) is not None:
         remedy = "Mend the template, or write tokenizer.save_pretrained there again"
         yield Problem(f"{key}.{named}", model.tokenizer, fault, remedy)
     if place != folder and (unfit := fault_of_generation(place)) is not None:
@@ -98,6 +98,8 @@ def check_sft_template(config: SftConfig) -> Iterator[Problem]:
     """Yield the problems of the chat template in fine-tuning, whose columns say what is rendered."""
     model, data = config.model, config.data
     facts = None if model.new is not None else tokenizer_of(model)
+    if model.new is not None and (fault := fault_of_template(model.new.chat_template)) is not None:
+        yield Problem("model.new.chat_template", model.new.chat_template, fault, "Mend the template")
     has = facts is None or facts.chat_template if model.new is None else model.new.chat_template is not None
     if has:
         return

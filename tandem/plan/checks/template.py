@@ -86,16 +86,15 @@ def _read(file: Path) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def fault_of_template(path: str) -> str | None:
-    """Return why the chat template of a tokenizer can't be rendered at all; None where it may be, or there is none."""
+def fault_of_template(template: str | None) -> str | None:
+    """Return why a chat template can't be rendered at all; None where it may be, or there is none."""
     import jinja2
 
-    template, _ = template_of(path)
     try:
         if template is not None:
             _environment().parse(_MARKS.sub("", template))
     except jinja2.TemplateSyntaxError as error:
-        return f"its chat template is none that can be rendered: line {error.lineno}: {error.message}"
+        return f"the chat template is none that can be rendered: line {error.lineno}: {error.message}"
     return None
 
 
