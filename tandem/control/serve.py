@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -32,7 +33,10 @@ def run_serve(
             shown = f"[{host}]" if ":" in host else host
             say(f"export OPENAI_BASE_URL=http://{shown}:{at.getsockname()[1]}/v1 OPENAI_API_KEY={given}")
             say("Ctrl-C ends it")
-            await serve(address, at)[1]
+            server, ended = serve(address, at)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
+            await ended
 
     with listening(port, host) as at, model_at_desk(source, words) as served, suppress(*INTERRUPTS):
         asyncio.run(answer())

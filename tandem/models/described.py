@@ -239,12 +239,15 @@ def _adapter(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"the lora_dropout {dropout!r}, which is no number from 0 to below 1"
     if stable is not None and not isinstance(stable, bool):
         yield f"the use_rslora {stable!r}, which is neither true nor false"
-    if config.get("target_modules") == []:
+    if config.get("target_modules") == [] and not config.get("target_parameters"):
         yield "no target_modules, so that nothing is adapted"
 
 
-def fault_of_generation(folder: Path) -> str | None:
-    """Return what is wrong with ``generation_config.json``, whose end tokens would be lost; None if nothing is."""
+def fault_of_generation(folder: Path, *, ids: bool = True) -> str | None:
+    """Return what is wrong with ``generation_config.json``, whose end tokens would be lost; None if nothing is.
+
+    ``ids``: an end token beyond the vocabulary is a fault too, and not only a file that says nothing.
+    """
     file = folder / "generation_config.json"
     try:
         content = json.loads(regular(file).read_text("utf-8"))
@@ -261,6 +264,6 @@ def fault_of_generation(folder: Path) -> str | None:
     size = text_part(config).get("vocab_size") if isinstance(config, dict) else None
     ends = content.get("eos_token_id")
     for token in ends if isinstance(ends, list) else [] if ends is None else [ends]:
-        if type(token) is not int or token < 0 or (isinstance(size, int) and token >= size):
+        if type(token) is not int or token < 0 or (ids and isinstance(size, int) and token >= size):
             return f"its {file.name} has the eos_token_id {token!r}, which is no id of its vocabulary ({size})"
     return None

@@ -294,7 +294,7 @@ def fault_of_model(folder: Path) -> str | None:
     if not isinstance(config, dict):
         return "its config.json holds no JSON object"
     weights = (f"{name}: {fault}" for name, fault in faults_of_weights(folder))
-    return fault_of_config(config) or fault_of_generation(folder) or next(weights, None)
+    return fault_of_config(config) or fault_of_generation(folder, ids=False) or next(weights, None)
 
 
 def _refuse_described(path: str | Path) -> None:
@@ -313,7 +313,7 @@ def _refuse_broken(model: PreTrainedModel, path: str | Path) -> None:
         config = cached_file(str(path), config.name, local_files_only=True)
     folder = Path(config).parent
     packed = (packed_weight(header_of(file)) for file in weight_files(folder))
-    reason = fault_of_generation(folder) or next((found for found in packed if found is not None), None)
+    reason = fault_of_generation(folder, ids=False) or next((found for found in packed if found is not None), None)
     if reason is None and _has_two_tables(model):
         reason = (
             "its config.json says tie_word_embeddings, and its files hold a head that is not the embedding: whoever "

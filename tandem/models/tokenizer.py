@@ -163,7 +163,7 @@ def _end_ids(tokenizer: PreTrainedTokenizerBase, own: int | None) -> frozenset[i
     place = None if file is None else Path(file)
     if place is None or not place.is_file():
         configured = None
-    elif (fault := fault_of_generation(place.parent)) is not None:
+    elif (fault := fault_of_generation(place.parent, ids=False)) is not None:
         raise DataError(f"tokenizer {name!r}: {fault}. Mend the file, or remove it: a model need not have one")
     else:
         configured = json.loads(place.read_text("utf-8")).get("eos_token_id")

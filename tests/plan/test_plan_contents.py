@@ -212,9 +212,13 @@ def test_what_can_be_planned_but_not_run_yet_is_said_in_one_line_each(
 def test_the_engine_is_one_line_of_config(plan_of: Plans) -> None:
     words = ["--hybrid", "execution.resource={actor: [1, 4], rollout: [1, 4]}"]
     words += ["actor_rollout_ref.rollout.tensor_model_parallel_size=2"]
-    for engine in ("vllm", "sglang", "hf"):
-        assert plan_of(*words, f"actor_rollout_ref.rollout.name={engine}").problems == ()
-    assert any("not used" in note for note in plan_of(*words, "actor_rollout_ref.rollout.name=hf").notes)
+    assert plan_of(*words, "actor_rollout_ref.rollout.name=vllm").problems == ()
+    for engine in ("sglang", "hf"):
+        name = f"actor_rollout_ref.rollout.name={engine}"
+        (problem,) = plan_of(*words, name).problems
+        assert problem.key.endswith("tensor_model_parallel_size") and "(vllm has)" in problem.reason
+        plan = plan_of(*words, name, "actor_rollout_ref.rollout.strict=false")
+        assert plan.problems == () and any("not used" in note for note in plan.notes)
 
 
 # --- arithmetic

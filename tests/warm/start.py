@@ -147,7 +147,13 @@ def _started_as(kind: type[WarmPopen]) -> Iterator[None]:
 
 @contextmanager
 def warm_workers() -> Iterator[None]:
-    """Let the workers of a Ray cluster that is started inside come from the server, which is theirs while it lives."""
+    """Let the workers of a Ray cluster that is started inside come from the server, and so end with this process.
+
+    Where the system has not what that needs, they start as ever.
+    """
+    if sys.platform != "linux":
+        yield
+        return
     worker, program = Path(__file__).with_name("ray_worker.py"), Path(server().path).with_name("python")
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {worker} {server().path} {sys.executable} "$@"\n')
     program.chmod(0o755)
