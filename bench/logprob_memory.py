@@ -18,8 +18,8 @@ def measure(tokens: int, vocabulary: int, size: int, chunked: bool) -> dict[str,
     """Forward and backward of ``token_logprobs`` in this process."""
     import torch
 
-    from tandem.models.head import Head
-    from tandem.models.logprobs import CHUNK_ELEMENTS, token_logprobs
+    from tandem.models.head.logprobs import CHUNK_ELEMENTS, token_logprobs
+    from tandem.models.head.projection import Head
 
     torch.set_num_threads(1)
     head = Head(torch.randn(vocabulary, size).mul_(size**-0.5).requires_grad_())

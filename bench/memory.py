@@ -150,7 +150,7 @@ def child(config: Path) -> Tree:
 
 def smollm() -> str | None:
     """The folder of SmolLM2-135M, if it was fetched before."""
-    from tandem.models.fetch import DEFAULT_ROOT
+    from tandem.models.folder.fetch import DEFAULT_ROOT
 
     folder = DEFAULT_ROOT / "smollm2-135m"
     return str(folder) if (folder / "config.json").is_file() else None

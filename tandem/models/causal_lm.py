@@ -15,7 +15,8 @@ from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import ContractError
 from tandem.columns.images import Images
-from tandem.models.head import PLAIN, Head, Transform
+from tandem.models.head.projection import PLAIN, Head, Transform
+from tandem.models.head.vocabulary import SplitVocabulary
 from tandem.models.images import Vision
 from tandem.models.layouts.attention import IMPLEMENTATION, Decoder, Layout
 from tandem.models.layouts.cache import KVCache
@@ -26,7 +27,6 @@ from tandem.models.layouts.row_cache import RowCache
 from tandem.models.layouts.rows import BorderedLayout, RowsCache, RowsLayout, WholeRows
 from tandem.models.layouts.shared_row import Share, SharedRow
 from tandem.models.token_ids import TokenIds
-from tandem.models.vocabulary import SplitVocabulary
 
 R = TypeVar("R")
 

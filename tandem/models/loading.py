@@ -30,12 +30,12 @@ from tandem.base.regular import irregular_in
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import read_base, with_adapters
 from tandem.models.causal_lm import CausalLM, decoder_of
-from tandem.models.described import fault_of_config, fault_of_generation
 from tandem.models.families import IMAGE_FAMILIES, refuse_family
-from tandem.models.head import measured_transform
+from tandem.models.folder.described import fault_of_config, fault_of_generation
+from tandem.models.folder.stored import faults_of_weights, header_of, packed_weight, weight_files
+from tandem.models.head.projection import measured_transform
 from tandem.models.lora import merged_weights
 from tandem.models.precision import Precision
-from tandem.models.stored import faults_of_weights, header_of, packed_weight, weight_files
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import load_tokenizer
 

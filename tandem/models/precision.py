@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from tandem.models.stored import header_of
+from tandem.models.folder.stored import header_of
 
 ExportDtype = Literal["auto", "float32", "bfloat16", "float16"]
 

@@ -20,7 +20,7 @@ from tandem.columns.images import Images
 from tandem.columns.ragged import Ragged
 from tandem.models.causal_lm import ROUTES, CausalLM, Route, quiet
 from tandem.models.families import BORDERS, PER_DOCUMENT
-from tandem.models.head import Head
+from tandem.models.head.projection import Head
 from tandem.models.layouts.attention import watched
 from tandem.models.layouts.kv_store import closing
 from tandem.models.layouts.packing import pack_samples

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.base.errors import DataError, TandemError
 from tandem.base.lazy import LazyModule
-from tandem.models.described import fault_of_generation
+from tandem.models.folder.described import fault_of_generation
 
 if TYPE_CHECKING:
     import tokenizers

@@ -15,7 +15,7 @@ from tandem.base.errors import DataError
 from tandem.base.lazy import LazyModule
 from tandem.config.model import ModelConfig
 from tandem.models.causal_lm import CausalLM
-from tandem.models.head import Head
+from tandem.models.head.projection import Head
 from tandem.models.loading import below_another_head, from_pretrained, prepared
 from tandem.models.lora import hold_base, modules_to_adapt
 

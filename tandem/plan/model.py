@@ -14,10 +14,10 @@ from typing import Any
 
 from tandem.base.regular import regular
 from tandem.config.model import ModelConfig
-from tandem.models.described import fault_of_config, text_part
 from tandem.models.families import fault_of_family, loaded_name
+from tandem.models.folder.described import fault_of_config, text_part
+from tandem.models.folder.stored import header_of, weight_files
 from tandem.models.layouts.positions import Context
-from tandem.models.stored import header_of, weight_files
 from tandem.models.token_ids import TokenIds
 
 _STACKS = ("layers", "h", "blocks")

@@ -11,7 +11,7 @@ import torch
 from tandem.base.errors import TandemError
 from tandem.columns.images import Images
 from tandem.models.causal_lm import CausalLM
-from tandem.models.head import Head
+from tandem.models.head.projection import Head
 from tandem.models.layouts.kv_store import closing
 from tandem.models.layouts.row_cache import Prefill, RowCache
 from tandem.models.prefill import Prompts

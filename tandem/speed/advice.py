@@ -113,7 +113,7 @@ def _splits(config: Config, mode: Mode, total: int, parts: Parts) -> Iterator[Se
     """Yield the ways to divide ``total`` devices among the roles of ``mode``, in whole engines and whole model
     copies.
     """
-    rollout, shard = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.tensor_model_parallel_size
+    rollout, shard = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.devices_of_a_sample
     engine = engine_width(config)
     current = setting_of(config)
     flags = replace(current, mode=mode, actor=1, drains=rollout.on_weight_update == "wait")

@@ -23,10 +23,10 @@ from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM
 from tandem.models.device import give_back, require_on
 from tandem.models.fingerprint import fingerprint
-from tandem.models.head import Head
+from tandem.models.head.logprobs import sum_pi_squared, token_logprobs, top_logprobs
+from tandem.models.head.projection import Head
 from tandem.models.images import Seen
 from tandem.models.layouts.packing import PackedSamples, pack_samples
-from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.lora import adapted_layers, adapter_weights, adapters_off, base_weights, merged_weights
 from tandem.models.probe import prove
 from tandem.train import sharding

@@ -23,8 +23,8 @@ from torch.nn import functional
 from tandem.base.errors import DataError
 from tandem.models.causal_lm import CausalLM
 from tandem.models.families import SPLIT
+from tandem.models.head.vocabulary import SplitVocabulary
 from tandem.models.lora import adapted_layers
-from tandem.models.vocabulary import SplitVocabulary
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 _WHOLE = Replicate()

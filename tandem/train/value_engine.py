@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from tandem.models.head import Head
+from tandem.models.head.projection import Head
 from tandem.models.layouts.packing import PackedSamples
 from tandem.models.value_model import token_values
 from tandem.train.engine import Found, FsdpEngine, TokenValues

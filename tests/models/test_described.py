@@ -11,8 +11,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from tandem.base.errors import DataError
 from tandem.config.model import ModelConfig
-from tandem.models.described import ACTIVATIONS, ROPES, fault_of_config
 from tandem.models.families import fault_of_family, language_models
+from tandem.models.folder.described import ACTIVATIONS, ROPES, fault_of_config
 from tandem.models.loading import describe_causal_lm, fault_of_model, load_causal_lm
 from tandem.plan.checks.model import read_checked
 from tandem.session.keep.exports import copy_model

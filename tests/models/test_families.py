@@ -16,9 +16,9 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM
+from tandem.models.head.logprobs import token_logprobs
 from tandem.models.layouts.packing import Documents, pack_samples
 from tandem.models.loading import as_causal_lm
-from tandem.models.logprobs import token_logprobs
 from tandem.models.probe import prove
 from tandem.rollout.hf import HfEngine
 from tandem.rollout.protocol import GroupRequest, Sampling

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tandem.models.head import Head, Transform, measured_transform
+from tandem.models.head.logprobs import sum_pi_squared, token_logprobs, top_logprobs
+from tandem.models.head.projection import Head, Transform, measured_transform
 from tandem.models.loading import new_model
-from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 
 VOCAB, SIZE = 11, 6
 

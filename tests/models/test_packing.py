@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from tandem.base.errors import ContractError
 from tandem.columns.ragged import Ragged
 from tandem.models.causal_lm import CausalLM
+from tandem.models.head.logprobs import token_logprobs
 from tandem.models.layouts.packing import Documents, PackedLayout, PackedSamples, pack_samples
 from tandem.models.loading import as_causal_lm, new_model
-from tandem.models.logprobs import token_logprobs
 
 VOCAB = 29
 LLAMA = {

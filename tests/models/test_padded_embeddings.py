@@ -16,10 +16,10 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM
-from tandem.models.head import Head, Transform
+from tandem.models.head.logprobs import sum_pi_squared, token_logprobs, top_logprobs
+from tandem.models.head.projection import Head, Transform
 from tandem.models.layouts.packing import pack_samples
 from tandem.models.loading import as_causal_lm, new_model
-from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.probe import prove
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import character_tokenizer

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tandem.base.errors import DataError
 from tandem.config.model import ModelConfig
-from tandem.models.head import Head
+from tandem.models.head.projection import Head
 from tandem.models.layouts.packing import PackedLayout
 from tandem.models.loading import new_model, save_pretrained_atomic
 from tandem.models.value_model import load_value_model, token_values

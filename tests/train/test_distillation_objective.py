@@ -11,7 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from tandem.columns.proto import DataProto
-from tandem.models.logprobs import token_logprobs
+from tandem.models.head.logprobs import token_logprobs
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import Distillation, PolicyObjective
 from tandem.train.protocol import TopTokens

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from tandem.models.logprobs import token_logprobs
+from tandem.models.head.logprobs import token_logprobs
 from tandem.train import checkpoint
 from tandem.train.objective import PolicyObjective
 

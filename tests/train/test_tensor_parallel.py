@@ -12,11 +12,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from tandem.base.errors import DataError
-from tandem.models.head import Head, Transform
+from tandem.models.head.logprobs import sum_pi_squared, token_logprobs, top_logprobs
+from tandem.models.head.projection import Head, Transform
+from tandem.models.head.vocabulary import SplitVocabulary
 from tandem.models.loading import ComputeType, as_causal_lm, new_model
-from tandem.models.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.token_ids import TokenIds
-from tandem.models.vocabulary import SplitVocabulary
 from tandem.train import checkpoint
 from tandem.train.sharding import rank_mesh
 from tests.train.agreeing import OBJECTIVE, agree, same

@@ -11,8 +11,8 @@ from tandem.base.registry import near
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.config.trainer import TrainerConfig
-from tandem.models.described import fault_of_adapter
 from tandem.models.families import FUSED_EXPERTS, FUSED_NAMES, UNADAPTED, notes_on_adapters, without_adapter
+from tandem.models.folder.described import fault_of_adapter
 from tandem.plan.adapters import (
     ADAPTER,
     adaptable,

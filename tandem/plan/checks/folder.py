@@ -11,8 +11,8 @@ from tandem.config.model import ModelConfig
 from tandem.config.schema import Config, DataConfig, SftConfig
 from tandem.data.files import open_tables
 from tandem.data.rows import Row, RowError
-from tandem.models.described import fault_of_generation
-from tandem.models.stored import faults_of_weights
+from tandem.models.folder.described import fault_of_generation
+from tandem.models.folder.stored import faults_of_weights
 from tandem.plan.checks.template import fault_of_template, template_of
 from tandem.plan.folder import TokenizerFacts, read_tokenizer
 from tandem.plan.mix import example_columns

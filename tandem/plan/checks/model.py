@@ -10,7 +10,7 @@ from tandem.base.regular import irregular_in
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.models.families import AS_TEXT, IMAGE_FAMILIES, REFUSED
-from tandem.models.fetch import DEFAULT_ROOT
+from tandem.models.folder.fetch import DEFAULT_ROOT
 from tandem.plan.adapters import ADAPTER, read_adapter
 from tandem.plan.batch import longest_sequence
 from tandem.plan.model import ModelFacts, looks_like_path, model_folder, offline, read_model

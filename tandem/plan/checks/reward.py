@@ -13,7 +13,7 @@ from tandem.base.registry import Signature
 from tandem.base.regular import irregular_in, regular
 from tandem.config.schema import Config
 from tandem.models.adapter_spec import CONFIG as ADAPTER
-from tandem.models.described import fault_of_config
+from tandem.models.folder.described import fault_of_config
 from tandem.plan.checks.data import named_sources
 from tandem.plan.checks.parameters import check_type
 from tandem.plan.model import looks_like_path, model_folder, offline, shapes_in_files

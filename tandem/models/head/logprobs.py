@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from tandem.models.head import Head, Transform, without
-from tandem.models.vocabulary import SplitVocabulary
+from tandem.models.head.projection import Head, Transform, without
+from tandem.models.head.vocabulary import SplitVocabulary
 
 CHUNK_ELEMENTS = 1 << 23
 """Logits held at once (32 MiB in float32). Fewer than this in all: they are kept, and nothing is recomputed."""

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tandem.base.errors import DataError
-from tandem.models.vocabulary import SplitVocabulary
+from tandem.models.head.vocabulary import SplitVocabulary
 
 _STEEP, _FLAT = 2.0**-12, 2.0**30  # logits at which a softcap does nothing, and all it can
 _NEVER = -1e9  # the logit of an id that is no token: probability 0 in every dtype, and finite, as gradients need it
@@ -40,7 +40,7 @@ class Head:
     """The output projection: ``weight`` (E, d), ``bias`` (E,), and what the architecture does to logits.
 
     Of its E rows the first ``size`` = V are tokens; None: all. ``holes`` (H,) int64: ids below V that are none. With
-    ``split`` only some rows are here: log-probs of ``tandem.models.logprobs`` are all that is read off it.
+    ``split`` only some rows are here: log-probs of ``tandem.models.head.logprobs`` are all that is read off it.
     """
 
     weight: torch.Tensor
