@@ -41,7 +41,7 @@ def copy_example(name: str, into: Path) -> list[Path]:
 def first_command(name: str) -> str:
     """Return the first command that a README of the example gives, "" where none does."""
     lines = (line for file in _files(_source() / name) if file.name == "README.md" for line in _lines(file))
-    commands = (line.partition("#")[0].strip() for line in lines if re.match(r"\s*(tandem|python|pip) ", line))
+    commands = (line.partition("#")[0].strip() for line in lines if re.match(r"\s*(tandem|python|pip|bash) ", line))
     return next(commands, "")
 
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.base.errors import DataError
 from tandem.base.lazy import LazyModule
-from tandem.columns.images import Images
 
 if TYPE_CHECKING:
     import PIL.Image as pillow
     import PIL.ImageOps as operations
 
+    from tandem.columns.images import Images
     from tandem.data.rows import Row
     from tandem.models.image_reader import ImageReader
 else:

@@ -62,7 +62,7 @@ def test_each_example_begins_with_a_command(empty: Path) -> None:
     for name in example_names():
         answer = command("init", name, "--out", "here")
         assert answer.exit_code == 0 and "Next: cd here, then " in answer.output
-        assert answer.output.rpartition(", then ")[2].split()[0] in ("tandem", "python", "pip"), name
+        assert answer.output.rpartition(", then ")[2].split()[0] in ("tandem", "python", "pip", "bash"), name
 
 
 def test_a_copy_that_was_changed_is_not_written_over(empty: Path) -> None:
