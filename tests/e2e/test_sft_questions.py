@@ -48,9 +48,9 @@ def test_a_held_out_question_goes_through_the_chat_template_too(
 
     monkeypatch.setattr(sft, "model_tokenizer", with_template)
     made = session(task, tmp_path, [{"prompt": "9>", "response": "9999"}], chat=True)
-    ((ids, response),) = made.tuner.questions
-    assert made.tuner.tokenizer.decode(ids) == "09>\n1"
-    assert response == "9999"
+    (question,) = made.tuner.questions
+    assert made.tuner.tokenizer.decode(question.ids) == "09>\n1"
+    assert question.answer == "9999"
 
 
 @pytest.mark.parametrize(
