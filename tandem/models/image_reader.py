@@ -32,7 +32,9 @@ class ImageReader:
     def __init__(self, path: str | Path, *, trust_remote_code: bool = False) -> None:
         try:
             config: Any = transformers.AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
-            processor: Any = transformers.AutoImageProcessor.from_pretrained(str(path), backend="pil")
+            processor: Any = transformers.AutoImageProcessor.from_pretrained(
+                str(path), backend="pil", trust_remote_code=trust_remote_code
+            )
         except (OSError, ValueError, ImportError) as error:
             raise DataError(
                 f"model {str(path)!r}: its image processor can't be loaded ({str(error).splitlines()[0]}). It needs a "
