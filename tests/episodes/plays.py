@@ -27,6 +27,7 @@ async def tokens(task: Any, policy: Any, *, turns: int = 2) -> float:
     for _ in range(turns):
         ids += (await policy.generate(ids)).token_ids
         ids.append(task.prompt_ids[0])
+        policy.reward = float(len(ids))  # of an episode that a limit ends in the next turn
     return float(len(ids))
 
 

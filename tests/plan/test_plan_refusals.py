@@ -27,7 +27,7 @@ def furnished(place: Path) -> Path:
     (place / "broken.jsonl").write_text("{oops\n")
     good = '{"prompt": "1+1=", "answer": "2"}\n'
     (place / "half_broken.jsonl").write_text("{oops\n" + '{"prompt": "1+1="}\n' + good * 8)
-    (place / "table.csv").write_text("a,b\n1,2\n")
+    (place / "table.xlsx").write_text("a,b\n1,2\n")
     (place / "empty_folder").mkdir()
     (place / "broken_model").mkdir()
     (place / "broken_model" / "config.json").write_text("{oops")

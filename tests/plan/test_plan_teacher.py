@@ -186,7 +186,7 @@ REFUSED = [
     ((REVERSE, "actor_rollout_ref.teacher.path=adapter"), "actor_rollout_ref.teacher.path", "adapter", "Merge it"),
     ((REVERSE, "actor_rollout_ref.teacher.path=moved"), "actor_rollout_ref.teacher.path", "'a' has id 0", "token ids"),
     ((REVERSE, "actor_rollout_ref.teacher.path=more"), "actor_rollout_ref.teacher.path", "'<tool>' has id none", ""),
-    ((REVERSE, "actor_rollout_ref.teacher.path=narrow_vocabulary"), "actor_rollout_ref.teacher.path", "20 tokens", ""),
+    ((REVERSE, "actor_rollout_ref.teacher.path=narrow_vocabulary"), "actor_rollout_ref.teacher.path", "id 25", ""),
     ((REVERSE, "actor_rollout_ref.teacher.path=short"), "actor_rollout_ref.teacher.path", "256 tokens", "longer"),
     (
         (REVERSE, "actor_rollout_ref.teacher.by_source={train: ./absent}"),

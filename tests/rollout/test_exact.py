@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.columns.images import Images
 from tandem.models.causal_lm import CausalLM
 from tandem.models.head.projection import Head
 from tandem.rollout.hf import HfEngine
@@ -23,13 +24,18 @@ class Recorder(CausalLM):
         self.seen: list[bytes] = []
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, layout: Any, read: Callable[[torch.Tensor, Head], Any]
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layout: Any,
+        read: Callable[[torch.Tensor, Head], Any],
+        images: Images | None = None,
     ) -> Any:
         def spy(hidden: torch.Tensor, head: Head) -> Any:
             self.seen.append(head.logits(hidden).numpy().tobytes())
             return read(hidden, head)
 
-        return super().forward(input_ids, positions, layout, spy)
+        return super().forward(input_ids, positions, layout, spy, images)
 
 
 SAMPLING = Sampling(n=4, max_tokens=12, stop_token_ids=(0, 1, 2))
