@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tandem.base.device_kinds import shown_alone
-from tandem.rollout.interpreter import folders_of_the_user
+from tandem.rollout.interpreter import USERS_LAST, folders_of_the_user
 from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Channel
 
@@ -24,8 +24,8 @@ _ENDING_S = 2.0  # for a process that is ending to do so by itself
 _HOST = "tandem.rollout.host"
 
 # This package for an interpreter that doesn't find it, and whose own packages must not be hidden by ours.
-_ELSEWHERE = f"""
-import importlib.util, runpy, sys
+_ELSEWHERE = f"""{USERS_LAST}
+import importlib.util, runpy
 folder = sys.argv.pop(1)
 found = importlib.util.spec_from_file_location("tandem", folder + "/__init__.py", submodule_search_locations=[folder])
 sys.modules["tandem"] = importlib.util.module_from_spec(found)

@@ -19,16 +19,27 @@ from tandem.rollout.capabilities import EngineCapabilities
 ANSWER_S = 10.0
 """Starting an interpreter and looking up versions takes a fraction of a second."""
 
-_QUESTION = """
-import json, sys
+USERS_LAST = """
+import os, sys
+given = [folder for folder in os.environ["PYTHONPATH"].split(os.pathsep) if folder]
+own = [folder for folder in sys.path if folder not in given]
+place = next((i for i, folder in enumerate(own) if folder.endswith("-packages")), len(own))
+sys.path[:] = own[:place] + given + own[place:]
+"""
+"""Code for a program that is to find what ``PYTHONPATH`` names behind the standard library, as this process does: a
+file of the user's may be called as a module of that.
+"""
+
+_QUESTION = f"""{USERS_LAST}
+import json
 from importlib import metadata, util
-found = {}
+found = {{}}
 for name in sys.argv[1:]:
     try:
         found[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
         pass
-print(json.dumps({"torch": util.find_spec("torch") is not None, "found": found}))
+print(json.dumps({{"torch": util.find_spec("torch") is not None, "found": found}}))
 """
 
 

@@ -82,7 +82,7 @@ def halving(messages: list[dict[str, str]]) -> int:
 
 def test_halving_solves_every_game_in_three_turns_and_nonsense_none() -> None:
     guess = find_episode("guess", str(AGENTS / "guess/guess.py"))
-    rows = source("guess/numbers.py", "Numbers").get_train_dataset()
+    rows = source("guess/games.py", "Numbers").get_train_dataset()
 
     def play(rule: Any) -> list[Any]:
         tasks = [SimpleNamespace(ground_truth=r["answer"], messages=[{"role": "user", "content": "?"}]) for r in rows]
@@ -93,7 +93,7 @@ def test_halving_solves_every_game_in_three_turns_and_nonsense_none() -> None:
 
 
 def test_the_games_of_the_warm_up_have_true_hints_that_nobody_heeds() -> None:
-    games = [one["messages"] for one in source("guess/numbers.py", "RandomGames").get_train_dataset()]
+    games = [one["messages"] for one in source("guess/games.py", "RandomGames").get_train_dataset()]
     heeded = 0
     for game in games:
         said = [int(turn["content"]) for turn in game[1::2]]

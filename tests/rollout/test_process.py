@@ -279,7 +279,12 @@ def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
         engine.generate(requests(1), SAMPLING)
 
 
-def test_an_engine_may_live_in_another_environment_and_load_the_model_itself(folder: Path, tmp_path: Path) -> None:
+def test_an_engine_may_live_in_another_environment_and_load_the_model_itself(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "numbers.py").write_text("raise RuntimeError('a file of the user, called as one of Python')")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "own")])
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nELSEWHERE=1 exec {sys.executable} "$@"\n')
     python.chmod(0o755)
