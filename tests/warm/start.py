@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 _ColdPopen = subprocess.Popen
 _READ_AT_IMPORT = ("OMP_", "MKL_", "ATEN_", "HF_", "TORCH", "TRANSFORMERS_", "TOKENIZERS_", "CUDA_", "LD_", "PYTHON")
-_READ_LATER = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+_READ_LATER = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONBREAKPOINT")  # the last is set by Ray
 _NO_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 _ADOPTING = threading.Lock()
