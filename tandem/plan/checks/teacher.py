@@ -134,8 +134,8 @@ def _check_model(config: Config, teacher: Teacher, facts: ModelFacts | None) -> 
     if difference is not None:
         yield another_tokenizer(teacher, difference)
     most = sampled_tokens(config.actor_rollout_ref.model, facts)
-    told = difference is not None or bool(files)
-    if not told and most is not None and theirs.vocabulary is not None and theirs.vocabulary < most:
+    found = difference is not None or bool(files)
+    if not found and most is not None and theirs.vocabulary is not None and theirs.vocabulary < most:
         reason = f"it embeds {theirs.vocabulary} tokens, and the actor can sample {most}"
         yield Problem(key, teacher.path, reason, "Take a teacher with at least as many")
     longest = longest_sequence(config)
