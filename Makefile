@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEV_EXTRAS := dev,math,ray,tasks,tracking,smollm2,serve,view,vision
 # A file's tests share what is slow to build, so a file stays with one process: how many there are says tests/conftest.py.
-PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
+PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages) \
 	--ignore tests/house/test_mutation.py --ignore tests/plan/test_read_keys.py

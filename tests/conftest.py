@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tandem.base.exact_mode import ask_for_exact_mode
-from tests.warm.start import warm_engines, warm_python
+from tests.warm.start import note_environment, warm_engines, warm_python
 
 __all__ = ["warm_engines", "warm_python"]
 
@@ -26,6 +26,7 @@ ON_RAY = "tests/ray/"
 
 # `trainer.exact` refuses a process that has computed in another mode, and all tests share one.
 ask_for_exact_mode()
+note_environment()
 
 # Imports leave no garbage behind, and looking for it among their objects takes a seventh of their time.
 gc.disable()

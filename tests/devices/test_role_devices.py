@@ -21,6 +21,7 @@ from tandem.runtime.build.engine_specs import role_devices
 from tests.devices import sim
 from tests.e2e.seven import train, training_engine
 from tests.rollout.tiny_models import lm, requests, tokens
+from tests.warm.start import warm_workers
 
 ON_SIM = ("plugins=[tests.devices.sim]", "runtime.device=sim", "trainer.total_steps=2")
 KL = "algorithm.kl={in: loss, type: k3, coef: 0.01}"
@@ -100,5 +101,6 @@ def test_ranks_and_engines_on_ray_compute_on_the_devices_of_their_slots(task: Pa
     """Each process refuses a model that is elsewhere; that there is one on its device is seen in what it is told."""
     pytest.importorskip("ray")
     words = ("execution.mode=hybrid", "runtime.name=ray", "runtime.threads=false")
-    run = train(task, *ON_SIM, *words, f"trainer.output_dir={tmp_path / 'run'}")
+    with warm_workers():
+        run = train(task, *ON_SIM, *words, f"trainer.output_dir={tmp_path / 'run'}")
     assert [row["version"] for row in run.rows] == [1.0, 2.0]

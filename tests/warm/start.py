@@ -33,6 +33,12 @@ _READ_LATER = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONBREAKPOINT")  # t
 _NO_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 _ADOPTING = threading.Lock()
+_AT_FIRST: dict[str, str] = {}
+
+
+def note_environment() -> None:
+    """Note the environment of the server before any test changes it: the first that wants a process may do so."""
+    _AT_FIRST.update(os.environ)
 
 
 class Server:
@@ -42,10 +48,10 @@ class Server:
         folder = tempfile.mkdtemp(prefix="warm-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         self.path = os.path.join(folder, "socket")
-        self.environment = read_at_import(os.environ)
+        self.environment = read_at_import(_AT_FIRST)
         self._process = _ColdPopen(
             [sys.executable, "-P", "-m", "tests.warm.server", self.path, str(os.getpid())],
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | _NO_THREAD,
+            env=_AT_FIRST | {"PYTHONPATH": str(ROOT)} | _NO_THREAD,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
         )
