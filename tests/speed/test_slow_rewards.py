@@ -82,4 +82,5 @@ def test_a_run_says_that_it_waits_for_scores(task: Path, tmp_path: Path, mode: s
     assert "(reward-bound: " in told["step"] and ", reward " in told["parts of a step"]
     parts = parts_of(rows, setting)
     assert parts.rewards > parts.rollout
-    assert best_step(parts, setting).seconds <= sum(float(str(row[STEP])) for row in rows) / len(rows) + 1e-6
+    # A part that counts twice is half a step or more; what two clocks see of a switch between threads is far less.
+    assert best_step(parts, setting).seconds <= 1.05 * sum(float(str(row[STEP])) for row in rows) / len(rows)
