@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 
 _ColdPopen = subprocess.Popen
 _READ_AT_IMPORT = ("OMP_", "MKL_", "ATEN_", "HF_", "TORCH", "TRANSFORMERS_", "TOKENIZERS_", "CUDA_", "LD_", "PYTHON")
-_READ_LATER = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONBREAKPOINT")  # the last is set by Ray
+_READ_LATER = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONBREAKPOINT", "TORCHINDUCTOR_CACHE_DIR")
+"""Ray sets the third, and torch, once it compiles, the last."""
 _NO_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 _ADOPTING = threading.Lock()
