@@ -17,8 +17,8 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.roles.rank_calls import Call, LocalRank, P, RankHandle, RankT_co, Reply, T, call
 from tandem.roles.train_rank import TagDevice, TrainRank
-from tandem.train.engine import FsdpEngine
 from tandem.train.objective import LossSum, Objective
+from tandem.train.packed_engine import PackedEngine
 from tandem.train.protocol import Exported, Wanted
 from tandem.train.shard_batch import forward_columns, objective_columns, shard_batch
 from tandem.weights.store import ACTOR
@@ -76,7 +76,7 @@ class TrainGroup(Generic[RankT_co]):
 
     @staticmethod
     def in_process(
-        engine: FsdpEngine, *, deadline_s: float, role: str = ACTOR, tag_device: TagDevice = "device"
+        engine: PackedEngine, *, deadline_s: float, role: str = ACTOR, tag_device: TagDevice = "device"
     ) -> TrainGroup[TrainRank]:
         """Return the group of one rank that lives here."""
         rank = TrainRank(engine, tag_device=tag_device)

@@ -17,8 +17,8 @@ from tandem.models.loading import ComputeType, load_causal_lm, load_model
 from tandem.stages.facts import OLD_ACTOR
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint
-from tandem.train.engine import FsdpEngine
 from tandem.train.objective import LossSum, Objective
+from tandem.train.packed_engine import PackedEngine
 from tandem.train.protocol import Exported, StepResult, Wanted
 from tandem.train.sharding import local_shard
 from tandem.weights.store import ACTOR, WeightStore
@@ -51,13 +51,13 @@ class TrainRank:
     copies of the weights are kept: in the host's memory, or on the device of the weights.
     """
 
-    def __init__(self, engine: FsdpEngine, rank: int = 0, tag_device: TagDevice = "device") -> None:
+    def __init__(self, engine: PackedEngine, rank: int = 0, tag_device: TagDevice = "device") -> None:
         self.engine = engine
         self.weights = WeightStore(engine.shards(), torch.device("cpu") if tag_device == "cpu" else None)
         self._rank = rank
         self._exported: Iterator[tuple[str, torch.Tensor]] = iter(())
         self._loaded: set[str] = set()
-        self._beside: dict[str, FsdpEngine] = {}
+        self._beside: dict[str, PackedEngine] = {}
 
     # --- the model ---------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ from torch import nn
 from tandem.models.head.projection import Head
 from tandem.models.layouts.packing import PackedSamples
 from tandem.models.value_model import token_values
-from tandem.train.engine import Found, FsdpEngine, TokenValues
+from tandem.train.engine import FsdpEngine
+from tandem.train.packed_engine import Found, TokenValues
 from tandem.train.protocol import Wanted
 
 

@@ -87,7 +87,9 @@ def test_micro_batches_order_and_chunks_change_no_gradient(
     results = []
     for max_tokens, rows, chunk in ((10_000, [0, 1, 2, 3, 4, 5], None), (14, [5, 1, 0, 4, 2, 3], 3 * VOCAB)):
         if chunk is not None:
-            monkeypatch.setattr("tandem.train.engine.token_logprobs", partial(token_logprobs, chunk_elements=chunk))
+            monkeypatch.setattr(
+                "tandem.train.packed_engine.token_logprobs", partial(token_logprobs, chunk_elements=chunk)
+            )
         engine = build_engine(max_tokens=max_tokens)
         total = engine.forward_backward(batch[rows], target)
         results.append((float(total.loss), gradients(engine), {n: m.mean for n, m in total.metrics.items()}))

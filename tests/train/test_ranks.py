@@ -23,7 +23,7 @@ MakeAny = Callable[..., Any]
 def chunked() -> Iterator[None]:
     """Three tokens' logits at a time: the backward computes logits again from gathered weights."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tandem.train.engine.token_logprobs", partial(token_logprobs, chunk_elements=3 * 23))
+        patch.setattr("tandem.train.packed_engine.token_logprobs", partial(token_logprobs, chunk_elements=3 * 23))
         yield
 
 

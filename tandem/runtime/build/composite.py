@@ -44,6 +44,7 @@ from tandem.runtime.build.stages import batch_stages, forward_models
 from tandem.runtime.build.teachers import check_tokenizers, load_teachers, teacher_stage
 from tandem.stages.facts import REF
 from tandem.train.engine import FsdpEngine
+from tandem.train.packed_engine import PackedEngine
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -204,7 +205,7 @@ def actor_of(config: Config, plan: Plan, ranks: TrainGroup[TrainRank]) -> Actor:
 
 def build_train_engine(
     config: Config, model: CausalLM, total_updates: int, device: torch.device, mesh: DeviceMesh | None = None
-) -> FsdpEngine:
+) -> PackedEngine:
     """Build what trains ``model`` on ``device`` as the config says; with a ``mesh``, as one of its ranks."""
     section = config.actor_rollout_ref
     return FsdpEngine(

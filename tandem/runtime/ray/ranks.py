@@ -38,11 +38,11 @@ from tandem.roles.train_group import RankError, TrainGroup
 from tandem.roles.train_rank import TagDevice, TrainRank
 from tandem.runtime.ray.cluster import Slot
 from tandem.runtime.ray.weights import BucketRefs, RemoteWeights, put_bucket
-from tandem.train.engine import FsdpEngine
+from tandem.train.packed_engine import PackedEngine
 from tandem.train.protocol import Exported
 from tandem.train.sharding import rank_mesh
 
-BuildEngine = Callable[[torch.device, DeviceMesh | None], FsdpEngine]
+BuildEngine = Callable[[torch.device, DeviceMesh | None], PackedEngine]
 """Makes the engine of this rank on its device and the mesh of all ranks. Travels by name, so every worker must be able
 to import it."""
 

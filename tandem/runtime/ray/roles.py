@@ -41,7 +41,7 @@ from tandem.runtime.ray.processes import RayRuntime, RemoteSnapshots
 from tandem.runtime.ray.ranks import BuildEngine, RankSetup, RayTrainRank
 from tandem.runtime.ray.weights import RemoteWeights
 from tandem.stages.facts import TEACHER
-from tandem.train.engine import FsdpEngine
+from tandem.train.packed_engine import PackedEngine
 from tandem.train.protocol import Wanted
 from tandem.weights.sync import Snapshot, Weights
 
@@ -203,7 +203,7 @@ def rank_setup(config: Config, build: BuildEngine) -> RankSetup:
     )
 
 
-def rank_engine(config: Config, total_updates: int, device: torch.device, mesh: DeviceMesh | None) -> FsdpEngine:
+def rank_engine(config: Config, total_updates: int, device: torch.device, mesh: DeviceMesh | None) -> PackedEngine:
     """Build the engine of a rank of the actor: the model loaded anew, as one of the ranks of ``mesh``.
 
     ``total_updates`` is where a falling learning rate ends.
@@ -215,7 +215,7 @@ def rank_engine(config: Config, total_updates: int, device: torch.device, mesh: 
 
 def critic_engine(
     config: Config, training: CriticTraining, device: torch.device, mesh: DeviceMesh | None
-) -> FsdpEngine:
+) -> PackedEngine:
     """Build the engine of a rank of the critic, which loads its model anew."""
     model = critic_value_model(config, model_tokenizer(config.actor_rollout_ref.model))
     return value_engine(config, training, model, device, mesh)
@@ -223,6 +223,6 @@ def critic_engine(
 
 def forward_engine(
     config: Config, pushed: Pushed, moves: bool, path: str | None, device: torch.device, mesh: DeviceMesh | None
-) -> FsdpEngine:
+) -> PackedEngine:
     """Build the engine of a rank of a role that only scores; see ``replica``."""
     return build_forward_engine(config, replica(config, pushed, moves=moves, path=path), device, mesh)
