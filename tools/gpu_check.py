@@ -29,6 +29,7 @@ from tandem.rollout.hf import HfEngine
 from tandem.rollout.protocol import GroupRequest, Sampling
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import SftObjective
+from tandem.train.packed_engine import PackedEngine
 
 NOT_THERE = "not there"
 
@@ -175,7 +176,7 @@ def _engine(folder: str, device: str, optim: OptimConfig | None = None) -> FsdpE
     )
 
 
-def _step(engine: FsdpEngine) -> None:
+def _step(engine: PackedEngine) -> None:
     batch, objective = _batch_of(engine.model.head.size), SftObjective()
     engine.forward_backward(batch, objective)
     engine.optim_step(objective.denominator(batch))

@@ -147,7 +147,7 @@ class PackedEngine(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``."""
+        """Continue from ``state``, which an engine with the same model gave."""
 
     # --- what a rank asks beside them --------------------------------------------------------------------------------
 
