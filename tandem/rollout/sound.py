@@ -75,31 +75,40 @@ def _wrong(output: Any, asked: set[int | str], sampling: Sampling) -> str | None
         return f"{samples!r} as the samples of group {key!r} instead of a tuple"
     if len(samples) != sampling.samples:
         return f"{len(samples)} samples of group {key!r} instead of {sampling.samples}"
+    most = request.limit(sampling)
     for number, sample in enumerate(samples):
         if not isinstance(sample, SampleOutput):
             return f"{sample!r} as sample {number} of group {key!r} instead of a SampleOutput"
-        if wrong := _wrong_sample(sample, request.limit(sampling), sampling.vocabulary):
+        if wrong := _wrong_shape(sample, most):
             return f"sample {number} of group {key!r} {wrong}"
+    # Reading numbers costs the same for a sample as for a group: one by one only where something is wrong.
+    ids, logprobs = [sample.token_ids for sample in samples], [sample.logprobs for sample in samples]
+    if _wrong_numbers(torch.cat(ids), torch.cat(logprobs), sampling.vocabulary):
+        for number, (own_ids, own_logprobs) in enumerate(zip(ids, logprobs, strict=True)):
+            if wrong := _wrong_numbers(own_ids, own_logprobs, sampling.vocabulary):
+                return f"sample {number} of group {key!r} {wrong}"
     return None
 
 
-def _wrong_sample(sample: SampleOutput, most: int, ids_below: int | None) -> str | None:
+def _wrong_shape(sample: SampleOutput, most: int) -> str | None:
     ids: Any = sample.token_ids
     reason: Any = sample.finish_reason
-    columns: list[tuple[str, Any, bool]] = [("logprobs", sample.logprobs, True), ("versions", sample.versions, False)]
     if not isinstance(ids, torch.Tensor) or ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
         return f"with token_ids {_shown(ids)} instead of (T,) int64"
     if len(ids) > most:
         return f"of {len(ids)} tokens, more than max_tokens = {most}"
     if reason not in _REASONS:
         return f"with finish_reason {reason!r} instead of {', '.join(_REASONS)}"
+    columns: list[tuple[str, Any, bool]] = [("logprobs", sample.logprobs, True), ("versions", sample.versions, False)]
     for name, values, floating in columns:
         if not isinstance(values, torch.Tensor) or values.is_floating_point() != floating or values.shape != ids.shape:
             return f"with {name} {_shown(values)} instead of ({len(ids)},) {'float32' if floating else 'int32'}"
-    return _wrong_numbers(ids, sample.logprobs, ids_below) if len(ids) else None
+    return None
 
 
 def _wrong_numbers(ids: torch.Tensor, logprobs: torch.Tensor, ids_below: int | None) -> str | None:
+    if not len(ids):
+        return None
     least, largest = (int(number) for number in ids.aminmax())
     if least < 0:
         return f"with the token id {least}"
