@@ -35,7 +35,7 @@ class Ragged:
         values, offsets = self.values, self.offsets
         if values.ndim == 0:
             raise ContractError("ragged values: expected (N, ...), got a 0-d tensor")
-        if offsets.dtype != torch.int64 or offsets.ndim != 1 or len(offsets) == 0 or offsets.device.type != "cpu":
+        if offsets.dtype != torch.int64 or offsets.ndim != 1 or offsets.shape[0] == 0 or offsets.device.type != "cpu":
             raise ContractError(
                 f"ragged offsets: expected (B + 1,) int64 on the CPU, got {tuple(offsets.shape)} {offsets.dtype} "
                 f"on {offsets.device}"

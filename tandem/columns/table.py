@@ -76,7 +76,7 @@ class Columns(_Table[Column]):
             raise ContractError(f"column {name!r}: expected a tensor (B, ...), got a 0-d tensor")
         if isinstance(column, Ragged):
             self._check_aligned(name, column)
-        self._size.admit(name, len(column))
+        self._size.admit(name, len(column) if isinstance(column, Ragged) else column.shape[0])
         self._columns[name] = column
 
     @staticmethod
@@ -92,7 +92,8 @@ class Columns(_Table[Column]):
         root = alignment(name)
         for other, sibling in self._columns.items():
             if other != name and isinstance(sibling, Ragged) and alignment(other) == root:
-                if len(column) == len(sibling) and not torch.equal(column.offsets, sibling.offsets):
+                same = column.offsets is sibling.offsets  # as `Ragged.like` makes them
+                if not same and len(column) == len(sibling) and not torch.equal(column.offsets, sibling.offsets):
                     row = int((column.lengths != sibling.lengths).nonzero()[0])
                     raise ContractError(
                         f"column {name!r}: row {row} has {int(column.lengths[row])} entries, but that of {other!r} "

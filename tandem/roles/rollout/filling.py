@@ -160,7 +160,8 @@ class Rollout:
     def _store(self, ticket: Ticket, pending: dict[Ticket, Pending], made: Made) -> None:
         """Put a finished group into the plane and have it scored while others are generated."""
         group, batch = pending[ticket], made.batch
-        drawn = batch[: self._filling.sampling.n]  # a greedy answer is scored and not trained
+        sampling = self._filling.sampling
+        drawn = batch[: sampling.n] if sampling.baseline else batch  # a greedy answer is scored and not trained
         self._plane.put([ticket], drawn, timeout=self._filling.deadline_s)
         group.truncated = drawn.dense("truncated")
         if ticket.attempt == 0:
