@@ -17,7 +17,7 @@ SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages) \
 	--ignore tests/house/test_mutation.py --ignore tests/plan/test_read_keys.py
 
-.PHONY: help install quickstart digits view test test-view test-wheel test-vllm test-sglang quick check format families mutate fuzz-config \
+.PHONY: help install quickstart digits view test test-view test-wheel test-vllm test-sglang quick check style format families mutate fuzz-config \
 	chaos engine-vllm engine-sglang clean
 
 help:
@@ -37,6 +37,7 @@ help:
 	@echo "make fuzz-config  draw 300 configs: what the plan accepts must run, what it refuses must name a key"
 	@echo "make mutate       which small mistakes in tandem/algorithms its tests notice (SAMPLE=0: all of them)"
 	@echo "make check        style, types, layers, size budgets"
+	@echo "make style        the same without types"
 	@echo "make format       rewrite the files in the house style"
 	@echo "make install      only create $(VENV)"
 	@echo "make clean        remove $(VENV) and caches"
@@ -55,11 +56,20 @@ digits: $(VENV)/.installed-dev
 view: $(VENV)/.installed-dev
 	$(BIN)/tandem view runs --open
 
-test: check
-	$(BIN)/python -m pytest $(PARALLEL)
+test: style
+	$(call with_types,$(BIN)/python -m pytest $(PARALLEL))
 
-quick: check
-	$(BIN)/python -m pytest $(PARALLEL) $(QUICK)
+quick: style
+	$(call with_types,$(BIN)/python -m pytest $(PARALLEL) $(QUICK))
+
+# The types are checked meanwhile, on a core that the tests leave free at their end; what is wrong is told below them.
+define with_types
+@echo "mypy, and meanwhile $(1)"; said=$$(mktemp); trap 'kill $$types 2>/dev/null; rm -f $$said' EXIT; trap 'exit 130' INT TERM; \
+$(BIN)/mypy >$$said 2>&1 & types=$$!; \
+$(1); tests=$$?; wait $$types; typed=$$?; cat $$said; \
+test $$tests = 0 || echo "make: the tests failed (above)"; test $$typed = 0 || echo "make: mypy failed (above)"; \
+test $$tests$$typed = 00
+endef
 
 test-view: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/view
@@ -89,12 +99,14 @@ chaos: $(VENV)/.installed-dev
 mutate: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutate --sample $(SAMPLE) --oracle tests/oracle/sample.json
 
-check: $(VENV)/.installed-dev
+check: style
+	$(BIN)/mypy
+
+style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/budgets.py
 	$(BIN)/lint-imports
-	$(BIN)/mypy
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -40,9 +40,10 @@ class Ragged:
                 f"ragged offsets: expected (B + 1,) int64 on the CPU, got {tuple(offsets.shape)} {offsets.dtype} "
                 f"on {offsets.device}"
             )
-        if int(offsets[0]) != 0 or int(offsets[-1]) != len(values) or bool((offsets[1:] < offsets[:-1]).any()):
+        bounds = offsets.tolist()  # a list, because a few tensor operations take longer than to read a thousand numbers
+        if bounds[0] != 0 or bounds[-1] != values.shape[0] or sorted(bounds) != bounds:
             raise ContractError(
-                f"ragged offsets: must rise from 0 to the number of values {len(values)}, got {offsets.tolist()[:8]}…"
+                f"ragged offsets: must rise from 0 to the number of values {values.shape[0]}, got {bounds[:8]}…"
             )
 
     @classmethod
@@ -59,7 +60,7 @@ class Ragged:
                     f"{rows[0].dtype}; all need at least one dimension, one dtype and equal trailing dimensions"
                 )
         values = torch.cat(tuple(rows))
-        return cls.from_lengths(values if dtype is None else values.to(dtype), [len(row) for row in rows])
+        return cls.from_lengths(values if dtype is None else values.to(dtype), [row.shape[0] for row in rows])
 
     @classmethod
     def from_lengths(cls, values: Tensor, lengths: Tensor | Sequence[int]) -> Ragged:
@@ -205,6 +206,6 @@ class Ragged:
 
 def _offsets(lengths: Tensor) -> Tensor:
     """Turn (B,) lengths into (B + 1,) offsets from 0."""
-    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    offsets = torch.zeros(lengths.shape[0] + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets
