@@ -134,7 +134,7 @@ _RESPONSE_COLUMNS = (
     (
         "token_rewards",
         "float32",
-        "reward at each token: a stage's, or else all of it, any KL penalty included",
+        "reward at each token: a stage's or an episode's, or else all of it, any KL penalty included",
     ),
     ("advantages", "float32", "advantage of each token"),
     ("returns", "float32", "target of the critic at each token"),

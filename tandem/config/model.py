@@ -134,6 +134,8 @@ class EpisodeConfig(TypedNode):
     begins anew. Default: edited for a program, else fixed."""
     max_turns: PositiveInt = 8
     """Turns after which an episode is cut."""
+    turn_rewards: bool = False
+    """The episode rewards single turns besides: each counts from its turn backwards, not for all tokens alike."""
     timeout_s: Seconds = 60.0
     """Seconds that an episode may take outside of the policy, for its tools and its environment."""
     workers: Count = 1

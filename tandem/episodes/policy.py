@@ -16,6 +16,7 @@ from typing import Any
 
 from tandem.base.errors import TandemError
 from tandem.episodes.tools import Tool, as_text
+from tandem.reward.outcome import unusable
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,21 @@ class Policy:
     ``definitions`` are those of the tools that the config names, which ``chat`` offers unless told otherwise.
     ``reward`` is the episode's to set: what it is worth so far, which counts where a limit ends it. ``sampling``: the
     temperature and top_p that turns are drawn with. ``exact``: the run can be repeated bit by bit.
+    ``turn_rewards``: what ``reward_turn`` gave to each turn so far.
     """
 
     def __init__(
-        self, ask: Ask, tools: Mapping[str, Tool], sampling: Mapping[str, float], *, exact: bool = False
+        self,
+        ask: Ask,
+        tools: Mapping[str, Tool],
+        sampling: Mapping[str, float],
+        *,
+        exact: bool = False,
+        rewards_turns: bool = False,
     ) -> None:
         self.sampling, self.exact = sampling, exact
+        self.turn_rewards: list[float] = []
+        self._rewards_turns = rewards_turns
         self.reward: float | Mapping[str, Any] | None = None
         self.definitions = [tool.definition for tool in tools.values()]
         self.facts: Counter[str] = Counter()
@@ -104,6 +114,37 @@ class Policy:
         ``stop``, ``seed``, ``details``.
         """
         return self._answer(await self._ask(dict(question)))
+
+    def reward_turn(self, reward: float, turn: int | None = None) -> None:
+        """Add ``reward`` to that of the last turn, or of the ``turn`` with this number, from 1 on. The episode's own
+        reward comes on top.
+
+        Raises ``ValueError`` for what is no reward, for a turn that wasn't, and where no turn is rewarded.
+        """
+        if not self._rewards_turns:
+            raise ValueError(
+                "turns are rewarded one by one only with rollout.episode.turn_rewards: true; else return the sum"
+            )
+        count = len(self.turn_rewards)
+        place = count if turn is None else turn
+        if not 1 <= place <= count:
+            raise ValueError(f"there is no turn {place}: the model has been asked {count} times")
+        number = float(reward)
+        if (wrong := unusable(self.turn_rewards[place - 1] + number)) is not None:
+            raise ValueError(f"the reward of turn {place} is {wrong}")
+        self.turn_rewards[place - 1] += number
+
+    def without_turns(self, value: Any) -> Any:
+        """Return what an episode returned without its ``turn_rewards``, one for each turn, which are taken."""
+        if not isinstance(value, Mapping) or "turn_rewards" not in value:
+            return value
+        given = value["turn_rewards"]
+        if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != len(self.turn_rewards):
+            shown = f"{len(given)} of them" if isinstance(given, list) else f"a {type(given).__name__}"
+            raise ValueError(f"turn_rewards is a list with one for each of {len(self.turn_rewards)} turns, not {shown}")
+        for turn, reward in enumerate(given, 1):
+            self.reward_turn(reward, turn)
+        return {key: item for key, item in value.items() if key != "turn_rewards"}
 
     async def call(self, call: Mapping[str, Any], *, timeout_s: float = 10.0) -> dict[str, Any]:
         """Run the tool that the model ``call``s; return the message that tells it the result, or what went wrong."""
@@ -142,6 +183,8 @@ class Policy:
         if "error" in reply:
             raise PolicyError(reply["error"])
         found = Answer(**reply)
+        turn = found.details.get("turn", 0)
+        self.turn_rewards += [0.0] * (turn - len(self.turn_rewards))
         self.facts["unparsed"] += len(found.errors)
         return found
 

@@ -65,7 +65,7 @@ def reply_of(
         {"id": f"{turn:04d}{i:05d}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for i, call in enumerate(parsed.calls)
     ]
-    report: dict[str, Any] = {"prompt_tokens": len(context)}
+    report: dict[str, Any] = {"prompt_tokens": len(context), "turn": turn}
     if details:
         texts = [decode_text(tokenizer, [token]) for token in ids]
         report |= {"prompt_ids": list(context), "logprobs": sample.logprobs.tolist(), "texts": texts}

@@ -61,6 +61,16 @@ class Trajectory:
         parts = (self.ids[kept], self.mask[kept], self.logprobs[kept], self.versions[kept])
         return Trajectory(self.prompt, *parts, self.turns, self.restarts[kept])
 
+    def rewards(self, turns: Sequence[float]) -> torch.Tensor:
+        """Return (T,) float32 with the rewards of the ``turns``, each on the last sampled token of its turn."""
+        laid = torch.zeros(len(self.ids), dtype=torch.float32)
+        sampled = torch.tensor(self.mask, dtype=torch.bool).nonzero()[:, 0]
+        end = 0
+        for length, reward in zip(self.turns, turns, strict=False):  # turns that got none come last
+            end += length
+            laid[sampled[end - 1]] += reward
+        return laid
+
     def columns(self, *, restarts: bool = False) -> dict[str, torch.Tensor]:
         """Return the row of each token column, ``restarts`` where asked for: (T,) tensors of the declared dtypes."""
         further = {"restarts": torch.tensor(self.restarts, dtype=torch.bool)} if restarts else {}

@@ -139,7 +139,7 @@ class RolloutRecord:
     """One sample as a person reads it; ``reward`` None if scoring failed.
 
     ``version`` is the weights version of its oldest token, ``version_max`` that of its newest. ``messages`` are
-    those of an episode, and are left out for a plain answer.
+    those of an episode, ``turn_rewards`` what it gave to its turns besides ``reward``; without such they are left out.
     """
 
     prompt: str
@@ -149,6 +149,7 @@ class RolloutRecord:
     version: int
     version_max: int | None = None
     messages: object = None
+    turn_rewards: object = None
 
 
 class RolloutLog(StepLog):
@@ -160,7 +161,8 @@ class RolloutLog(StepLog):
     def record(self, step: int, records: list[RolloutRecord]) -> None:
         """Append the samples of one step."""
         for record in records:
-            self.append(step, {key: v for key, v in vars(record).items() if key != "messages" or v is not None})
+            shown = vars(record).items()
+            self.append(step, {key: v for key, v in shown if v is not None or key not in ("messages", "turn_rewards")})
 
 
 def _line(row: Mapping[str, object]) -> str:

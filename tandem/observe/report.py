@@ -196,12 +196,20 @@ def _samples(rows: Sequence[Row]) -> str:
 
 
 def _value(row: Row, name: str) -> object:
-    """Return what a column shows of a sample. The response of an episode is what was said, turn by turn."""
+    """Return what a column shows of a sample. The response of an episode is what was said, turn by turn, with what each
+    turn was worth.
+    """
     messages = row.get("messages")
     if name != "response" or not isinstance(messages, list):
         return row.get(name)
-    said = dropwhile(lambda message: message["role"] != "assistant", messages)
-    return "\n".join(f"{message['role']}: {_said(message)}" for message in said)
+    said = list(dropwhile(lambda message: message["role"] != "assistant", messages))
+    rewards = iter(row.get("turn_rewards") or ())  # type: ignore[call-overload]
+    worth = [f" ({next(rewards, 0):+g})" if row.get("turn_rewards") and _sampled(one) else "" for one in said]
+    return "\n".join(f"{one['role']}{more}: {_said(one)}" for one, more in zip(said, worth, strict=True))
+
+
+def _sampled(message: Mapping[str, Any]) -> bool:
+    return bool(message["role"] == "assistant")
 
 
 def _said(message: Mapping[str, Any]) -> str:

@@ -69,7 +69,9 @@ def episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     counted = ("turns", "tool_calls", "tool_errors", "unparsed", "tool_seconds", "seconds", "sampled", "rewritten")
     found = {f"episode/{name}": sum(float(one[name]) for one in episodes) / len(episodes) for name in counted}
     cuts = {limit: sum(one["cut"] == limit for one in episodes) / len(episodes) for limit in ("turns", "tokens")}
-    return found | {f"episode/cut_{limit}": share for limit, share in cuts.items()}
+    rewarded = [sum(one["turn_rewards"]) for one in episodes if "turn_rewards" in one]
+    given = {"episode/turn_rewards": sum(rewarded) / len(rewarded)} if rewarded else {}
+    return found | {f"episode/cut_{limit}": share for limit, share in cuts.items()} | given
 
 
 def sample_lags(batch: DataProto, step: int) -> torch.Tensor:

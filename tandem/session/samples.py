@@ -153,6 +153,7 @@ class Samples(StepPart):
                 version=min(item.batch["token_versions"].tolist(), default=step),
                 version_max=max(item.batch["token_versions"].tolist(), default=step),
                 messages=item.non_tensor_batch.get("episode", {}).get("messages"),
+                turn_rewards=item.non_tensor_batch.get("episode", {}).get("turn_rewards"),
             )
             for item in (batch[row] for row in firsts)
         ]

@@ -7,6 +7,7 @@ from typing import Literal
 
 from tandem.base.registry import Signature
 from tandem.config.schema import Config
+from tandem.episodes.built_in import SINGLE_TURN
 
 ACTOR, CRITIC, ROLLOUT, REWARD = "actor", "critic", "rollout", "reward"
 REFERENCE, ACTOR_FWD, ADVANTAGES, TEACHER = "reference", "actor_fwd", "advantages", "teacher"
@@ -62,8 +63,14 @@ class Step:
 
     @property
     def token_rewards_given(self) -> bool:
-        """Whether a stage of a plug-in gives rewards at tokens, to which the reward of the answer is added."""
-        return "token_rewards" in self.further_columns
+        """Whether a stage of a plug-in, or the episode, gives rewards at tokens; that of the whole is added to them."""
+        return "token_rewards" in self.further_columns or self.turns_rewarded
+
+    @property
+    def turns_rewarded(self) -> bool:
+        """Whether rollouts bring rewards of single turns."""
+        episode = self.config.actor_rollout_ref.rollout.episode
+        return self.learns_from_reward and episode.type != SINGLE_TURN and episode.turn_rewards
 
     def estimator_reads(self, column: str) -> bool:
         """Return whether the advantage estimator can't do without ``column``."""

@@ -24,7 +24,8 @@ class Generate(Stage):
         episode = step.config.actor_rollout_ref.rollout.episode
         if episode.type == SINGLE_TURN:
             return ROLLOUT_COLUMNS
-        return (*ROLLOUT_COLUMNS, "episode", *((RESTARTS,) if past_of(episode) != "fixed" else ()))
+        further = {RESTARTS: past_of(episode) != "fixed", "token_rewards": step.turns_rewarded}
+        return (*ROLLOUT_COLUMNS, "episode", *(name for name, given in further.items() if given))
 
     def role(self, step: Step) -> str:
         return ROLLOUT

@@ -121,6 +121,26 @@ async def early(task: Any, policy: Any, *, odds: int = 0) -> float:
     return float(len(set((await policy.chat(task.messages)).token_ids)))
 
 
+async def stepwise(task: Any, policy: Any, *, turns: int = 3, how: str = "call") -> Any:
+    """Turns each of which is worth the number of its tokens; the whole is worth 1 besides."""
+    messages, worth = list(task.messages), []
+    for turn in range(turns):
+        answer = await policy.chat(messages)
+        worth.append(float(len(answer.token_ids)))
+        if how == "call":
+            policy.reward_turn(worth[-1] - 1)
+            policy.reward_turn(1.0, turn + 1)
+        messages += [answer.message, {"role": "user", "content": str(turn)}]
+    match how:
+        case "call":
+            return 1.0
+        case "short":
+            return {"score": 1.0, "turn_rewards": worth[1:]}
+        case "fails":
+            return {"score": "much", "turn_rewards": worth}
+    return {"score": 1.0, "turn_rewards": worth}
+
+
 async def told(task: Any, policy: Any) -> dict[str, float]:
     """Two turns, and a further number beside the score."""
     first = await policy.chat(task.messages)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tandem.rollout.protocol import GroupOutput, GroupRequest, SampleOutput, Sam
 from tests.episodes.families import FAMILIES, Family, tokenizer
 
 HERE = Path(__file__).parent
+PLAYS = str(HERE / "plays.py")
 TOOLS = str(HERE / "slow_tools.py")
 DEFINITIONS = [tool.definition for tool in load_tools(TOOLS).values()]
 HERMES = FAMILIES[0]
@@ -90,11 +92,12 @@ def playing(
     max_turns: int = 8,
     tools: bool = False,
     past: Past = "fixed",
+    turn_rewards: bool = False,
     **options: Any,
 ) -> Iterator[tuple[EpisodeGroups, ScriptedEngine, Any]]:
     made = tokenizer(family)
-    options = {"tools": TOOLS if tools else None, **options}
-    rules = EpisodeRules(max_turns, 5000, DEFINITIONS if tools else None, family.name, past)
+    options = {"tools": TOOLS if tools else None, "turn_rewards": turn_rewards, **options}
+    rules = EpisodeRules(max_turns, 5000, DEFINITIONS if tools else None, family.name, past, turn_rewards)
     sampling = Sampling(n=n, max_tokens=max_tokens, stop_token_ids=(made.eos_token_id,))
     with EpisodePool(spec(type_, **options)) as pool:
         yield EpisodeGroups(pool, rules, sampling, made), ScriptedEngine(made, says), made
@@ -171,7 +174,7 @@ def _check_columns(batch: Any, engine: ScriptedEngine, made: Any) -> None:
 
 def test_episodes_of_tokens_and_of_messages() -> None:
     for type_ in ("talk", "tokens"):
-        with playing(type_, lambda text, seed: "is", file=str(HERE / "plays.py"), parameters={"turns": 3}) as found:
+        with playing(type_, lambda text, seed: "is", file=PLAYS, parameters={"turns": 3}) as found:
             groups, engine, made = found
             (group,) = made_of(groups, engine, [prompt(made, "hello")])
         assert [v.outcome for v in group.verdicts if v is not None] == [Outcome.SCORED] * 2
@@ -181,12 +184,12 @@ def test_episodes_of_tokens_and_of_messages() -> None:
 
 def test_limits_cut_and_say_which() -> None:
     says: Says = lambda text, seed: "the answer"  # noqa: E731
-    with playing("talk", says, file=str(HERE / "plays.py"), parameters={"turns": 9}, max_turns=3) as (groups, e, made):
+    with playing("talk", says, file=PLAYS, parameters={"turns": 9}, max_turns=3) as (groups, e, made):
         (group,) = made_of(groups, e, [prompt(made, "hello")])
     facts = group.batch.non_tensor_batch["episode"][0]
     assert (facts["turns"], facts["cut"]) == (3, "turns")
     assert group.batch.dense("truncated").tolist() == [True, True]
-    with playing("talk", says, file=str(HERE / "plays.py"), parameters={"turns": 9}, max_tokens=70) as (
+    with playing("talk", says, file=PLAYS, parameters={"turns": 9}, max_tokens=70) as (
         groups,
         e,
         made,
@@ -200,7 +203,7 @@ def test_limits_cut_and_say_which() -> None:
 
 def test_a_cut_episode_is_graded_on_its_own_scale_or_not_at_all() -> None:
     def verdicts(type_: str, **parameters: Any) -> Any:
-        options = {"file": str(HERE / "plays.py"), "parameters": {"turns": 9, **parameters}}
+        options = {"file": PLAYS, "parameters": {"turns": 9, **parameters}}
         with playing(type_, lambda text, seed: "is", max_turns=2, n=1, **options) as (groups, engine, made):
             (group,) = made_of(groups, engine, [prompt(made, "hello")])
         return group.verdicts[0]
@@ -212,10 +215,45 @@ def test_a_cut_episode_is_graded_on_its_own_scale_or_not_at_all() -> None:
     assert verdicts("chatter") is None  # it leaves the reward to the reward manager
 
 
+@pytest.mark.parametrize("how", ["call", "list"])
+def test_the_reward_of_a_turn_stands_on_its_last_sampled_token(how: str) -> None:
+    says: Says = lambda text, seed: "is" if seed % 2 else "the answer"  # noqa: E731
+    options = {"file": PLAYS, "parameters": {"turns": 4, "how": how}, "max_turns": 3 if how == "call" else 4}
+    with playing("stepwise", says, n=3, turn_rewards=True, **options) as (groups, engine, made):
+        (group,) = made_of(groups, engine, [prompt(made, "hello")])
+    outcomes = [(v.outcome, v.reward) for v in group.verdicts if v is not None]
+    assert outcomes == [(Outcome.SCORED, 0.0 if how == "call" else 1.0)] * 3  # a limit ended what is worth nothing more
+    for row, facts in enumerate(group.batch.non_tensor_batch["episode"]):
+        item = group.batch[row].batch
+        ends = [*item["response_mask"].tolist(), False]
+        expected, length = [], 0
+        for sampled, following in pairwise(ends):
+            length += sampled
+            expected.append(float(length) if sampled and not following else 0.0)
+            length *= following
+        assert item["token_rewards"].tolist() == expected
+        assert facts["turn_rewards"] == [reward for reward in expected if reward]
+        assert len(facts["turn_rewards"]) == facts["turns"] == options["max_turns"]
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("short", "one for each of 3 turns, not 2"), ("fails", "not a number"), ("call", "turn_rewards: true")],
+)
+def test_turn_rewards_that_are_none_cost_the_episode(how: str, reason: str) -> None:
+    options = {"file": PLAYS, "parameters": {"how": how}, "turn_rewards": how != "call"}
+    with playing("stepwise", lambda text, seed: "is", n=1, **options) as (groups, engine, made):
+        (group,) = made_of(groups, engine, [prompt(made, "hello")])
+    (verdict,) = group.verdicts
+    assert verdict is not None and verdict.outcome is Outcome.FAILED and reason in verdict.reason
+    if how != "call":
+        assert not bool(group.batch.ragged("token_rewards").values.any())
+
+
 def test_a_template_that_strips_reasoning_is_followed_where_the_config_says_so() -> None:
     def run(past: Past) -> tuple[Any, list[str], Any]:
         options = {
-            "file": str(HERE / "plays.py"),
+            "file": PLAYS,
             "parameters": {"turns": 3},
             "n": 1,
             "past": past,
@@ -251,7 +289,7 @@ FATES = {
 
 def test_a_fault_costs_its_episodes_and_no_others() -> None:
     fates = [*FATES, "well", "silent", *["well"] * 5]
-    options = {"file": str(HERE / "plays.py"), "timeout_s": 1.0, "workers": 2}
+    options = {"file": PLAYS, "timeout_s": 1.0, "workers": 2}
     with playing("faulty", lambda text, seed: "is", n=1, **options) as (groups, engine, made):
         prompts = [prompt(made, f"{number} {fate}", fate=fate) for number, fate in enumerate(fates)]
         found = made_of(groups, engine, prompts)
@@ -294,7 +332,7 @@ def test_equal_seeds_play_equal_episodes_however_many_are_under_way() -> None:
     says: Says = lambda text, seed: "answer" if seed % 2 else "is the tool"  # noqa: E731
 
     def run(concurrency: int) -> list[list[int]]:
-        options = {"file": str(HERE / "plays.py"), "concurrency": concurrency}
+        options = {"file": PLAYS, "concurrency": concurrency}
         with playing("talk", says, n=3, **options) as (groups, engine, made):
             found = made_of(groups, engine, [prompt(made, str(i)) for i in range(6)])
         return [row.tolist() for group in found for row in group.batch.ragged("responses")]
@@ -303,7 +341,7 @@ def test_equal_seeds_play_equal_episodes_however_many_are_under_way() -> None:
 
 
 def test_nothing_is_left_running() -> None:
-    with playing("faulty", lambda text, seed: "is", file=str(HERE / "plays.py")) as (groups, _, made):
+    with playing("faulty", lambda text, seed: "is", file=PLAYS) as (groups, _, made):
         groups.begin(Beginning("0", prompt(made, "hello", fate="hangs"), 0, (7, "test")))
         pids = groups._pool.pids
         groups.abandon()
@@ -345,7 +383,7 @@ def test_many_episodes_with_faults_among_them_are_all_accounted_for() -> None:
     dice = random.Random(3)
     fates = dice.choices([*FATES, "well"], [*(0.05 / len(FATES) for _ in FATES), 0.95], k=600)
     fates = [{"blocks": "dies", "hangs": "raises", "refuses": "exits"}.get(fate, fate) for fate in fates]  # no waiting
-    options = {"file": str(HERE / "plays.py"), "workers": 2, "concurrency": 100}
+    options = {"file": PLAYS, "workers": 2, "concurrency": 100}
     with playing("faulty", lambda text, seed: "is", n=1, **options) as (groups, engine, made):
         found = made_of(groups, engine, [prompt(made, f"{i}", fate=fate) for i, fate in enumerate(fates)])
         pids = groups._pool.pids

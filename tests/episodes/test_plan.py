@@ -73,6 +73,8 @@ def furnished(place: Path) -> Path:
         ("{type: program, command: [no-such-agent]}", "command", "there is no program 'no-such-agent'"),
         ("{type: program, command: python3}", "command", "a text where a list"),
         ("{past: edited}", "past", "which has no tools and no turns"),
+        ("{turn_rewards: true}", "turn_rewards", "which is rewarded as a whole"),
+        ("{type: play, file: own.py, turn_rewards: true}", "turn_rewards", "grpo adds them up"),
         ("{max_turns: 3}", "max_turns", "which has no tools and no turns"),
         ("{turns: 3}", "turns", "has no parameter 'turns'"),
     ],
@@ -102,6 +104,16 @@ def test_a_template_must_show_tools(
 def test_an_estimator_with_a_greedy_answer_is_refused(furnished: Path, plan_of: Callable[..., Plan]) -> None:
     problems = plan_of(f"{EPISODE}={{type: play, file: own.py}}", "algorithm.adv_estimator=remax").problems
     assert ["an episode has no greedy twin" in problem.reason for problem in problems] == [True]
+
+
+def test_rewards_of_turns_are_part_of_the_plan(furnished: Path, plan_of: Callable[..., Plan]) -> None:
+    word = f"{EPISODE}={{type: play, file: own.py, turn_rewards: true}}"
+    plan = plan_of(word, "algorithm.adv_estimator=reinforce_plus_plus")
+    assert not plan.problems
+    stages = {stage.name: stage for stage in plan.stages}
+    assert "token_rewards" in stages["rollout"].gives and "token_rewards" in stages["advantages"].needs
+    filtering = plan_of(word, "algorithm.adv_estimator=reinforce_plus_plus", "algorithm.filter_groups.enable=true")
+    assert [problem.key for problem in filtering.problems] == ["algorithm.filter_groups.enable"]
 
 
 def test_calls_need_messages(furnished: Path, plan_of: Callable[..., Plan]) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandem.algorithms import ADVANTAGES
 from tandem.base.errors import RewardError
 from tandem.base.run_folder import REPORT_FILE
 from tandem.columns.ragged import Ragged
 from tandem.observe.metrics import ROLLOUTS_FILE, read_rows
+from tandem.roles.advantages import token_rewards
 from tests.e2e.seven import Run, equal, train, write_rows
 from tests.episodes.conftest import EPISODE, MODES, PLAYS, TALK
 
@@ -30,6 +32,27 @@ def test_every_mode_trains_on_what_was_sampled(task: Path, tmp_path: Path, mode:
         assert line["lag/max"] == 0
     shown = [message["role"] for message in read_rows(run.output / ROLLOUTS_FILE)[0]["messages"]]
     assert shown[:2] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_turn_is_credited_with_its_reward_and_those_after_it(task: Path, tmp_path: Path, mode: str) -> None:
+    episode = f"{EPISODE}={{type: stepwise, file: {PLAYS}, turns: 2, turn_rewards: true}}"
+    words = ("algorithm.adv_estimator={type: reinforce_plus_plus, gamma: 0.9}", "trainer.total_steps=1")
+    run = train(task, f"trainer.output_dir={tmp_path}", *MODES[mode], episode, *words)
+    assert run.session.run.progress.trained is not None
+    batch = run.session.run.progress.trained[0]
+    mask, given = batch.padded("response_mask", False).bool(), batch.padded("token_rewards")
+    assert float(given[mask].sum()) > 0 and not bool(given[~mask].any())
+    both = given + token_rewards(batch.dense("rewards"), mask)
+    advantages, returns = ADVANTAGES["reinforce_plus_plus"].target(both, mask, gamma=0.9)
+    torch.testing.assert_close(batch.padded("returns"), returns)
+    torch.testing.assert_close(batch.padded("advantages"), advantages)
+    (line,) = run.rows
+    assert line["episode/turn_rewards"] == pytest.approx(line["episode/sampled"])
+    assert line["reward/tokens"] == pytest.approx(line["episode/turn_rewards"])
+    shown = read_rows(run.output / ROLLOUTS_FILE)[0]
+    assert sum(shown["turn_rewards"]) > 0 and len(shown["turn_rewards"]) <= 2
+    assert f"assistant ({shown['turn_rewards'][0]:+g}): " in (run.output / REPORT_FILE).read_text()
 
 
 @pytest.mark.parametrize("mode", ["colocate", "fully_async"])

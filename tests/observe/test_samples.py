@@ -276,3 +276,13 @@ def test_files_of_others_are_no_parts(tmp_path: Path) -> None:
     for name in ("notes-00000001.parquet", "train-1.csv", "mine.parquet"):
         (tmp_path / "samples" / name).touch()
     assert parts_in(tmp_path) == [Part("train", 1, tmp_path / "samples" / "train-00000001.parquet")]
+
+
+def test_what_the_turns_of_an_episode_were_worth_stands_beside_the_other_scores() -> None:
+    batch = scored(["ab", "c"], [1.0, 0.0])
+    played = [{"turn_rewards": [0.5, 2.0]}, {"turns": 1}]
+    table = sample_table(batch.union(DataProto({}, {"episode": played})), 1, "train")
+    assert [dict(one) for one in table["scores"].to_pylist()] == [
+        {"strict": 1.0, "turn 1": 0.5, "turn 2": 2.0},
+        {"strict": 0.0},
+    ]

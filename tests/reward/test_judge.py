@@ -97,6 +97,24 @@ def ask(judge: Judge, response: str = "7", prompt: str = "3+4=", truth: object =
     return asyncio.run(judge(response, prompt, truth))
 
 
+def test_a_judge_may_see_all_that_was_said(service: Service) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+    episode = [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "it is 2"},
+    ]
+    judge = Judge(base_url=service.url, model="m", template="{conversation}")
+    asyncio.run(judge("it is 2", "1+1?", None, episode))
+    asyncio.run(judge("it is 2", "1+1?", None, episode[:1]))
+    asyncio.run(judge("it is 2", "1+1?"))
+    whole, *plain = (body["messages"][0]["content"] for body in service.bodies)
+    said = 'user: 1+1?\n\nassistant: {"name": "add", "arguments": {"x": 1}}\n\ntool: 2\n\nassistant: it is 2'
+    assert whole == said
+    assert plain == ["user: 1+1?\n\nassistant: it is 2"] * 2
+
+
 @pytest.mark.parametrize(
     ("reply", "score"),
     [

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
@@ -37,6 +37,7 @@ class EpisodeSpec:
 
     ``workers`` processes, each with at most ``concurrency`` episodes; ``start_s`` is a process's time to get ready.
     ``sampling``: the temperature and top_p that turns are drawn with. ``exact``: the run can be repeated bit by bit.
+    ``turn_rewards``: turns may be rewarded one by one.
     """
 
     type: str
@@ -49,6 +50,7 @@ class EpisodeSpec:
     start_s: float
     sampling: Mapping[str, float] = field(default_factory=dict)
     exact: bool = False
+    turn_rewards: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,16 @@ class Restarted:
 
 @dataclass(frozen=True)
 class Ended:
-    """An episode has ended. ``verdict`` None: its last answer is to be scored. ``seconds`` of its own."""
+    """An episode has ended. ``verdict`` None: its last answer is to be scored. ``seconds`` of its own.
+
+    ``turn_rewards``: what each of its turns got besides, as far as it gave any.
+    """
 
     id: str
     verdict: Verdict | None
     facts: Mapping[str, float]
     seconds: float
+    turn_rewards: Sequence[float] = ()
 
 
 Event: TypeAlias = Asks | Restarted | Ended
@@ -132,7 +138,7 @@ class EpisodePool:
         clear_left_over()
         self._spec = spec
         path = [folder or os.getcwd() for folder in sys.path]
-        fields = ("type", "file", "parameters", "tools", "timeout_s", "sampling", "exact")
+        fields = ("type", "file", "parameters", "tools", "timeout_s", "sampling", "exact", "turn_rewards")
         places = {"path": path, "pythonpath": os.environ.get("PYTHONPATH")}
         self._setup = json.dumps({**places, **{name: getattr(spec, name) for name in fields}}).encode()
         self._path = path
@@ -262,13 +268,16 @@ class EpisodePool:
         if play is not None and play.id in self._where:
             play.pause()
             verdict = None if message["verdict"] is None else unpack_verdicts(message["verdict"])[1][0]
-            self._report_end(play, self._timed_out() if play.cancelled else verdict, message["facts"])
+            given = () if play.cancelled else message["turn_rewards"]
+            self._report_end(play, self._timed_out() if play.cancelled else verdict, message["facts"], given)
         if place.leaving and not place.plays:
             self._remove(place)
 
-    def _report_end(self, play: _Play, verdict: Verdict | None, facts: Mapping[str, float]) -> None:
+    def _report_end(
+        self, play: _Play, verdict: Verdict | None, facts: Mapping[str, float], turn_rewards: Sequence[float] = ()
+    ) -> None:
         self._where.pop(play.id, None)
-        play.listener.put(Ended(play.id, verdict, facts, self._spec.timeout_s - play.left))
+        play.listener.put(Ended(play.id, verdict, facts, self._spec.timeout_s - play.left, turn_rewards))
 
     def _timed_out(self) -> Verdict:
         reason = f"took more than {self._spec.timeout_s:g} s outside of the policy"

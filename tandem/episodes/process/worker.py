@@ -53,7 +53,9 @@ def main(fd: int, parent: int) -> None:
         return
     last_resort.arm()
     play = partial(episode, **setup["parameters"])
-    policy = partial(Policy, tools=tools, sampling=setup["sampling"], exact=setup["exact"])
+    policy = partial(
+        Policy, tools=tools, sampling=setup["sampling"], exact=setup["exact"], rewards_turns=setup["turn_rewards"]
+    )
     asyncio.run(Host(channel, play, policy, graded=grades_itself(episode)).serve())
 
 
@@ -105,7 +107,7 @@ class Host:
         policy = self._policy(partial(self._ask, name))
         verdict: Verdict | None = None
         try:
-            value = await self._episode(task, policy)
+            value = policy.without_turns(await self._episode(task, policy))
             verdict = None if value is None else as_verdict(value)
         except EpisodeOver as over:
             verdict = self._until_now(policy, str(over))
@@ -117,7 +119,10 @@ class Host:
         if (waiting := self._asked.pop(name, None)) is not None and not waiting.done():
             waiting.set_result(_TOO_LATE)
         packed = None if verdict is None else json.loads(pack_verdicts(0, [verdict], 0.0))
-        self._send(kind="ended", id=name, verdict=packed, facts=dict(policy.facts), leaked=policy.leaked)
+        turns = policy.turn_rewards
+        self._send(
+            kind="ended", id=name, verdict=packed, facts=dict(policy.facts), turn_rewards=turns, leaked=policy.leaked
+        )
 
     def _until_now(self, policy: Policy, limit: str) -> Verdict | None:
         """Return the verdict on an episode that a limit has ended; None: its last answer is to be scored.
@@ -126,6 +131,8 @@ class Host:
         """
         if policy.reward is not None:
             return as_verdict(policy.reward)
+        if self._graded and any(policy.turn_rewards):
+            return as_verdict(0.0)
         if self._graded:
             return failed(f"ended by the limit of {limit} before it had a reward: set policy.reward on the way")
         return None

@@ -41,7 +41,10 @@ SCHEMA = pa.schema(
         ("reward", pa.float32()),  # null where scoring failed
         ("counted", pa.bool_()),  # False: in no statistic and no loss
         ("failure", pa.string()),  # why there is no reward
-        ("scores", pa.map_(pa.string(), pa.float64())),  # further numbers of the scorer
+        (
+            "scores",
+            pa.map_(pa.string(), pa.float64()),
+        ),  # further numbers of the scorer, an episode's reward of turn 1 ...
         ("notes", pa.map_(pa.string(), pa.string())),  # its words, such as a judge's reply
         ("advantage", pa.float32()),  # mean over the trained tokens
         ("trained_tokens", pa.int32()),
@@ -69,7 +72,7 @@ TOKEN_SCHEMA = pa.schema(
 
 _SHOWN = (
     *("group_ids", "sample_index", "uid", "data_source", "prompt_text", "ground_truth", "extra_info"),
-    *("prompts", "responses", "truncated", "rewards", "reward_valid", "scoring"),
+    *("prompts", "responses", "truncated", "rewards", "reward_valid", "scoring", "episode"),
     *("response_mask", "loss_mask", "advantages", "token_versions"),
 )
 _SHOWN_TOKENS = ("rollout_logprobs", "old_logprobs")
@@ -137,11 +140,16 @@ def _inserted(tokenizer: Any, ids: list[int], mask: list[bool], length: int) -> 
 def _scoring(batch: DataProto) -> dict[str, list[Any]]:
     rewards = batch.dense("rewards")
     said = batch.non_tensor_batch["scoring"]
+    played = batch.non_tensor_batch["episode"] if "episode" in batch.columns else [{}] * len(said)
+    turns = [one.get("turn_rewards", ()) for one in played]
     return {
         "reward": _or_null(rewards, rewards.isfinite()),
         "counted": batch.dense("reward_valid").tolist(),
         "failure": [_text(hide(row["failure"])) if row["failure"] else None for row in said],
-        "scores": [list(row["metrics"].items()) for row in said],
+        "scores": [
+            [*row["metrics"].items(), *((f"turn {turn}", reward) for turn, reward in enumerate(given, 1))]
+            for row, given in zip(said, turns, strict=True)
+        ],
         "notes": [[(name, _text(hide(text))) for name, text in row["notes"].items()] for row in said],
     }
 

@@ -8,6 +8,7 @@ from tandem.algorithms import ADVANTAGES
 from tandem.base.errors import Problem
 from tandem.columns.schema import declared_columns
 from tandem.config.schema import Config
+from tandem.plan.checks.episode import plays_episodes
 from tandem.plan.checks.parameters import check_parameters
 from tandem.plan.entries import Entries, advantage_name, made_stage, named_stages, unknown
 from tandem.plan.stages import SOURCE_COLUMNS, plan_stages
@@ -17,6 +18,7 @@ from tandem.stages.table import BUILT_IN
 
 KEY = "algorithm.stages"
 TOKEN_REWARDS = "token_rewards"
+TURN_REWARDS = "actor_rollout_ref.rollout.episode.turn_rewards"
 TOKEN_LEVEL = "token_level"
 """Trait of an estimator for which a reward counts where it is given."""
 
@@ -26,7 +28,7 @@ def check_stages(config: Config, entries: Entries) -> Iterator[Problem]:
     yield from _check_names(config)
     if entries.stages:
         yield from _check_columns(config, entries)
-        yield from _check_token_rewards(config, entries)
+    yield from _check_token_rewards(config, entries)
 
 
 def _check_names(config: Config) -> Iterator[Problem]:
@@ -89,18 +91,22 @@ def _too_late(key: str, stage: PlannedStage, column: str, giver: PlannedStage) -
 
 def _check_token_rewards(config: Config, entries: Entries) -> Iterator[Problem]:
     """Report rewards at tokens for an estimator that doesn't count a reward where it is given."""
-    givers = _givers(config, entries, TOKEN_REWARDS)
+    givers = _givers(config, entries, TOKEN_REWARDS) if entries.stages else []
+    if plays_episodes(config) and config.actor_rollout_ref.rollout.episode.turn_rewards:
+        givers.insert(0, (TURN_REWARDS, "the episode"))
     if not givers or entries.advantage is None or not entries.estimates:
         return
     key, name = givers[0]
+    value, place = (True, "turn") if key == TURN_REWARDS else (name, "token")
     if not entries.advantage.traits.get(TOKEN_LEVEL):
         estimator = advantage_name(config)
-        reason = f"it gives a reward at each token, and {estimator} adds them up to one reward per sample"
+        reason = f"it gives a reward at each {place}, and {estimator} adds them up to one reward per sample"
         remedy = f"Write algorithm.adv_estimator: {' or '.join(_token_level())}; if {estimator} is yours and counts a "
-        yield Problem(key, name, reason, f"{remedy}reward where it is given, register it with {TOKEN_LEVEL}=True")
+        yield Problem(key, value, reason, f"{remedy}reward where it is given, register it with {TOKEN_LEVEL}=True")
     if config.algorithm.filter_groups.enable:
-        reason = f"it drops groups of equal rewards before {name} has told their tokens apart"
-        yield Problem("algorithm.filter_groups.enable", True, reason, f"Write false, or leave {name} out")
+        reason = f"it drops groups of equal rewards before {name} has told their {place}s apart"
+        remedy = f"Write false, or leave {key.rpartition('.')[2] if key == TURN_REWARDS else name} out"
+        yield Problem("algorithm.filter_groups.enable", True, reason, remedy)
 
 
 def _token_level() -> Sequence[str]:

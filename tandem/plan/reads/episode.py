@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tandem.config.schema import Config
 from tandem.plan.checks.episode import EPISODE, plays_episodes
 from tandem.plan.reads.form import Reads, S
+from tandem.plan.teacher import learns_from_reward
 
 _PLAYED = ("file", "tools", "tool_format", "past", "max_turns", "timeout_s", "workers", "concurrency", "start_s")
 
@@ -14,6 +15,16 @@ _PLAYED = ("file", "tools", "tool_format", "past", "max_turns", "timeout_s", "wo
 def episode_reads(config_of: Callable[[S], Config]) -> tuple[Reads[S], ...]:
     """Return the reads of ``rollout.episode``."""
     return (
+        Reads(
+            (f"{EPISODE}.turn_rewards",),
+            lambda s: plays_episodes(config_of(s)) and learns_from_reward(config_of(s)),
+            lambda s: (
+                "nothing is learned from a reward"
+                if plays_episodes(config_of(s))
+                else "an episode is one answer, which is rewarded as a whole"
+            ),
+            "Leave it out",
+        ),
         Reads(
             tuple(f"{EPISODE}.{name}" for name in _PLAYED),
             lambda s: plays_episodes(config_of(s)),

@@ -23,7 +23,7 @@ from tandem.episodes.policy import Task
 from tandem.episodes.process.pool import Asks, Ended, EpisodePool, Event, Restarted
 from tandem.episodes.replies import reply_of, stopped
 from tandem.episodes.trajectory import Trajectory
-from tandem.reward.outcome import Verdict, failed
+from tandem.reward.outcome import Outcome, Verdict, failed
 from tandem.roles.rollout.making import Beginning, Made
 from tandem.rollout.protocol import GroupOutput, GroupRequest, SampleOutput, Sampling
 
@@ -37,6 +37,7 @@ class EpisodeRules:
     """What holds for all episodes: at most ``max_turns``, and ``max_prompt`` tokens before the first.
 
     ``tools`` are on offer, and calls of them are written as ``tool_format`` says. ``past``: see there.
+    ``turn_rewards``: groups have the column ``token_rewards``.
     """
 
     max_turns: int
@@ -44,6 +45,7 @@ class EpisodeRules:
     tools: Tools | None
     tool_format: str | None
     past: Past = "fixed"
+    turn_rewards: bool = False
 
 
 @dataclass
@@ -281,7 +283,13 @@ class EpisodeGroups:
             Trajectory(list(prompt.prompt_ids)) if play.trajectory is None else play.trajectory.until_sampled()
             for play in group.plays
         ]
+        verdicts = [_verdict(play, path) for play, path in zip(group.plays, paths, strict=True)]
         rows = [path.columns(restarts=self._rules.past != "fixed") for path in paths]
+        facts = [_facts(play, path) for play, path in zip(group.plays, paths, strict=True)]
+        if self._rules.turn_rewards:
+            for play, path, verdict, row, fact in zip(group.plays, paths, verdicts, rows, facts, strict=True):
+                fact["turn_rewards"] = _turn_rewards(play, path, verdict)
+                row["token_rewards"] = path.rewards(fact["turn_rewards"])
         batch = DataProto(
             {
                 "prompts": Ragged.from_rows([torch.tensor(path.prompt, dtype=torch.int64) for path in paths]),
@@ -298,13 +306,11 @@ class EpisodeGroups:
                 "extra_info": [prompt.extra_info] * count,
                 "messages": [play.messages for play in group.plays],
                 "answer_text": [self._last_text(path) for path in paths],
-                "episode": [_facts(play, path) for play, path in zip(group.plays, paths, strict=True)],
+                "episode": facts,
             },
             tokenizer=self._tokenizer,
         )
-        return Made(
-            begun.key, batch, tuple(_verdict(play, path) for play, path in zip(group.plays, paths, strict=True))
-        )
+        return Made(begun.key, batch, tuple(verdicts))
 
     def _last_text(self, path: Trajectory) -> str:
         """Return the text of the last turn, without special tokens."""
@@ -318,6 +324,15 @@ def _verdict(play: _Play, path: Trajectory) -> Verdict | None:
     if play.ended.verdict is None and not path.turns:
         return failed("the episode ended before the policy said anything")
     return play.ended.verdict
+
+
+def _turn_rewards(play: _Play, path: Trajectory, verdict: Verdict | None) -> list[float]:
+    """Return a reward for each turn; none counts in an episode that failed."""
+    assert play.ended is not None
+    if verdict is not None and verdict.outcome is not Outcome.SCORED:
+        return [0.0] * len(path.turns)
+    given = list(play.ended.turn_rewards)
+    return [*given, *[0.0] * (len(path.turns) - len(given))]
 
 
 def _facts(play: _Play, path: Trajectory) -> dict[str, Any]:

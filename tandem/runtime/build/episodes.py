@@ -66,6 +66,7 @@ def build_episodes(config: Config, tokenizer: Any) -> Episodes | None:
         start_s=episode.start_s,
         sampling={"temperature": rollout.temperature, "top_p": rollout.top_p},
         exact=config.trainer.exact,
+        turn_rewards=episode.turn_rewards,
     )
     rules = EpisodeRules(
         max_turns=episode.max_turns,
@@ -73,5 +74,6 @@ def build_episodes(config: Config, tokenizer: Any) -> Episodes | None:
         tools=tools,
         tool_format=shown,
         past=past_of(episode),
+        turn_rewards=episode.turn_rewards,
     )
     return Episodes(EpisodePool(spec), rules)
