@@ -138,7 +138,7 @@ class _Reference:
     """
 
     def __init__(self, model: CausalLM, probe: Probe) -> None:
-        self._model, tokens = model, _tokens(model)
+        self._model, tokens = model, ordinary_tokens(model)
         self._tolerance = _HALF if _rounded(model) else _FULL
         self.prompts = [next_tokens(tokens, length) for length in probe.prompts]
         self.shown: list[Images | None] = [None for _ in self.prompts]
@@ -312,7 +312,7 @@ def _states(hidden: torch.Tensor, head: Head) -> torch.Tensor:
     return hidden
 
 
-def _tokens(model: CausalLM) -> Iterator[int]:
+def ordinary_tokens(model: CausalLM) -> Iterator[int]:
     """Yield the ids of ordinary tokens, always the same ones: no id that the config names, such as that of an image."""
     config = model.model.config.get_text_config().to_dict() | model.model.config.to_dict()
     named = {value for key, value in config.items() if key.endswith("token_id") and isinstance(value, int)}

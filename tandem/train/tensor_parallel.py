@@ -25,6 +25,7 @@ from tandem.models.causal_lm import CausalLM
 from tandem.models.families import SPLIT
 from tandem.models.head.vocabulary import SplitVocabulary
 from tandem.models.lora import adapted_layers
+from tandem.models.token_ids import TokenIds
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 _WHOLE = Replicate()
@@ -41,7 +42,8 @@ def split_layers(model: CausalLM, mesh: DeviceMesh) -> None:
     tied = projection.weight is embedding.weight
     rows = len(projection.weight) // mesh.size()
     first = rows * mesh.get_local_rank()
-    model.split = SplitVocabulary(mesh.get_group(), first, rows, _holes(model, first, rows))
+    holes = holes_among(model.tokens, first, rows, model.model.device)
+    model.split = SplitVocabulary(mesh.get_group(), first, rows, holes)
     parallelize_module(model.model, mesh, dict(_plan(model, model.split)))
     if tied:
         projection.weight = embedding.weight
@@ -89,14 +91,14 @@ def _require_split(model: CausalLM, ranks: int) -> None:
             raise DataError(f"{count} {what} can't be split over {ranks} devices: write another number of devices")
 
 
-def _holes(model: CausalLM, first: int, rows: int) -> torch.Tensor | None:
+def holes_among(tokens: TokenIds | None, first: int, rows: int, device: torch.device) -> torch.Tensor | None:
     """Return those of the rows from ``first`` on that are no tokens, counted from 0; None where all are."""
-    if model.tokens is None:
+    if tokens is None:
         return None
     ids = torch.arange(first, first + rows)
-    no_tokens = (ids >= model.tokens.count) | torch.isin(ids, torch.tensor(model.tokens.holes, dtype=torch.int64))
+    no_tokens = (ids >= tokens.count) | torch.isin(ids, torch.tensor(tokens.holes, dtype=torch.int64))
     found = no_tokens.nonzero()[:, 0]
-    return found.to(model.model.device) if len(found) else None
+    return found.to(device) if len(found) else None
 
 
 # --- modules ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -20,7 +20,8 @@ class Updater:
     """AdamW over the trained ones of ``parameters``, which may be sharded over ranks: those that the sums over
     ``groups``, one after the other, take together.
 
-    ``total_updates`` is where a falling schedule ends. ``updates`` and ``skipped`` count the steps so far.
+    ``counted`` says of a plain one whether this rank's gradient of it is one of those that the sum takes: others have
+    the same. ``total_updates`` is where a falling schedule ends. ``updates`` and ``skipped`` count the steps so far.
     """
 
     def __init__(
@@ -30,12 +31,13 @@ class Updater:
         total_updates: int,
         *,
         groups: Sequence[dist.ProcessGroup] = (),
+        counted: Callable[[nn.Parameter], bool] = lambda parameter: True,
     ) -> None:
         self.updates = self.skipped = 0
         self._parked = False
         self._buffer: torch.Tensor | None = None  # where moments are while they are parked
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._optim, self._total_updates, self._groups = optim, total_updates, groups
+        self._optim, self._total_updates, self._groups, self._counted = optim, total_updates, groups, counted
         self.optimizer = torch.optim.AdamW(
             _decay_groups(self._parameters, optim.weight_decay),
             lr=optim.lr,
@@ -46,9 +48,10 @@ class Updater:
 
     def step(self, denominator: float = 1.0) -> StepResult:
         """Divide the gradients by ``denominator``, clip and apply them, and clear them; see ``StepResult``."""
-        found = [p.grad for p in self._parameters if p.grad is not None]
-        grads = [local_shard(grad) for grad in found]
-        norm = self._norm([local_shard(grad) for grad in found if is_first_copy(grad)]) / denominator
+        found = [(p, p.grad) for p in self._parameters if p.grad is not None]
+        grads = [local_shard(grad) for _, grad in found]
+        own = [local_shard(grad) for p, grad in found if is_first_copy(grad) and self._counted(p)]
+        norm = self._norm(own) / denominator
         lr = self._learning_rate()
         # A gradient of zero everywhere means that nothing was trained: old moments must not move the weights then.
         applied = bool(torch.isfinite(norm)) and bool(norm > 0)

@@ -44,6 +44,7 @@ from tandem.runtime.build.stages import batch_stages, forward_models
 from tandem.runtime.build.teachers import check_tokenizers, load_teachers, teacher_stage
 from tandem.stages.facts import REF
 from tandem.train.engine import FsdpEngine
+from tandem.train.megatron.engine import MegatronEngine
 from tandem.train.packed_engine import PackedEngine
 
 if TYPE_CHECKING:
@@ -208,7 +209,8 @@ def build_train_engine(
 ) -> PackedEngine:
     """Build what trains ``model`` on ``device`` as the config says; with a ``mesh``, as one of its ranks."""
     section = config.actor_rollout_ref
-    return FsdpEngine(
+    engine = MegatronEngine if section.actor.strategy == "megatron" else FsdpEngine
+    return engine(
         model,
         optim=section.actor.optim,
         total_updates=total_updates,
