@@ -22,7 +22,7 @@ _ONE_KIND = (
     "Leave it out, or write 1: devices share a model by tensor_model_parallel_size, or its rows by "
     "ulysses_sequence_parallel_size"
 )
-_MEGATRON = "Leave it out: it is a setting of Megatron, which comes later"
+_MEGATRON = "Leave it out: strategy megatron takes no such setting"
 _TRACKER = "Leave it out: write trainer.logger=[console, tensorboard]; every run has metrics.jsonl and report.html"
 _ENGINE = "Leave it out: engines are set by actor_rollout_ref.rollout.* (gpu_memory_utilization, max_num_seqs)"
 _WATCHED = "Leave it out: engines are watched anyway (execution.max_engine_restarts)"

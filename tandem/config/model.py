@@ -85,7 +85,7 @@ class ActorConfig(Node):
     """How the policy is trained."""
 
     strategy: str = "fsdp2"
-    """Training engine."""
+    """Training engine: fsdp2 (or fsdp, the same), or megatron, which needs the package megatron-core."""
     ppo_mini_batch_size: PositiveInt | None = None
     """Prompts per optimizer step; default: data.train_batch_size."""
     global_batch_size: PositiveInt | None = None
@@ -106,6 +106,11 @@ class ActorConfig(Node):
     offload: bool | None = None
     """Keep the optimizer's moments in the host's memory while the engine generates; default: in colocate."""
     optim: OptimConfig = OptimConfig()
+
+    @property
+    def by_megatron(self) -> bool:
+        """Whether Megatron-core's model is trained in the place of transformers'."""
+        return self.strategy == "megatron"
 
     @property
     def devices_of_a_sample(self) -> int:

@@ -36,8 +36,12 @@ def after_swap(config: Config) -> Config:
 
 
 def shares_weights(config: Config, runtime: str) -> bool:
-    """Return whether the rollout engine generates with the actor's own parameters: in one process with it."""
+    """Return whether the rollout engine generates with the actor's own parameters: in one process with it, and as
+    transformers lays them out.
+    """
     one_process = config.execution.mode == "colocate" and runtime == "local"
+    if config.actor_rollout_ref.actor.by_megatron:
+        return False
     return one_process and "shared" in engine_capabilities(config).weights
 
 

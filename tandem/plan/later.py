@@ -36,6 +36,11 @@ def _engine_width(config: Config, runtime: str) -> int:
     return engine_width(config)
 
 
+def _has_megatron() -> bool:
+    """Return whether Megatron-core is there: other packages have a part of its name."""
+    return find_spec("megatron") is not None and find_spec("megatron.core") is not None
+
+
 LATER = (
     Later(
         "runtime.name",
@@ -57,7 +62,13 @@ LATER = (
         "Write 1, and give the rollout as many engines as it has devices",
         "can be planned and not be run yet: an engine is placed on one device",
     ),
-    Later("actor_rollout_ref.actor.strategy", _strategy, lambda c, r: _strategy(c, r) == "megatron", "Write fsdp2"),
+    Later(
+        "actor_rollout_ref.actor.strategy",
+        _strategy,
+        lambda c, r: c.actor_rollout_ref.actor.by_megatron and not _has_megatron(),
+        "pip install 'tandem-rl[megatron]', or write fsdp2",
+        "needs the package megatron-core, which is not installed here",
+    ),
 )
 
 

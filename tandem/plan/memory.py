@@ -1,7 +1,7 @@
 """Estimated memory per device: what a step of this config can hold, and no more.
 
 For N parameters on R train ranks (parameters, gradients and moments are sharded over them), of which W are one model
-(tensor parallelism; else 1), fp32 master weights:
+(tensor parallelism; else 1), fp32 master weights (with strategy megatron R is W: the other ranks have all of it, too):
 
 - weights 4N / R, and 2N / W more where the forward casts them to bfloat16; gradients 4T / R, Adam moments 8T / R, where
   T is N, or with LoRA the adapters' parameters: rank x (rows + columns) of each adapted matrix;
@@ -152,10 +152,10 @@ def _trained(
     shared: ActorConfig | None = None,
 ) -> dict[str, Part]:
     assert facts.parameters and facts.layers  # the caller looked
-    ranks = placement.devices
+    ranks = placement.devices if shared is None else _sharded_over(placement, shared)
     trained = adapter_parameters(model, facts) if model.trains_adapters else facts.parameters
     split = 1 if shared is None else shared.tensor_model_parallel_size
-    batch = _micro_batch(config, facts, ranks, budget, shared)
+    batch = _micro_batch(config, facts, placement.devices, budget, shared)
     weights = facts.parameters + (trained if model.trains_adapters else 0)
     found = {
         "weights": Part(MASTER * weights // ranks),
@@ -168,6 +168,11 @@ def _trained(
     if copies:
         found["other tags"] = Part((copies + 1) * MASTER * trained // ranks)
     return {f"{role} {name}": part for name, part in found.items()}
+
+
+def _sharded_over(placement: Placement, actor: ActorConfig) -> int:
+    """Return the ranks that have the actor's parameters among them: with Megatron-core those of one model."""
+    return actor.tensor_model_parallel_size if actor.by_megatron else placement.devices
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tandem.models.families import fault_of_family, loaded_name
 from tandem.models.folder.described import fault_of_config, text_part
 from tandem.models.folder.stored import header_of, weight_files
 from tandem.models.layouts.positions import Context
+from tandem.models.megatron import fault_for_megatron
 from tandem.models.token_ids import TokenIds
 
 _STACKS = ("layers", "h", "blocks")
@@ -63,6 +64,8 @@ class ModelFacts:
     """What the model is, by its config, if it is none that goes on with a text."""
     unknown: str | None = None
     """Why transformers has no code for a model of its family; None where it has."""
+    not_by_megatron: str | None = None
+    """Why the engine on Megatron-core can't train it; None where it can."""
     heads: int | None = None
     """Heads of its attention; ``kv_heads`` of them have keys and values of their own."""
 
@@ -132,6 +135,7 @@ def read_model(folder: Path) -> ModelFacts:
         families=families,
         quantized=_quantized(config) or _quantized(text),
         heads=heads,
+        not_by_megatron=fault_for_megatron(config),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.plan.checks.episode import EPISODE, plays_episodes
+from tandem.plan.checks.split import ACTOR
 from tandem.plan.entries import advantage_name
 from tandem.plan.plan import PREFERENCE, Plan
 from tandem.plan.reads.form import unread
@@ -35,6 +36,9 @@ def check_own_loop(config: Config, plan: Plan) -> Iterator[Problem]:
     elif plan.runtime == "ray":
         reason = "a loop of your own has the actor and its engine in its own process"
         yield Problem("runtime.name", "ray", reason, "Give each role one device, and write local or auto")
+    if config.actor_rollout_ref.actor.by_megatron:
+        reason = "a loop of your own generates with the parameters that are trained, and Megatron-core's are others"
+        yield Problem(f"{ACTOR}.strategy", "megatron", reason, "Write fsdp2, or use `tandem train`")
     if config.algorithm.filter_groups.enable:
         reason = "a loop of your own draws its prompts itself, so nobody draws others for groups that are left out"
         remedy = "Write false and leave out groups yourself, or use `tandem train`"

@@ -26,6 +26,7 @@ from tandem.plan.checks.episode import check_episode
 from tandem.plan.checks.execution import check_execution
 from tandem.plan.checks.folder import check_ends, check_files_of, check_nucleus, check_template, notes_on_ends
 from tandem.plan.checks.images import check_images, sees
+from tandem.plan.checks.megatron import check_megatron
 from tandem.plan.checks.model import check_context, check_exact, exact_notes, read_checked
 from tandem.plan.checks.preference import check_preferences
 from tandem.plan.checks.resumed import check_resumed, resume_notes
@@ -273,6 +274,7 @@ def _contradictions(
     yield from check_context(config, facts)
     yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
     yield from check_split(config, facts)
+    yield from check_megatron(config, facts)
     yield from check_exported(config.trainer, config.actor_rollout_ref.model)
     yield from check_exact(config)
     yield from check_evaluation(config)

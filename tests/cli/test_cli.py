@@ -137,13 +137,15 @@ def test_plan_of_a_file_that_is_no_yaml(place: Path) -> None:
 
 
 def test_an_engine_that_can_not_run_yet_is_planned_and_refused_by_train(place: Path, entry: list[Any]) -> None:
-    engine = "actor_rollout_ref.actor.strategy=megatron"
-    planned = tandem("plan", "run.yaml", engine)
+    rollout = "actor_rollout_ref.rollout"
+    wide = "execution.resource={actor: [1, 1], rollout: [1, 2]}"
+    words = (f"{rollout}.name=vllm", f"{rollout}.tensor_model_parallel_size=2", "execution.mode=hybrid", wide)
+    planned = tandem("plan", "run.yaml", *words)
     assert planned.exit_code == 2
     assert "can't be run here" in planned.stdout and "no problem found" not in planned.stdout
-    result = tandem("train", "run.yaml", engine)
+    result = tandem("train", "run.yaml", *words)
     assert result.exit_code == 2
-    (line,) = [line for line in result.stderr.splitlines() if "actor.strategy" in line]
+    (line,) = [line for line in result.stderr.splitlines() if "rollout.tensor_model_parallel_size" in line]
     assert "not be run yet" in line
     assert entry == []
 

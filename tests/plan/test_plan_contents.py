@@ -189,7 +189,6 @@ def test_one_device_a_role_is_local_and_more_is_ray(plan_of: Plans) -> None:
         (["--fully-async"], []),
         (["actor_rollout_ref.rollout.name=vllm"], ["actor_rollout_ref.rollout.name"]),
         (["actor_rollout_ref.rollout.name=sglang"], ["actor_rollout_ref.rollout.name"]),
-        (["actor_rollout_ref.actor.strategy=megatron"], ["actor_rollout_ref.actor.strategy"]),
         (["execution.resource={actor: [1, 2]}"], []),
         (["execution.resource={actor: [1, 2]}", "actor_rollout_ref.actor.tensor_model_parallel_size=2"], []),
         (["--critic.enable", "algorithm.adv_estimator=gae"], []),

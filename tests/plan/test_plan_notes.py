@@ -17,6 +17,14 @@ from tests.plan.folders import MODEL_CONFIG, write_model
 Plans = Callable[..., Plan]
 
 
+WIDE_ENGINE = (
+    "execution.mode=hybrid",
+    "execution.resource={actor: [1, 1], rollout: [1, 2]}",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+)
+
+
 def test_advantages_take_no_device_whatever_is_given_them(plan_of: Plans) -> None:
     """The plan counts what the runtime reserves."""
     resource = "execution.resource={actor: [1, 4], rollout: [1, 2], actor_fwd: [1, 1], advantages: %s}"
@@ -51,8 +59,8 @@ def test_a_rank_above_the_smaller_side_of_a_matrix_is_told(place: Path, plan_of:
 def test_what_lacks_a_package_is_said_to_be_not_here_and_what_comes_later_not_yet(
     plan_of: Plans, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show(plan_of("actor_rollout_ref.actor.strategy=megatron", "execution.mode=hybrid"))
-    assert "not yet: actor_rollout_ref.actor.strategy = 'megatron'" in capsys.readouterr().out
+    show(plan_of(*WIDE_ENGINE))
+    assert "not yet: actor_rollout_ref.rollout.tensor_model_parallel_size = 2" in capsys.readouterr().out
     plan = plan_of("execution.mode=hybrid")
     lacking = Problem("actor_rollout_ref.rollout.name", "vllm", "needs the package vllm", "Install it")
     show(replace(plan, later=(lacking,)))
