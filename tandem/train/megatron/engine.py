@@ -129,7 +129,7 @@ class MegatronEngine(PackedEngine):
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``."""
+        """Continue from ``state``, whose tensors are cut as those here."""
         own = self.state_dict()
         for kept, given in (
             (own["model"], state["model"]),
@@ -181,7 +181,7 @@ class MegatronEngine(PackedEngine):
 
     @property
     def has_adapters(self) -> bool:
-        """False: there are none here."""
+        """False: adapters are not trained here."""
         return False
 
     def base_fingerprint(self) -> str:
@@ -189,7 +189,7 @@ class MegatronEngine(PackedEngine):
         return fingerprint(())
 
     def without_adapters(self) -> AbstractContextManager[None]:
-        """Change nothing."""
+        """Return a context that changes nothing."""
         return nullcontext()
 
     def beside(self, model: CausalLM) -> PackedEngine:

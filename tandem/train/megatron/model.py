@@ -19,6 +19,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore  # what torch.distributed.HashStore is; mypy can't see that one
 from torch.nn import functional
 
+from tandem.base.device_kinds import CPU
 from tandem.base.errors import ContractError, DataError
 from tandem.columns.ragged import Ragged
 from tandem.models.causal_lm import CausalLM
@@ -52,6 +53,8 @@ class MegatronLM(CausalLM):
             tokens=source.tokens,
         )
         self._require_runnable(source)
+        if device.type == CPU:  # what it recommends for CUDA's streams
+            warnings.filterwarnings("ignore", "When using async grad allreduce", UserWarning)
         self._rank, self.ranks = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
         attention: Any = source.layers[0].self_attn
         rotary: Any = source.decoder.rotary_emb
@@ -106,7 +109,7 @@ class MegatronLM(CausalLM):
 
     @property
     def layers(self) -> nn.ModuleList:
-        """Megatron-core's layers."""
+        """The layers of Megatron-core's decoder."""
         found: nn.ModuleList = self.core.gpt.decoder.layers
         return found
 
@@ -212,13 +215,33 @@ class _Alone:
 
 def _core_model(config: Any, group: dist.ProcessGroup | None, *, tied: bool, biased: bool, normed: bool) -> nn.Module:
     """Return Megatron-core's model of the shape that ``config`` of transformers has, its weights not set."""
+    if not dist.is_initialized():  # it takes no group of ranks for one otherwise
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is no Transformer Engine and no Apex
         core: Any = importlib.import_module("megatron.core.models.gpt")
         specs: Any = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
-        shapes: Any = importlib.import_module("megatron.core.transformer")
         groups: Any = importlib.import_module("megatron.core.process_groups_config")
-    shape = shapes.TransformerConfig(
+        layer = specs.get_gpt_layer_local_spec(qk_layernorm=normed, normalization="RMSNorm")
+        layer.submodules.self_attention.submodules.core_attention = LayoutAttention
+        alone: Any = _Alone()
+        others = dict.fromkeys(("pp", "cp", "tp_cp", "ep", "dp", "dp_cp"), alone)
+        found: nn.Module = core.GPTModel(
+            _shape(config, 1 if group is None else dist.get_world_size(group), biased, normed),
+            layer,
+            vocab_size=config.vocab_size,
+            max_sequence_length=config.max_position_embeddings,
+            position_embedding_type="none",  # positions come with the tokens
+            share_embeddings_and_output_weights=tied,
+            pg_collection=groups.ProcessGroupCollection(tp=alone if group is None else group, embd=None, **others),
+        )
+    return found
+
+
+def _shape(config: Any, ranks: int, biased: bool, normed: bool) -> Any:
+    """Return Megatron-core's config: a decoder of Llama's kind, without dropout and without fused CUDA kernels."""
+    shapes: Any = importlib.import_module("megatron.core.transformer")
+    return shapes.TransformerConfig(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_attention_heads,
@@ -234,7 +257,7 @@ def _core_model(config: Any, group: dist.ProcessGroup | None, *, tied: bool, bia
         qk_layernorm=normed,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        tensor_model_parallel_size=1 if group is None else dist.get_world_size(group),
+        tensor_model_parallel_size=ranks,
         use_cpu_initialization=True,
         perform_initialization=False,
         bias_activation_fusion=False,
@@ -244,22 +267,6 @@ def _core_model(config: Any, group: dist.ProcessGroup | None, *, tied: bool, bia
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
     )
-    layer = specs.get_gpt_layer_local_spec(qk_layernorm=normed, normalization="RMSNorm")
-    layer.submodules.self_attention.submodules.core_attention = LayoutAttention
-    if not dist.is_initialized():  # it takes no group of ranks for one otherwise
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    alone: Any = _Alone()
-    others = dict.fromkeys(("pp", "cp", "tp_cp", "ep", "dp", "dp_cp"), alone)
-    found: nn.Module = core.GPTModel(
-        shape,
-        layer,
-        vocab_size=config.vocab_size,
-        max_sequence_length=config.max_position_embeddings,
-        position_embedding_type="none",  # positions come with the tokens
-        share_embeddings_and_output_weights=tied,
-        pg_collection=groups.ProcessGroupCollection(tp=alone if group is None else group, embd=None, **others),
-    )
-    return found
 
 
 def _probe(model: CausalLM, device: torch.device) -> PackedSamples:
