@@ -27,6 +27,9 @@ SAMPLES_SHOWN = 8
 
 Curves = dict[str, list[tuple[float, float]]]
 
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""That of libyaml where PyYAML has it: writing a config takes the other one as long as all else of the page."""
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -71,13 +74,17 @@ def write_report(output_dir: Path, *, config: Mapping[str, object], summary: Map
         charts=_charts(curves) or '<p class="empty">No step was logged.</p>',
         samples=_samples(read_rows(output_dir / ROLLOUTS_FILE)),
         metrics=_metric_table(curves),
-        config=escape(yaml.safe_dump(to_json(config), sort_keys=False, allow_unicode=True)) if config else "",
+        config=escape(_as_yaml(to_json(config))) if config else "",
     )
     path = output_dir / REPORT_FILE
     beside = path.with_name(REPORT_FILE + ".partial")
     beside.write_text(page, encoding="utf-8", errors="replace")
     os.replace(beside, path)
     return path
+
+
+def _as_yaml(tree: object) -> str:
+    return str(yaml.dump(tree, Dumper=_DUMPER, sort_keys=False, allow_unicode=True))
 
 
 def read_curves(rows: Sequence[Row]) -> Curves:

@@ -201,6 +201,10 @@ class Workers(Reported):
         """Raise ``RewardError`` where not one sample of ``partition`` could be scored."""
         self.workers.require_rewards(partition)
 
+    def pushing(self) -> AbstractContextManager[None]:
+        """Return a context around a push of weights, whose seconds are no wait for scores."""
+        return self._scoring.pushing()
+
     def awaiting(self, what: str) -> AbstractContextManager[Callable[[], str]]:
         """Return a context around a wait of the actor's loop for the engines themselves."""
 

@@ -53,7 +53,7 @@ class PushedWeights(StepPart):
         With ``weight_sync.overlap`` it returns once they are copied, and the rest goes on behind the next step.
         """
         workers, swap = self._workers.workers, self._swap
-        with self._workers.awaiting(f"publishing version {version}"):
+        with self._workers.awaiting(f"publishing version {version}"), self._workers.pushing():
             if swap is None or version < swap.step:
                 self._seconds = workers.publish(version)
             else:

@@ -21,12 +21,13 @@ from tandem.models.tokenizer import encode_text, load_tokenizer
 from tandem.plan.plan import compile_plan
 from tests.docs.conftest import ROOT, save_tiny_model
 
+pytestmark = pytest.mark.usefixtures("warm_python")
 EXAMPLES = ROOT / "examples"
 
 
 def run(place: Path, script: Path, *words: str) -> str:
     """The script in a process of its own; what it printed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(place / "cache")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(place / "cache")}
     command = [sys.executable, str(script), *words]
     result = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -55,7 +55,8 @@ class Work:
 
 
 class ScoringWait:
-    """Seconds in which answers are being scored and no engine generates: what slow rewards add to a step.
+    """Seconds in which answers are being scored, no engine generates and no weights are pushed: what slow rewards add
+    to a step. Engines that stand for a push would stand without rewards, and its seconds are a part of their own.
 
     ``clock`` gives the seconds that count. For any threads, and for all engines of a run.
     """
@@ -67,6 +68,7 @@ class ScoringWait:
         self._blocked: dict[str, float] = {}  # engine -> since when
         self._blocked_s: defaultdict[str, float] = defaultdict(float)
         self._scoring = 0
+        self._pushing = False
         self._seconds, self._counted = 0.0, clock()
 
     def generates(self, engine: str, change: int) -> None:
@@ -80,6 +82,19 @@ class ScoringWait:
         with self._lock:
             self._count()
             self._scoring += change
+
+    @contextmanager
+    def pushing(self) -> Iterator[None]:
+        """Note that weights are pushed in the block, and that nobody waits for scores meanwhile."""
+        with self._lock:
+            self._count()
+            self._pushing = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._count()
+                self._pushing = False
 
     @contextmanager
     def blocking(self, engine: str) -> Iterator[None]:
@@ -107,7 +122,9 @@ class ScoringWait:
 
     def _count(self) -> float:
         now = self._clock()
-        at_work = any(groups > 0 and engine not in self._blocked for engine, groups in self._generating.items())
+        at_work = self._pushing or any(
+            groups > 0 and engine not in self._blocked for engine, groups in self._generating.items()
+        )
         if self._scoring > 0 and not at_work:
             self._seconds += now - self._counted
         self._counted = now
@@ -134,10 +151,12 @@ class Utilization:
     def begin(self, group: Ticket) -> None:
         """Note that the group is being generated from now on."""
         with self._lock:
+            # Noted first, and last in `end`: no moment between the two readings of the clock is one at work here and
+            # one without work there, however long another thread has its turn between them.
+            self._note(1)
             now = self._share_out()
             self._begun[group] = self._counted
             self._in_flight[group.partition] += 1
-            self._note(1)
             self._work[group.partition].ended = now
 
     def end(self, group: Ticket) -> None:
@@ -148,11 +167,11 @@ class Utilization:
             if begun is None:
                 return
             self._in_flight[group.partition] -= 1
-            self._note(-1)
             work = self._work[group.partition]
             lasted = self._counted - begun
             work.ended, work.longest = now, max(work.longest, lasted)
             self._longest = max(self._longest, lasted)
+            self._note(-1)
 
     def abandon(self) -> None:
         """Note that the engine is dead: nothing is generated from now on."""
