@@ -6,6 +6,7 @@
 VENV ?= .venv
 VENV_VLLM ?= .engines/vllm
 VENV_SGLANG ?= .engines/sglang
+VENV_TRACKERS ?= .trackers
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
@@ -17,7 +18,7 @@ SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages) \
 	--ignore tests/house/test_mutation.py --ignore tests/plan/test_read_keys.py
 
-.PHONY: help install quickstart digits view test test-view test-wheel test-vllm test-sglang quick check style format families mutate fuzz-config \
+.PHONY: help install quickstart digits view test test-view test-trackers test-wheel test-vllm test-sglang quick check style format families mutate fuzz-config \
 	chaos engine-vllm engine-sglang clean
 
 help:
@@ -27,6 +28,7 @@ help:
 	@echo "make test         install, run all checks and tests"
 	@echo "make quick        the checks, and the tests that train nothing"
 	@echo "make test-view    the tests of that page, in a Chromium that is on PATH"
+	@echo "make test-trackers  the loggers of services, with their packages in $(VENV_TRACKERS) (about 270 MB)"
 	@echo "make test-wheel   the quickstart out of a built wheel, in an empty folder"
 	@echo "make engine-vllm  $(VENV_VLLM): vLLM for the CPU, in an environment of its own (about 3.5 GB)"
 	@echo "make test-vllm    the tests of the engine vllm, in that"
@@ -74,6 +76,9 @@ endef
 test-view: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/view
 
+test-trackers: $(VENV_TRACKERS)/.installed
+	$(VENV_TRACKERS)/bin/python -m pytest tests/trackers
+
 test-wheel: $(VENV)/.installed-dev
 	TANDEM_WHEEL=1 $(BIN)/python -m pytest tests/cli/test_wheel.py
 
@@ -113,7 +118,15 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutation_cache
+	rm -rf $(VENV) $(VENV_TRACKERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutation_cache
+
+# Beside $(VENV), whose packages it sees: trackio and SwanLab want an older Pillow and protobuf than it has.
+$(VENV_TRACKERS)/.installed: $(VENV)/.installed-dev tests/trackers/packages.txt
+	test -x $(VENV_TRACKERS)/bin/python || $(BIN)/python -m venv $(VENV_TRACKERS)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$($(VENV_TRACKERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
+	$(VENV_TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/trackers/packages.txt
+	touch $@
 
 # torch first: what is installed before it brings another build. What comes along for images and sound is built for yet
 # another one, and breaks every import of transformers.

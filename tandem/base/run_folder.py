@@ -26,11 +26,11 @@ from tandem.base.machine import process_lives
 CONFIG_FILE, METRICS_FILE, ROLLOUTS_FILE = "config.yaml", "metrics.jsonl", "rollouts.jsonl"
 ABOUT_FILE = "about.json"
 SAMPLES = "samples"
-REPORT_FILE, TRACE_FILE, TENSORBOARD = "report.html", "trace.json", "tensorboard"
+REPORT_FILE, TRACE_FILE, TENSORBOARD, TRACKERS_FOLDER = "report.html", "trace.json", "tensorboard", "trackers"
 CHECKPOINTS, FINAL_FOLDER, CRITIC_FOLDER = "checkpoints", "final", "critic"
 WRITTEN = (
     *(CONFIG_FILE, ABOUT_FILE, METRICS_FILE, ROLLOUTS_FILE, SAMPLES, REPORT_FILE, TRACE_FILE, TENSORBOARD),
-    *(CHECKPOINTS, FINAL_FOLDER, CRITIC_FOLDER),
+    *(TRACKERS_FOLDER, CHECKPOINTS, FINAL_FOLDER, CRITIC_FOLDER),
 )
 """Names in the folder that are a run's."""
 

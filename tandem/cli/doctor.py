@@ -16,6 +16,10 @@ NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "peft", "numpy",
 
 OPTIONAL = {
     "tensorboard": ("tracking", "the logger tensorboard"),
+    "wandb": ("wandb", "the logger wandb"),
+    "mlflow": ("mlflow", "the logger mlflow"),
+    "trackio": ("trackio", "the logger trackio"),
+    "swanlab": ("swanlab", "the logger swanlab"),
     "math_verify": ("math", "the reward math"),
     "reasoning_gym": ("tasks", "procedural tasks"),
     "gguf": ("smollm2", "tandem models fetch"),

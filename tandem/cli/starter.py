@@ -48,7 +48,7 @@ trainer:
   total_steps: 100
   output_dir: runs/first
   save_interval: 50
-  logger: [console]             # console | tensorboard; metrics.jsonl is always written
+  logger: [console]             # console | tensorboard | wandb | mlflow ...; metrics.jsonl is always written
 """
 
 SFT = """\

@@ -24,6 +24,7 @@ _ONE_KIND = (
 )
 _MEGATRON = "Leave it out: strategy megatron takes no such setting"
 _TRACKER = "Leave it out: write trainer.logger=[console, tensorboard]; every run has metrics.jsonl and report.html"
+_WANDB = "Write trainer.logger=[console, wandb]; WANDB_API_KEY and the other variables of W&B are read by it"
 _ENGINE = "Leave it out: engines are set by actor_rollout_ref.rollout.* (gpu_memory_utilization, max_num_seqs)"
 _WATCHED = "Leave it out: engines are watched anyway (execution.max_engine_restarts)"
 _OWN_CODE = "Leave it out: name code of your own by reward_manager.file, data.source.file or plugins"
@@ -136,10 +137,10 @@ FOREIGN = {
     "use_precision_aware_optimizer": Foreign(_MEGATRON, takes=_SWITCH),
     "overlap_cpu_optimizer_d2h_h2d": Foreign(_MEGATRON, takes=_SWITCH),
     # trackers and engines
-    "use_wandb": Foreign(_TRACKER, takes=_SWITCH),
-    "wandb_project": Foreign(_TRACKER),
-    "wandb_group": Foreign(_TRACKER),
-    "wandb_key": Foreign(_TRACKER),
+    "use_wandb": Foreign(_WANDB, takes=_SWITCH),
+    "wandb_project": Foreign("Write trainer.project"),
+    "wandb_group": Foreign("Leave it out: set WANDB_RUN_GROUP"),
+    "wandb_key": Foreign("Leave it out: set WANDB_API_KEY"),
     "use_clearml": Foreign(_TRACKER, takes=_SWITCH),
     "use_metrics_service": Foreign(_TRACKER, takes=_SWITCH),
     "tb_project_name": Foreign("Write trainer.output_dir: TensorBoard's files are inside"),
@@ -193,7 +194,7 @@ FOREIGN = {
 FAMILIES = {
     "sglang_": Foreign(_ENGINE, takes=_VALUES),
     "vllm_": Foreign(_ENGINE, takes=_VALUES),
-    "wandb_": Foreign(_TRACKER, takes=_VALUES),
+    "wandb_": Foreign(_WANDB, takes=_VALUES),
     "moe_": Foreign(_SHAPE, takes=_VALUES),
     "mtp_": Foreign(_SHAPE, takes=_VALUES),
 }

@@ -53,7 +53,11 @@ class TrainerConfig(Node):
     """``latest``: the newest checkpoint of output_dir; ``auto``: that, or begin anew where there is none; or a
     checkpoint folder."""
     logger: Names = ["console"]
-    """Trackers beside metrics.jsonl."""
+    """Trackers beside metrics.jsonl: console, tensorboard, wandb, mlflow, trackio, swanlab, or one of your own."""
+    project: str = "tandem"
+    """Under which wandb, mlflow (as the experiment), trackio and swanlab show the run."""
+    run_name: str | None = None
+    """Its name there; default: that of output_dir."""
     rollouts_per_step: NonNegativeInt = 4
     """Samples written to rollouts.jsonl each step."""
     samples: SamplesConfig = SamplesConfig()

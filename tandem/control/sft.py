@@ -22,13 +22,13 @@ from tandem.data.mixture import Counted, rows_in_words
 from tandem.models.lora import Tuned
 from tandem.models.numerics import prepare_process
 from tandem.observe.run_log import RunLog
-from tandem.observe.trackers import RunInfo
 from tandem.plan.mix import example_columns
 from tandem.plan.sft import check_own_trainer
 from tandem.roles.examples import padded_batch
 from tandem.session.idle import require_updates
 from tandem.session.keep.exports import PlainExport
 from tandem.session.progress import Progress
+from tandem.session.resume import run_info
 from tandem.session.run import Run
 from tandem.stages.table import train
 from tandem.train.updater import Updater
@@ -76,7 +76,7 @@ class BaseTrainer:
             return {"loss/sft": float(loss.detach()), "optim/applied": float(result.applied), **rates}
 
         with owned(folder):
-            info = RunInfo(folder, steps, None, self.config.model_dump(mode="json"))
+            info = run_info(trainer, self.config, steps, None)
             log = RunLog(info, trainer.logger, trace=trainer.trace)
             run = Run(trainer, log, Progress(0, steps), folder, PlainExport(self.model, self.tokenizer))
             with unwinding(lambda: f"{run.progress.step} of {steps} steps are done, and none is kept"), run.running():

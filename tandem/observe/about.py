@@ -59,15 +59,19 @@ def note_begin(folder: Path, resumed_step: int | None) -> None:
     _write(folder, {"starts": [*starts, start]})
 
 
+def outcome_of(error: BaseException | None) -> tuple[Literal["finished", "failed", "interrupted"], str]:
+    """Return how a run ended that ``error`` has ended (None: it did all), and why in words without secrets."""
+    if error is None:
+        return "finished", ""
+    if requested() is not None or isinstance(error, KeyboardInterrupt):
+        return "interrupted", "by a signal"
+    return "failed", hide(f"{type(error).__name__}: {error}")
+
+
 def note_end(folder: Path, error: BaseException | None) -> None:
     """Note how the run in ``folder`` ended."""
     about = read_about(folder)
-    if error is None:
-        outcome, words = "finished", ""
-    elif requested() is not None or isinstance(error, KeyboardInterrupt):
-        outcome, words = "interrupted", "by a signal"
-    else:
-        outcome, words = "failed", hide(f"{type(error).__name__}: {error}")
+    outcome, words = outcome_of(error)
     _write(folder, {**about, "ended": {"at": _now(), "outcome": outcome, "words": words}})
 
 

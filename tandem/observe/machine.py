@@ -33,8 +33,8 @@ class MachineUse:
 
 def _gpu() -> dict[str, float]:
     """Return the memory of this process's GPU, where it uses one: its own at most so far, and what is left for all."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)  # None too while another thread imports it
+    if cuda is None or not cuda.is_initialized():
         return {}
-    left, _ = torch.cuda.mem_get_info()
-    return {"system/gpu_memory_mb": torch.cuda.max_memory_allocated() / _MB, "system/gpu_memory_left_mb": left / _MB}
+    left, _ = cuda.mem_get_info()
+    return {"system/gpu_memory_mb": cuda.max_memory_allocated() / _MB, "system/gpu_memory_left_mb": left / _MB}

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Self
 from tandem.base.hidden import hide_in
 from tandem.base.run_folder import TRACE_FILE, begin
 from tandem.config.trainer import SamplesConfig
-from tandem.observe.about import note_begin, note_end
+from tandem.observe.about import note_begin, note_end, outcome_of
 from tandem.observe.machine import MachineUse
 from tandem.observe.metrics import RolloutLog, RolloutRecord
 from tandem.observe.report import write_report
 from tandem.observe.samples.parts import Kind
 from tandem.observe.samples.store import SampleStore
 from tandem.observe.timeline import Stopwatch, Trace
-from tandem.observe.trackers import RunInfo, Trackers
+from tandem.observe.trackers import RunEnd, RunInfo, Trackers
 
 if TYPE_CHECKING:
     from tandem.columns.proto import DataProto
@@ -87,6 +87,7 @@ class RunLog:
         """Log one step: its metrics, with times and the machine's use unless ``times`` is off, and a few samples."""
         shown = {**metrics, **self._stopwatch.drain(), **self._machine.measure()} if times else metrics
         self._trackers.log(step, shown)
+        self._trackers.samples(step, [vars(record) for record in rollouts])
         try:
             self._rollouts.record(step, list(rollouts))
         except OSError as error:
@@ -111,10 +112,13 @@ class RunLog:
         """Take facts for the head of the report, such as the model's folder; later ones replace earlier ones."""
         self._summary.update(hide_in(facts))
 
-    def close(self) -> Path | None:
-        """End trackers and files, write the report; its path, or None if it could not be written."""
+    def close(self, error: BaseException | None = None) -> Path | None:
+        """End trackers and files, write the report; its path, or None if it could not be written.
+
+        ``error`` is what has ended the run.
+        """
         self._samples.settle()
-        self._trackers.finish()
+        self._trackers.finish(RunEnd(*outcome_of(error), dict(self._summary)))
         self._rollouts.close()
         if self._trace is not None:
             self._trace.close()
@@ -132,7 +136,7 @@ class RunLog:
     ) -> None:
         if error is not None:
             self.summarize(ended_by=f"{type(error).__name__}: {error}")
-        self.close()
+        self.close(error)
         self._noted(lambda: note_end(self._run.output_dir, error))
 
     @staticmethod

@@ -54,11 +54,12 @@ def continue_from(progress: Progress, source: Sampler[Any], batch_size: int, sav
 def run_info(trainer: TrainerConfig, config: BaseModel, steps: int, resumed: Checkpoint | None) -> RunInfo:
     """Return what the log is given of a run of ``steps`` that goes on from ``resumed``."""
     folder, document = Path(trainer.output_dir).resolve(), config.model_dump(mode="json", by_alias=True)
+    shown = trainer.project, trainer.run_name or ""
     if resumed is None:
-        return RunInfo(folder, steps, None, document)
+        return RunInfo(folder, steps, None, document, False, *shown)
     if resumed.path.is_relative_to(folder):
         note_saved(f"{resumed.step} steps are saved in {resumed.path.parent}")
-    return RunInfo(folder, steps, resumed.step, document, goes_on=resumed.path.is_relative_to(folder))
+    return RunInfo(folder, steps, resumed.step, document, resumed.path.is_relative_to(folder), *shown)
 
 
 def check_inputs(config: BaseModel) -> None:

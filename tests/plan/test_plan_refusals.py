@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.base.errors import Problem
+from tandem.plan.checks.trainer import installed
 from tests.plan.folders import write_model
 from tests.plan.refusals import REFUSALS
 
@@ -163,18 +164,28 @@ def test_b90_everything_wrong_is_found_at_once_before_any_model_is_loaded(
     }
 
 
+@pytest.mark.parametrize(
+    ("logger", "extra"),
+    [("tensorboard", "tracking"), *((name, name) for name in ("wandb", "mlflow", "trackio", "swanlab"))],
+)
 def test_a_logger_whose_package_is_missing_says_how_to_get_it(
-    problems_of: Problems, monkeypatch: pytest.MonkeyPatch
+    logger: str, extra: str, problems_of: Problems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import importlib.util
 
     found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "tensorboard" else found(name, *rest)
-    )
-    (problem,) = problems_of("trainer.logger=[console, tensorboard]")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == logger else found(name, *rest))
+    (problem,) = problems_of(f"trainer.logger=[console, {logger}]")
     assert problem.key == "trainer.logger[1]"
-    assert "pip install" in problem.remedy
+    assert f"pip install 'tandem-rl[{extra}]'" in problem.remedy
+
+
+def test_the_folder_that_a_tracker_leaves_is_not_taken_for_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "left_by_a_tracker").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed("json") and not installed("left_by_a_tracker")
 
 
 def test_a_hub_id_is_taken_as_it_is_where_the_hub_may_be_asked(

@@ -32,14 +32,33 @@ def check_trainer(trainer: TrainerConfig, document: Config | SftConfig) -> Itera
             yield unknown(key, name, "logger", list(TRACKERS))
             continue
         package = TRACKERS[name].traits.get("package")
-        if isinstance(package, str) and importlib.util.find_spec(package) is None:
+        if isinstance(package, str) and not installed(package):
             extra = TRACKERS[name].traits.get("extra")
             remedy = f"Install it with pip install 'tandem-rl[{extra}]', or take {name} out of the list"
             yield Problem(key, name, f"the package {package} is not installed", remedy)
+    yield from _check_shown(trainer)
     device = document.runtime.device
     if device != "auto" and device_kind(device) is None:
         yield Problem("runtime.device", device, "no such device is known", known_devices(device))
     yield from check_output(trainer, document)
+
+
+def installed(package: str) -> bool:
+    """Return whether ``package`` can be imported; a mere folder of that name, as W&B leaves one, is none."""
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None
+
+
+def _check_shown(trainer: TrainerConfig) -> Iterator[Problem]:
+    """Check whether a name under which services show the run is shown by one."""
+    services = [name for name in TRACKERS if TRACKERS[name].traits.get("service")]
+    if any(name in services for name in trainer.logger):
+        return
+    for key in ("project", "run_name"):
+        value, default = getattr(trainer, key), TrainerConfig.model_fields[key].default
+        if value != default:
+            reason = "no logger of this run shows it: those that do are " + ", ".join(services)
+            yield Problem(f"trainer.{key}", value, reason, "Leave it out, or add one of them to trainer.logger")
 
 
 def check_hidden(document: Config | SftConfig) -> Iterator[Problem]:
