@@ -210,6 +210,9 @@ def sft(words: Words = None) -> None:
 def evaluate(
     source: Annotated[Path, typer.Argument(metavar="RUN_OR_CONFIG", help="A run's folder, or a config file.")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its config.")] = None,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="A table of all checkpoints of the run, the best marked.")
+    ] = False,
 ) -> None:
     """Score a model on the held-out prompts of its config."""
     with reported():
@@ -218,7 +221,7 @@ def evaluate(
         check_evaluated(source, words or [])
         from tandem.control.eval import run_eval
 
-        code = run_eval(source, words or [])
+        code = run_eval(source, words or [], checkpoints=checkpoints)
     raise typer.Exit(code)
 
 

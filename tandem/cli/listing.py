@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tandem.observe.table import table
 from tandem.view.runs import find_runs
 
 NUMBERS = {"reward": ("reward/mean",), "eval": ("eval/reward", "eval/accuracy"), "loss": ("loss/policy", "loss/sft")}
 """Columns, and the metrics of which the first that a run has stands there."""
-
-WIDE = 1000
 
 
 def runs_words(paths: Sequence[Path], *, as_json: bool = False) -> str:
@@ -40,23 +38,9 @@ def _row(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("run", "state", "step", *NUMBERS, "began", ""):
-        table.add_column(name, justify="right" if name in ("step", *NUMBERS) else "left", no_wrap=True)
+    cells = []
     for row in rows:
         step = str(row["step"]) if row["of"] is None else f"{row['step']}/{row['of']}"
         numbers = ["" if row[name] is None else f"{row[name]:.4g}" for name in NUMBERS]
-        cells = [row["run"], row["state"], step, *numbers, str(row["began"] or "")[:16], row["words"]]
-        table.add_row(*(Text(_on_one_line(cell)) for cell in cells))
-    written = io.StringIO()
-    Console(file=written, width=WIDE).print(table)
-    return "".join(f"{line.rstrip()}\n" for line in written.getvalue().splitlines())
-
-
-def _on_one_line(text: str) -> str:
-    """Return text of a run without what would move a terminal's cursor or colour it."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+        cells.append([row["run"], row["state"], step, *numbers, str(row["began"] or "")[:16], row["words"]])
+    return table(["run", "state", "step", *NUMBERS, "began", ""], cells, numbers=("step", *NUMBERS))

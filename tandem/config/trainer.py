@@ -47,6 +47,9 @@ class TrainerConfig(Node):
     What a resume reads keeps full precision."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept."""
+    keep_best: str | None = None
+    """Such as ``eval/reward``: the checkpoint with the best value of this metric stays too, and is written at each
+    evaluation that is better than all before. Of ``eval/loss`` lower is better."""
     max_idle_steps: PositiveInt = 10
     """Most steps in a row that may train nothing; one more ends the run with the reason."""
     resume: MaybeFile = None

@@ -39,9 +39,11 @@ from tandem.plan.checks.template import notes_on_template
 from tandem.plan.checks.trainer import (
     check_evaluation,
     check_hidden,
+    check_kept,
     check_length,
     check_schedule,
     check_trainer,
+    metrics_to_keep_by,
     notes_on_rows,
 )
 from tandem.plan.critic import CriticPlan, plan_critic
@@ -278,6 +280,8 @@ def _contradictions(
     yield from check_exported(config.trainer, config.actor_rollout_ref.model)
     yield from check_exact(config)
     yield from check_evaluation(config)
+    by = metrics_to_keep_by(config) if entries.preference_loss is None else ["eval/accuracy", "eval/loss"]
+    yield from check_kept(config.trainer, config.evaluation.interval > 0, by)
     yield from check_trainer(config.trainer, config)
     yield from check_hidden(config)
 

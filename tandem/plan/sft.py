@@ -19,7 +19,7 @@ from tandem.plan.checks.model import read_checked
 from tandem.plan.checks.resumed import check_resumed, resume_notes
 from tandem.plan.checks.run_folder import find_resumed
 from tandem.plan.checks.template import notes_on_conversations
-from tandem.plan.checks.trainer import check_hidden, check_schedule, check_trainer, note_on_repeats
+from tandem.plan.checks.trainer import check_hidden, check_kept, check_schedule, check_trainer, note_on_repeats
 from tandem.plan.mix import MixShare, mix_names
 from tandem.plan.model import ModelFacts
 from tandem.plan.reads.form import unread
@@ -117,6 +117,8 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
         yield from check_files_of("model", model)
     yield from check_sft_template(config)
     yield from check_trainer(config.trainer, config)
+    by = ["eval/loss", *(["eval/accuracy"] if data.messages_key is None else [])]
+    yield from check_kept(config.trainer, config.evaluation.interval > 0, by)
     yield from check_adapters("model", model, facts)
     yield from check_exported(config.trainer, model)
     if model.new is not None and model.trains_adapters:

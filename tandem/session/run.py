@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from tandem.session.keep.rescue import Rescue, unfinished_removed
 from tandem.session.progress import Progress, StepPart
 from tandem.stages.stage import Stage
 from tandem.stages.table import train, train_critic
+from tandem.train.best import BestKept, best_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -85,12 +87,19 @@ class Run:
         """The next step: weights of this version are there."""
         return self.progress.step
 
+    @cached_property
+    def best(self) -> BestKept | None:
+        """What says which checkpoint is the best, where the best is kept."""
+        metric, done = self.trainer.keep_best, self.progress.step
+        return None if metric is None else BestKept(self.output_dir / CHECKPOINTS, metric, done if done else None)
+
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left. Each is timed while the loop works on it, then recorded, evaluated and
         saved.
         """
         progress = self.progress
         progress.began = progress.step
+        assert self.best is None or self.best.root  # made here, where the steps that are done are those of the resume
         while progress.step < progress.last and not progress.over:
             step = progress.step
             progress.executed = []
@@ -181,7 +190,9 @@ class Run:
 
     def summary(self) -> dict[str, str]:
         """Return what is printed at the end of the run beside its length."""
-        return {label: summary for part in self.parts for label, summary in part.summary().items()}
+        found = {label: summary for part in self.parts for label, summary in part.summary().items()}
+        best = None if self.best is None else best_checkpoint(self.best.root)
+        return found if best is None else {**found, "best": f"{best.path} ({best.metric} {best.value:.4g})"}
 
     def _finish(self) -> None:
         """Write the trained model and what the parts leave with it."""
@@ -229,7 +240,8 @@ class Run:
             progress.over = self.enough(evaluated)
             if progress.over:
                 progress.facts = self._facts()  # what ended the run is one of them
-        if save and (done % save == 0 or last or progress.over):
+        is_best = self.best is not None and self.best.note(done, evaluated)
+        if is_best or (save and (done % save == 0 or last or progress.over)):
             self.save(done)
         assert progress.trained is not None
         batch, update = progress.trained

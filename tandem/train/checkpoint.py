@@ -25,6 +25,7 @@ from tandem.base.folders import flush, flush_tree, replace_folder, write_error
 from tandem.base.manifest import Digest, write_manifest
 from tandem.columns import plain_json
 from tandem.train import saved
+from tandem.train.best import best_checkpoint
 from tandem.train.saved import STATE, TENSORS
 from tandem.train.tensor_files import OtherContentError, read_tensors, write_tensors
 
@@ -77,7 +78,8 @@ def save(
     keep: int,
     parts: Mapping[str, Path] = MappingProxyType({}),
 ) -> Checkpoint:
-    """Write ``root/step_<step>``; afterwards only the ``keep`` newest checkpoints stay.
+    """Write ``root/step_<step>``; afterwards only the ``keep`` newest checkpoints stay, and the one that
+    a note there calls the best.
 
     ``tensors`` is a nested dict of (sharded) tensors, numbers and strings, ``facts`` anything that JSON holds. The
     folders ``parts`` are moved into the checkpoint, each under its name, before that is finished. Every
@@ -104,8 +106,10 @@ def save(
         flush_tree(scratch)
         replace_folder(scratch, target)
         flush(root)
+        best = best_checkpoint(root)
         for _, old in saved.checkpoints_in(root)[:-keep]:
-            shutil.rmtree(old)
+            if best is None or old != best.path:
+                shutil.rmtree(old)
 
     _on_first(lambda: _clear(root), root)
     _on_first(begin, scratch)

@@ -110,6 +110,42 @@ def test_eval_of_a_run_agrees_with_its_last_evaluation(trained: Path) -> None:
     assert greedy.exit_code == 0 and "eval/mean@1" in greedy.output
 
 
+def test_eval_of_all_checkpoints_is_a_table_with_the_best_marked(trained: Path) -> None:
+    result = run("eval", trained, "--checkpoints")
+    assert result.exit_code == 0, result.output
+    head, *rows = result.output[result.output.index("checkpoint ") :].splitlines()
+    rewards = [float(row.split()[1]) for row in rows]
+    assert [row.split()[0] for row in rows] == ["step_00000002", "step_00000003"] and head.split()[1] == "eval/reward"
+    assert rewards[1] == pytest.approx(float(str(read_rows(trained / METRICS_FILE)[-1]["eval/reward"])), abs=1e-4)
+    marked = [row.endswith("best eval/reward") for row in rows]
+    assert marked == [rewards[0] >= rewards[1], rewards[1] > rewards[0]]
+
+
+def test_the_best_checkpoint_stays_beside_the_newest_also_after_a_resume(
+    task: Path, tuned: Path, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "val.jsonl", ROWS[8:])
+    words = (
+        "train", task, "--model", tuned / "sft" / "final",
+        f"data.train_files=[{tuned / 'train.jsonl'}]", f"data.val_files=[{tmp_path / 'val.jsonl'}]",
+        "--rollout-batch-size", 4, "--n-samples-per-prompt", 2, "actor_rollout_ref.actor.optim.lr=0.05",
+        "evaluation.interval=1", "evaluation.n=4", "evaluation.temperature=1.0", "trainer.keep_best=eval/reward",
+        "trainer.keep_checkpoints=1", "trainer.save_interval=1", "--output-dir", tmp_path / "run",
+    )  # fmt: skip
+    assert run(*words, "trainer.total_steps=2").exit_code == 0
+    result = run(*words, "trainer.total_steps=4", "trainer.resume=latest")
+    assert result.exit_code == 0, result.output
+    found = {
+        int(str(row["step"])): float(str(row["eval/reward"])) for row in read_rows(tmp_path / "run" / METRICS_FILE)
+    }
+    best = max(found, key=lambda step: (found[step], -step))
+    there = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step_*"))
+    assert there == sorted({f"step_{best:08d}", "step_00000004"})
+    assert f"step_{best:08d} (eval/reward {found[best]:.4g})" in result.output
+    refused = run(*words, "trainer.total_steps=4", "trainer.keep_best=eval/loss", "--output-dir", tmp_path / "other")
+    assert refused.exit_code == 2 and "Write eval/reward or eval/mean@4" in refused.output
+
+
 def test_eval_without_a_model_or_held_out_prompts_says_so(tuned: Path, trained: Path) -> None:
     result = run("eval", tuned / "sft")
     assert result.exit_code == 2 and "SFT run" in result.output

@@ -348,6 +348,7 @@ REFUSALS = [
     # run
     ("evaluation.interval=5", "evaluation.interval", "no held-out prompts", "data.val_files"),
     ("evaluation.at_start=true", "evaluation.at_start", "no held-out prompts", "data.val_files"),
+    ("trainer.keep_best=eval/reward", "trainer.keep_best", "nothing is evaluated", "evaluation.interval: 50"),
     ("evaluation.k=[4]", "evaluation.k[0]", "pass@4", "at most 1"),
     ("evaluation.n=4", "evaluation.n", "equal", "temperature"),
     ("evaluation={n: 4, temperature: 1e-9}", "evaluation.temperature", "practically greedy", "0 for greedy answers"),

@@ -13,16 +13,21 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem.base.errors import DataError
 from tandem.config.model import OptimConfig
 from tandem.train import checkpoint
+from tandem.train.best import BestKept, best_checkpoint
 from tandem.train.objective import SftObjective
+from tandem.train.saved import checkpoints_in
 
 MakeAny = Callable[..., Any]
 
@@ -49,6 +54,47 @@ def test_only_the_last_few_are_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000009", "step_00000010"]
     assert (found := checkpoint.latest(tmp_path)) is not None
     assert found.step == 10
+
+
+def test_the_best_stays_beside_the_last_few_until_there_is_a_better_one(tmp_path: Path) -> None:
+    best = BestKept(tmp_path, "eval/reward")
+    there: list[list[int]] = []
+    for step, value in enumerate((0.1, 0.5, 0.2, 0.5, 0.3, 0.6, 0.0), 1):
+        best.note(step, {"eval/reward": value})
+        write(tmp_path, step, keep=1)
+        there.append([number for number, _ in checkpoints_in(tmp_path)])
+    assert there == [[1], [2], [2, 3], [2, 4], [2, 5], [6], [6, 7]]
+    found = best_checkpoint(tmp_path)
+    assert found is not None and (found.step, found.value, found.path.name) == (6, 0.6, "step_00000006")
+
+
+VALUES = st.lists(st.one_of(st.integers(0, 3).map(float), st.just(float("nan"))), min_size=1, max_size=8)
+
+
+@given(VALUES, st.data(), st.sampled_from(["eval/reward", "eval/loss"]))
+def test_a_run_that_was_killed_and_goes_on_keeps_the_best_that_one_without_a_kill_keeps(
+    values: list[float], data: st.DataObject, metric: str
+) -> None:
+    killed = data.draw(st.integers(1, len(values)))
+    again = data.draw(st.integers(0, killed - 1))  # of the checkpoint that the run goes on from
+    sign = -1 if metric == "eval/loss" else 1
+    known = [(sign * value, -step) for step, value in enumerate(values, 1) if value == value]
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+
+        def run(first: int, last: int) -> None:
+            best = BestKept(root, metric, first - 1 or None)
+            for step in range(first, last + 1):
+                better = best.note(step, {metric: values[step - 1]})
+                before = [value for value, at in known if -at < step]
+                now = sign * values[step - 1]
+                assert better == (now == now and all(now > value for value in before))
+                (root / f"step_{step:08d}").mkdir(exist_ok=True)
+
+        run(1, killed)
+        run(again + 1, len(values))
+        found = best_checkpoint(root)
+        assert (found and found.step) == (-max(known)[1] if known else None)
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tandem.base.device_kinds import device_kind, known_devices
 from tandem.base.errors import Problem
@@ -102,6 +102,23 @@ def check_evaluation(config: Config) -> Iterator[Problem]:
     if 0 < evaluation.temperature < COLDEST:
         reason, remedy = "practically greedy", f"Write 0 for greedy answers, or {COLDEST:g} or more"
         yield Problem("evaluation.temperature", evaluation.temperature, reason, remedy)
+
+
+def check_kept(trainer: TrainerConfig, evaluates: bool, metrics: Sequence[str]) -> Iterator[Problem]:
+    """Check whether the run has evaluations with the metric that says which checkpoint is the best."""
+    metric = trainer.keep_best
+    if metric is not None and not evaluates:
+        reason = "nothing is evaluated after a step, so that no checkpoint is the best"
+        yield Problem("trainer.keep_best", metric, reason, "Write evaluation.interval: 50, or leave it out")
+    elif metric is not None and metric not in metrics:
+        reason = "no evaluation of this run says by that which checkpoint is the best"
+        yield Problem("trainer.keep_best", metric, reason, "Write " + " or ".join(metrics))
+
+
+def metrics_to_keep_by(config: Config) -> list[str]:
+    """Return the metrics of an evaluation by which a checkpoint can be the best."""
+    own = config.evaluation
+    return ["eval/reward", f"eval/mean@{own.n}", *(f"eval/pass@{k}" for k in own.k)]
 
 
 def check_length(config: Config, batch: BatchPlan, rows: TrainedRows) -> Iterator[Problem]:

@@ -93,7 +93,11 @@ def file_reads(data_of: Callable[[S], SftDataConfig | DataConfig]) -> Reads[S]:
 def checkpoint_reads(trainer_of: Callable[[S], TrainerConfig]) -> Reads[S]:
     """Return the reads of a run which may write checkpoints."""
     reason = "no checkpoint is written: trainer.save_interval is 0"
-    return Reads(("trainer.keep_checkpoints",), lambda s: trainer_of(s).save_interval > 0, reason, noted=True)
+    return Reads(("trainer.keep_checkpoints",), lambda s: _saves(trainer_of(s)), reason, noted=True)
+
+
+def _saves(trainer: TrainerConfig) -> bool:
+    return trainer.save_interval > 0 or trainer.keep_best is not None
 
 
 @dataclass(frozen=True)

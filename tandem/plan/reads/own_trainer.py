@@ -12,6 +12,7 @@ TRAINER_READS: tuple[Reads[SftSetting], ...] = (
             "trainer.resume",
             "trainer.save_interval",
             "trainer.keep_checkpoints",
+            "trainer.keep_best",
             "evaluation",
             "runtime.device",
             "runtime.name",
@@ -67,6 +68,7 @@ LOOP_READS: tuple[Reads[Config], ...] = (
         (
             "trainer.save_interval",
             "trainer.keep_checkpoints",
+            "trainer.keep_best",
             "trainer.save_on_interrupt",
             "trainer.export",
             "trainer.max_idle_steps",

@@ -90,9 +90,12 @@ def config_of(source: str, words: Sequence[str]) -> Config:
     return load_words([*where, *same, *words], Config)
 
 
-def trained(run: Path) -> tuple[str, ...]:
-    """Return the changes to the config of a finished ``run`` that make it start from what it trained."""
-    final, model = run / FINAL_FOLDER, "actor_rollout_ref.model"
+def trained(run: Path, final: Path | None = None) -> tuple[str, ...]:
+    """Return the changes to the config of a finished ``run`` that make it start from what it trained.
+
+    ``final`` is another folder with a model of it, or with an adapter, than that of its end.
+    """
+    final, model = run / FINAL_FOLDER if final is None else final, "actor_rollout_ref.model"
     always = (f"{model}.lora_rank=0", "trainer.export=merged", "trainer.resume=null")
     if (final / ADAPTER_CONFIG).is_file():
         return f"{model}.adapter_path={final}", *always
