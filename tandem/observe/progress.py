@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from tandem.base import phases
+
+B = TypeVar("B", bound=Callable[..., Any])
 
 FIELDS = (
     ("reward", "reward/mean", "{:.3f}"),
@@ -26,6 +33,9 @@ FIELDS = (
 
 SHARES = ("reward/scored_share", "eval/scored_share")
 """Shown from the first step on in which they are not all: a mean over some of the answers is another number."""
+
+BEAT_S = 30.0
+"""In a log something is said at least so often."""
 
 BAR_WIDTH = 20
 SMOOTHING = 0.2
@@ -50,8 +60,9 @@ def format_seconds(seconds: float) -> str:
 class ProgressLine:
     """A tracker that redraws one line on a terminal and prints lines elsewhere.
 
-    ``total_steps`` is None where the end isn't known (no bar, no time left). Without a terminal at most one line per
-    ``plain_interval`` seconds is printed, the last step always.
+    The line says what goes on, how far that is and for how long, also between two steps. ``total_steps`` is None where
+    the end isn't known (no bar, no time left). Without a terminal at most one line per ``plain_interval`` seconds is
+    printed, the last step always; where nothing was for ``beat_s`` seconds (None: never mind), what goes on is printed.
     """
 
     def __init__(
@@ -61,8 +72,10 @@ class ProgressLine:
         first_step: int = 0,
         console: Console | None = None,
         plain_interval: float = 1.0,
+        beat_s: float | None = BEAT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        StartLine.give_way()
         self._total = total_steps
         self._console = Console() if console is None else console
         self._plain_interval = plain_interval
@@ -74,9 +87,12 @@ class ProgressLine:
         self._printed_at: float | None = None
         self._unprinted = False
         self._live: Live | None = None
+        self._beats: _Beats | None = None
         if self._console.is_terminal:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2)
             self._live.start()
+        elif beat_s is not None:
+            self._beats = _Beats(self._console, beat_s, self._head)
 
     def log(self, step: int, metrics: Mapping[str, object]) -> None:
         """Take a step's metrics; keys that are not shown are ignored."""
@@ -96,6 +112,8 @@ class ProgressLine:
 
     def finish(self) -> None:
         """Leave the last state on the screen."""
+        if self._beats is not None:
+            self._beats.end()
         if self._live is not None:
             self._live.stop()
         elif self._unprinted:
@@ -115,24 +133,134 @@ class ProgressLine:
 
     def _print(self, now: float) -> None:
         self._printed_at, self._unprinted = now, False
-        self._console.print(self._text(), soft_wrap=True, highlight=False)
+        if self._beats is not None:
+            self._beats.hold()
+        parts = [self._head(), *self._metrics(), *self._left()]
+        self._console.print(Text("  ").join(parts), soft_wrap=True, highlight=False)
 
     def _render(self) -> Text:
-        """Return the line with a bar in front, cut to the width of the terminal."""
-        line = self._text()
-        if self._total is not None:
+        """Return the line as the terminal has room for it: the bar goes first, then metrics from the last one on, then
+        what goes on; the step and the time left stay.
+        """
+        going, metrics, left = phases.current(), self._metrics(), self._left()
+        doing = [] if going is None else [phase_text(going)]
+        width = self._console.width
+        line = Text("  ").join([self._head(), *doing, *metrics, *left])
+        if self._total is not None and line.cell_len + BAR_WIDTH < width:
             filled = min(BAR_WIDTH, BAR_WIDTH * self._step // max(1, self._total))
             line = Text.assemble(("━" * filled, "green"), ("━" * (BAR_WIDTH - filled), "bright_black"), " ", line)
+        while line.cell_len > width and (metrics or doing):
+            (metrics or doing).pop()
+            line = Text("  ").join([self._head(), *doing, *metrics, *left])
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
 
-    def _text(self) -> Text:
+    def _head(self) -> Text:
         total = "" if self._total is None else f"/{self._total}"
-        parts = [Text.assemble((f"step {self._step}{total}", "bold"))]
-        for label, _, _ in FIELDS:
-            if label in self._shown:
-                parts.append(Text.assemble((f"{label} ", "dim"), self._shown[label]))
+        return Text.assemble((f"step {self._step}{total}", "bold"))
+
+    def _metrics(self) -> list[Text]:
+        shown = [label for label, _, _ in FIELDS if label in self._shown]
+        return [Text.assemble((f"{label} ", "dim"), self._shown[label]) for label in shown]
+
+    def _left(self) -> list[Text]:
         left = self.seconds_left()
-        if left is not None:
-            parts.append(Text.assemble(("left ", "dim"), format_seconds(left)))
-        return Text("  ").join(parts)
+        return [] if left is None else [Text.assemble(("left ", "dim"), format_seconds(left))]
+
+
+def phase_text(going: phases.Phase) -> Text:
+    """Return what goes on: its name, how far it is, for how long, and how fast."""
+    seconds = time.monotonic() - going.began
+    count = f" {going.done}/{going.total}" if going.total is not None else f" {going.done}" if going.done else ""
+    rate = f" {going.done / seconds:.3g}/s" if going.done and seconds >= 1 else ""
+    return Text.assemble((going.name, "cyan"), count, (f" {format_seconds(seconds)}{rate}", "dim"))
+
+
+class StartLine:
+    """What goes on before a run's own line is there: loading, starting engines; a context around that.
+
+    On a terminal a line that is redrawn, elsewhere one every ``beat_s`` seconds. It gives way to a ``ProgressLine``.
+    """
+
+    _now: StartLine | None = None
+
+    def __init__(self, *, shown: bool = True, console: Console | None = None, beat_s: float = BEAT_S) -> None:
+        self._shown, self._beat_s = shown, beat_s
+        self._console = Console() if console is None else console
+        self._live: Live | None = None
+        self._beats: _Beats | None = None
+
+    def __enter__(self) -> StartLine:
+        if self._shown and self._console.is_terminal:
+            draw, console = self._render, self._console
+            self._live = Live(get_renderable=draw, console=console, refresh_per_second=2, transient=True)
+            self._live.start()
+        elif self._shown:
+            self._beats = _Beats(self._console, self._beat_s, lambda: Text("starting"))
+        StartLine._now = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Take the line away."""
+        StartLine._now = None
+        if self._live is not None:
+            self._live.stop()
+        if self._beats is not None:
+            self._beats.end()
+        self._live = self._beats = None
+
+    @classmethod
+    def give_way(cls) -> None:
+        """End the line that is there, if there is one: a terminal has room for one that is redrawn."""
+        if cls._now is not None:
+            cls._now.end()
+
+    def _render(self) -> Text:
+        going = phases.current()
+        line = Text("starting") if going is None else phase_text(going)
+        line.no_wrap, line.overflow = True, "ellipsis"
+        return line
+
+
+def shows_start(build: B) -> B:
+    """Return ``build``, which makes a run from its config, with a line of what goes on until the run has its own.
+
+    It is shown where the run has the console.
+    """
+
+    @wraps(build)
+    def shown(config: Any, *rest: Any) -> Any:
+        with StartLine(shown="console" in config.trainer.logger), phases.phase("loading"):
+            return build(config, *rest)
+
+    return cast(B, shown)
+
+
+class _Beats:
+    """Prints a plain line whenever there was none for ``beat_s`` seconds while something goes on."""
+
+    def __init__(self, console: Console, beat_s: float, head: Callable[[], Text]) -> None:
+        self._console, self._beat_s, self._head = console, beat_s, head
+        self._printed, self._ended = threading.Event(), threading.Event()
+        threading.Thread(target=self._work, name="progress", daemon=True).start()
+
+    def hold(self) -> None:
+        """Note that a line was printed."""
+        self._printed.set()
+
+    def end(self) -> None:
+        """Print nothing from here on."""
+        self._ended.set()
+        self._printed.set()
+
+    def _work(self) -> None:
+        while not self._ended.is_set():
+            was_printed = self._printed.wait(self._beat_s)
+            self._printed.clear()
+            going = phases.current()
+            if not was_printed and not self._ended.is_set() and going is not None:
+                line = Text("  ").join([self._head(), phase_text(going)])
+                self._console.print(line, soft_wrap=True, highlight=False)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tandem.base.phases import phase
+
 
 class Trace:
     """A Chrome trace (open it in ui.perfetto.dev): a row per process and, inside it, a lane per thread or named lane.
@@ -76,7 +78,8 @@ class Stopwatch:
         with self._lock:
             self._open[own := object()] = part, begin_ns
         try:
-            yield
+            with phase(part):
+                yield
         finally:
             end_ns, cpu_end = time.perf_counter_ns(), time.process_time()
             with self._lock:

@@ -9,6 +9,7 @@ from math import comb
 from typing import Any
 
 from tandem.base.errors import RewardError
+from tandem.base.phases import phase
 from tandem.columns.proto import DataProto
 from tandem.data.prompts import Prompt
 from tandem.reward.outcome import Scores
@@ -80,12 +81,14 @@ class Evaluator:
             return prompt is not None
 
         scored = {}
-        for made in make_groups(self._engine, making, begin):
-            number, batch = int(made.key), made.batch
-            label = f"held-out prompt {self._prompts[number].uid}"
-            texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in batch.ragged("responses")]
-            lengths = batch.ragged("responses").lengths.tolist()
-            scored[number] = batch, texts, lengths, self._rewards.submit(batch, label, made.verdicts)
+        with phase("evaluation", len(self._prompts)) as shown:
+            for made in make_groups(self._engine, making, begin):
+                number, batch = int(made.key), made.batch
+                label = f"held-out prompt {self._prompts[number].uid}"
+                texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in batch.ragged("responses")]
+                lengths = batch.ragged("responses").lengths.tolist()
+                scored[number] = batch, texts, lengths, self._rewards.submit(batch, label, made.verdicts)
+                shown.advance()
         groups, self._scores, self._batches = [], [], []
         for number, prompt in enumerate(self._prompts):
             batch, texts, lengths, handle = scored[number]

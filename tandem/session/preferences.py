@@ -12,6 +12,7 @@ from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.data.preferences import PreferenceSource
 from tandem.models.numerics import prepare_process
+from tandem.observe.progress import shows_start
 from tandem.observe.run_log import RunLog
 from tandem.plan.plan import Plan, check_counted
 from tandem.plan.resumed import settings_of
@@ -61,6 +62,7 @@ class Given(StepPart):
         return {"prompts": self._prompts, "data": self._source.state_dict()}
 
 
+@shows_start
 def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
     """Read the preferences, then load the model: what is wrong with the data costs seconds.
 

@@ -24,6 +24,7 @@ from tandem.models.loading import as_causal_lm, new_model
 from tandem.models.numerics import prepare_process
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import character_tokenizer, encode_plain
+from tandem.observe.progress import shows_start
 from tandem.observe.run_log import RunLog
 from tandem.plan.checks.resumed import beyond_the_end
 from tandem.plan.checks.trainer import check_schedule
@@ -162,6 +163,7 @@ class Tuner:
         )
 
 
+@shows_start
 def build_sft_session(config: SftConfig) -> SftSession:
     """Read the data, then make or load the model. Raises ``DataError`` and ``ConfigError`` as they are found."""
     prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)

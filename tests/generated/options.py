@@ -228,6 +228,12 @@ TRAINER: list[Option] = [
     ways("trainer.exact", "true"),
     ways("trainer.save_interval", "1", "2"),
     (("trainer.save_interval=1", "trainer.keep_checkpoints=1"), ("trainer.keep_checkpoints=1",)),
+    (
+        ("data.val_files={here}/val.jsonl", "evaluation.interval=1", "trainer.keep_best=eval/reward"),
+        ("trainer.keep_best=eval/reward",),
+        ("trainer.project=sums",),
+        ("trainer.run_name=first",),
+    ),
     ways("trainer.rollouts_per_step", "0", "99"),
     ways("trainer.samples.every", "0", "2"),
     ways("trainer.samples.max_mb", "1"),

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 from rich.console import Console
 
-from tandem.observe.progress import ProgressLine, format_seconds
+from tandem.base.phases import phase
+from tandem.observe.progress import ProgressLine, StartLine, format_seconds
 
 
 class Clock:
@@ -23,7 +25,9 @@ def plain_line(
 ) -> tuple[ProgressLine, io.StringIO]:
     out = io.StringIO()
     console = Console(file=out, force_terminal=False, width=40)
-    return ProgressLine(total, first_step=first, console=console, plain_interval=interval, clock=clock), out
+    return ProgressLine(
+        total, first_step=first, console=console, plain_interval=interval, beat_s=None, clock=clock
+    ), out
 
 
 def test_a_plain_line_says_all_that_is_known() -> None:
@@ -92,6 +96,56 @@ def test_a_narrow_terminal_cuts_the_line() -> None:
     line.log(2, {"reward/mean": 0.5, "kl/mean": 0.1})
     line.finish()
     assert out.getvalue().count("\n") == 1
+
+
+def drawn(line: ProgressLine) -> str:
+    return line._render().plain
+
+
+METRICS = {"reward/mean": 0.5, "eval/reward": 0.25, "kl/mean": 0.1, "length/mean": 12.0}
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_the_time_left_is_the_last_thing_to_go_on_a_narrow_terminal(width: int) -> None:
+    clock, out = Clock(), io.StringIO()
+    console = Console(file=out, force_terminal=True, width=width, color_system=None)
+    line = ProgressLine(1000, console=console, clock=clock)
+    clock.now += 60
+    line.log(1, {**METRICS, "throughput/tokens_per_second": 1234.5})
+    with phase("evaluation", 200) as going:
+        going.advance(12)
+        text = drawn(line)
+    line.finish()
+    assert len(text) <= width
+    assert "step 1/1000" in text and text.endswith("left 16h 39m")
+    assert ("evaluation 12/200" in text) == (width >= 60)
+    assert ("reward 0.500" in text, "tokens/s" in text, "━" in text) == (width >= 80, width >= 120, width >= 200)
+
+
+def test_what_goes_on_is_shown_before_the_first_step_is_done() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    with StartLine(console=console) as start:
+        assert start._render().plain == "starting"
+        with phase("loading"), phase("reading the data"):
+            assert start._render().plain.startswith("reading the data 0s")
+        line = ProgressLine(3, console=console)  # has the terminal from here on
+        with phase("evaluation", 4) as going:
+            assert "step 0/3  evaluation 0/4 0s" in drawn(line)
+            going.advance(2)
+            going.began -= 8
+            assert "evaluation 2/4 8s 0.25/s" in drawn(line)
+        line.finish()
+
+
+def test_a_log_says_what_goes_on_where_nothing_else_is_printed() -> None:
+    said, console = threading.Event(), Console(file=io.StringIO(), force_terminal=False, width=80)
+    lines: list[str] = []
+    console.print = lambda text, **how: (lines.append(text.plain), said.set())  # type: ignore[method-assign, assignment]
+    with phase("evaluation", 7):
+        line = ProgressLine(5, console=console, beat_s=0.01)
+        assert said.wait(60)
+        line.finish()
+    assert lines[0].startswith("step 0/5  evaluation 0/7 ")
 
 
 @pytest.mark.parametrize(

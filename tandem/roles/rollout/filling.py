@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from tandem.base.errors import RewardError, StarvationError
+from tandem.base.phases import phase
 from tandem.columns.proto import DataProto
 from tandem.data.prompts import Prompt
 from tandem.data.sampler import Sampler
@@ -133,8 +134,10 @@ class Rollout:
             return True
 
         self.scoring_wait.generates(self.name, 1)
-        for made in make_groups(self.engine, self._making, begin):
-            self._store(by_key[made.key], pending, made)
+        with phase("groups") as shown:
+            for made in make_groups(self.engine, self._making, begin):
+                self._store(by_key[made.key], pending, made)
+                shown.advance()
         self.scoring_wait.generates(self.name, -1)
         return sum(self._settle(ticket, pending[ticket], scores) for ticket in sorted(pending))
 

@@ -7,8 +7,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from tandem.base.errors import DataError
+from tandem.base.phases import phase
 from tandem.config.schema import Config
 from tandem.models.numerics import prepare_process
+from tandem.observe.progress import shows_start
 from tandem.plan.plan import Plan, check_counted
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.reward import build_reward_manager
@@ -29,6 +31,7 @@ from tandem.session.session import Session
 from tandem.train.checkpoint import Checkpoint
 
 
+@shows_start
 def build_session(config: Config, plan: Plan) -> Session[Any]:
     """Start the roles of ``plan``. Data are read before the model: what is wrong with them costs seconds.
 
@@ -42,8 +45,9 @@ def build_session(config: Config, plan: Plan) -> Session[Any]:
         require_reference(config, plan, resumed)
     tokenizer = model_tokenizer(config.actor_rollout_ref.model)
     check_tokens(config, tokenizer)
-    tables = prompt_tables(config)
-    source = prompt_source(config, tokenizer, tables)
+    with phase("reading the data"):
+        tables = prompt_tables(config)
+        source = prompt_source(config, tokenizer, tables)
     evaluated = config.evaluation.during_run
     held_out = held_out_prompts(config, tokenizer, tables) if evaluated else []
     if evaluated and not held_out:
@@ -63,10 +67,13 @@ def build_session(config: Config, plan: Plan) -> Session[Any]:
     if episodes is not None:
         closing.callback(episodes.close)
     try:
-        runtime = RUNTIMES[plan.runtime](config, plan)
+        with phase("starting engines"):
+            runtime = RUNTIMES[plan.runtime](config, plan)
         closing.callback(runtime.close)
-        composite = runtime.composite(tokenizer, progress.last)
-        rewards.await_ready()  # loaded beside the model; what can't be made is reported before anything is generated
+        with phase("loading the model"):
+            composite = runtime.composite(tokenizer, progress.last)
+        with phase("waiting for the scorers"):
+            rewards.await_ready()  # loaded beside the model; what can't be made is told before anything is generated
         if episodes is not None:
             episodes.await_ready()
         if resumed is not None:
