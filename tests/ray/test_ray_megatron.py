@@ -1,4 +1,4 @@
-"""A hybrid run with Megatron-core on two devices is the run on one with fully_shard, and goes on where it was saved."""
+"""A hybrid run with Megatron-core on two devices is the run on one with fully_shard, and its model is exported."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ SPLIT = (
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_run_of_megatron_on_two_devices_is_that_of_one_and_is_resumed_and_exported(
-    task: Path, tmp_path: Path
-) -> None:
+def test_a_run_of_megatron_on_two_devices_is_that_of_one_and_is_exported(task: Path, tmp_path: Path) -> None:
     """A row more than there are tokens makes its vocabulary even. The reference is a tag."""
     shape = json.loads((task.parent / "model" / "config.json").read_text())
     model = new_model({**shape, "vocab_size": shape["vocab_size"] + 1}, seed=0)
@@ -43,9 +41,6 @@ def test_a_run_of_megatron_on_two_devices_is_that_of_one_and_is_resumed_and_expo
     assert found.samples() == alone.samples()
     assert 0 < distance(found.weights, alone.weights) < 5e-5  # after three steps
     saved = tmp_path / "run" / "checkpoints" / "step_00000002"
-    again = watch(*words, MEGATRON, f"trainer.resume={saved}", f"trainer.output_dir={tmp_path / 'again'}")
-    assert again.samples() == found.samples()[2:]  # on one device, in this process
-    assert distance(again.weights, found.weights) < 1e-5
     plain = AutoModelForCausalLM.from_pretrained(saved / "model").state_dict()
     assert plain.keys() == found.weights.keys()
     assert 0 < distance(plain, found.weights) < 0.1  # as it was a step earlier
