@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-DEV_EXTRAS := dev,math,ray,tasks,tracking,smollm2,serve,view,vision,megatron
+DEV_EXTRAS := dev,math,mcp,megatron,ray,tasks,tracking,smollm2,serve,verifiers,view,vision
 # A file's tests share what is slow to build, so a file stays with one process: how many there are says tests/conftest.py.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 SAMPLE ?= 320

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from tandem.config.node import Count, File, MaybeFile, Node, Seconds, Section, TypedNode
+from tandem.config.node import Count, File, Files, MaybeFile, Names, Node, Seconds, Section, TypedNode
 
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -123,20 +123,38 @@ class ActorConfig(Node):
         return self.ppo_max_token_len_per_gpu * self.ulysses_sequence_parallel_size
 
 
+class SandboxConfig(Node):
+    """What a program of the tool ``python`` may use."""
+
+    isolation: Literal["full", "network", "limits"] = "full"
+    """What it can't reach: anything; the network; nothing but the limits of time and memory (for models you trust)."""
+    seconds: Seconds = 5.0
+    """Longest time of a program."""
+    memory_mb: PositiveInt = 512
+    """Memory of a program, in MiB."""
+    packages: Names = []
+    """Installed packages that a program may import besides Python's own library."""
+
+
 class EpisodeConfig(TypedNode):
     """What a sample is: one answer, or an episode of several turns. ``type``, its parameters, and where it runs."""
 
     type: str = "single_turn"
-    """single_turn, tool_calls, program, or the name of an async function of ``file``."""
+    """single_turn, tool_calls, program, verifiers, openenv, or the name of an async function of ``file``."""
     file: MaybeFile = None
     """A .py file that defines the episode named by ``type``."""
-    tools: MaybeFile = None
-    """A .py file whose functions are the tools that a model may call."""
+    tools: Files = []
+    """What a model may call: .py files whose functions are tools, and the word python for a sandbox that runs
+    programs."""
+    mcp: dict[str, Names] = {}
+    """MCP servers whose tools a model may call: name -> command that is started and speaks over standard input and
+    output."""
+    sandbox: SandboxConfig = SandboxConfig()
     tool_format: Literal["auto", "hermes", "llama3", "mistral", "pythonic"] = "auto"
     """How the model writes calls; ``auto`` is what the chat template shows."""
     past: Literal["fixed", "edited", "template"] | None = None
     """Whether earlier messages may change: not at all, by the episode, or by the chat template too; there the context
-    begins anew. Default: edited for a program, else fixed."""
+    begins anew. Default: edited for a program and for environments of others, else fixed."""
     max_turns: PositiveInt = 8
     """Turns after which an episode is cut."""
     turn_rewards: bool = False

@@ -139,10 +139,10 @@ class RewardConfig(TypedNode):
 
 
 class SourceConfig(TypedNode):
-    """A data source of the user's: class ``type`` in ``file``, with its constructor's parameters."""
+    """A data source of the user's: class ``type`` in ``file``, with its constructor's parameters; or ``verifiers``."""
 
-    file: File
-    """A .py file that defines a subclass of BaseDataSource."""
+    file: MaybeFile = None
+    """A .py file that defines a subclass of BaseDataSource. Without one ``type`` is a built-in source: verifiers."""
 
 
 class DataConfig(Node):

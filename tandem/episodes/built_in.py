@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+import json
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeAlias
 
 from pydantic import PositiveFloat
 
 from tandem.base.user_code import import_file
 from tandem.config.model import EpisodeConfig
+from tandem.episodes.environments.openenv import check_sessions, openenv
+from tandem.episodes.environments.verifiers import loaded, verifiers
 from tandem.episodes.past import Past
 from tandem.episodes.policy import Policy, Task
 from tandem.episodes.program import program
@@ -37,15 +40,33 @@ async def tool_calls(task: Task, policy: Policy, *, tool_timeout_s: PositiveFloa
         messages += [{"role": "tool", "content": f"Error: {error}"} for error in answer.errors]
 
 
-BUILT_IN: dict[str, Episode] = {"tool_calls": tool_calls, "program": program}
+BUILT_IN: dict[str, Episode] = {
+    "tool_calls": tool_calls,
+    "program": program,
+    "verifiers": verifiers,
+    "openenv": openenv,
+}
 """Episodes by the names that a config gives them, besides ``single_turn``."""
+
+OTHERS = ("program", "verifiers")
+"""Those that are not Tandem's to hold to what was said: the past may be edited unless the config says otherwise."""
+
+
+def prepare(type_: str, file: str | None, parameters: Mapping[str, Any], concurrency: int) -> None:
+    """Make once what all episodes of a process share, at most ``concurrency`` at a time. Whatever that raises passes
+    through.
+    """
+    if file is None and type_ == "verifiers":
+        loaded(parameters["env"], json.dumps(parameters.get("args") or {}))
+    if file is None and type_ == "openenv":
+        check_sessions(parameters["env"], concurrency)
 
 
 def past_of(episode: EpisodeConfig) -> Past:
-    """Return whether the past of the config's episode may change. A program is nobody's to hold to what was said."""
+    """Return whether the past of the config's episode may change."""
     if episode.past is not None:
         return episode.past
-    return "edited" if episode.type == "program" and episode.file is None else "fixed"
+    return "edited" if episode.type in OTHERS and episode.file is None else "fixed"
 
 
 def find_episode(type_: str, file: str | None) -> Episode:

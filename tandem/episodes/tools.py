@@ -21,11 +21,14 @@ KEY = "actor_rollout_ref.rollout.episode.tools"
 
 @dataclass(frozen=True)
 class Tool:
-    """One function as a tool: its ``definition`` for chat templates, and the ``arguments`` that it takes."""
+    """One function as a tool: its ``definition`` for chat templates, and the ``arguments`` that it takes.
+
+    ``arguments`` None: it checks them itself.
+    """
 
     function: Callable[..., Any]
     definition: dict[str, Any]
-    arguments: type[BaseModel]
+    arguments: type[BaseModel] | None
 
     @property
     def is_async(self) -> bool:
@@ -34,6 +37,8 @@ class Tool:
 
     def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments as the function's types say. Raises ``ValueError`` in words that a model may read."""
+        if self.arguments is None:
+            return dict(given)
         try:
             checked = self.arguments.model_validate(dict(given))
         except ValidationError as error:

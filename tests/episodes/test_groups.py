@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -77,7 +77,7 @@ class ScriptedEngine:
 
 
 def spec(type_: str, *, file: str | None = None, **changed: Any) -> EpisodeSpec:
-    usual: dict[str, Any] = {"timeout_s": 30.0, "workers": 1, "concurrency": 16, "start_s": 60.0, "tools": None}
+    usual: dict[str, Any] = {"timeout_s": 30.0, "workers": 1, "concurrency": 16, "start_s": 60.0, "tools": ()}
     return EpisodeSpec(**{"type": type_, "file": file, "parameters": {}, **usual, **changed})
 
 
@@ -90,16 +90,18 @@ def playing(
     n: int = 2,
     max_tokens: int = 400,
     max_turns: int = 8,
-    tools: bool = False,
+    tools: bool | tuple[str, ...] = False,
     past: Past = "fixed",
     turn_rewards: bool = False,
+    pool: EpisodePool | None = None,
+    offered: Any = DEFINITIONS,
     **options: Any,
 ) -> Iterator[tuple[EpisodeGroups, ScriptedEngine, Any]]:
     made = tokenizer(family)
-    options = {"tools": TOOLS if tools else None, "turn_rewards": turn_rewards, **options}
-    rules = EpisodeRules(max_turns, 5000, DEFINITIONS if tools else None, family.name, past, turn_rewards)
+    options = {"tools": (TOOLS,) if tools is True else tools or (), "turn_rewards": turn_rewards, **options}
+    rules = EpisodeRules(max_turns, 5000, offered if tools else None, family.name, past, turn_rewards)
     sampling = Sampling(n=n, max_tokens=max_tokens, stop_token_ids=(made.eos_token_id,))
-    with EpisodePool(spec(type_, **options)) as pool:
+    with EpisodePool(spec(type_, **options)) if pool is None else nullcontext(pool) as pool:
         yield EpisodeGroups(pool, rules, sampling, made), ScriptedEngine(made, says), made
 
 

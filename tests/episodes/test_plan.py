@@ -11,9 +11,10 @@ from tandem.base.errors import ConfigError
 from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.episodes.built_in import find_episode
-from tandem.plan.plan import Plan
+from tandem.plan.plan import Plan, compile_plan
 from tandem.reward.static import describe_episode
 from tandem.runtime.build.composite import build_actor_rollout_ref
+from tests.episodes.conftest import PLAYS
 from tests.plan.conftest import place, plan_of
 
 __all__ = ["place", "plan_of"]
@@ -65,6 +66,12 @@ def furnished(place: Path) -> Path:
         ("{type: Play, file: own.py}", "type", "is no async function"),
         ("{type: swapped, file: own.py}", "type", "takes ()"),
         ("{type: tool_calls, tools: flow.py}", "tools", "add (line 1) is a generator (it has a yield)"),
+        ("{type: tool_calls, tools: [tools.py, none.py]}", "tools", "can't be read"),
+        ("{type: tool_calls, tools: tools.py, mcp: {time: [no-such-server]}}", "mcp.time", "there is no program"),
+        ("{type: tool_calls, tools: tools.py, mcp: {time: []}}", "mcp.time", "it is empty"),
+        ("{type: tool_calls, tools: tools.py, sandbox: {seconds: 2.0}}", "sandbox.seconds", "no program is run"),
+        ("{type: tool_calls, tools: python, sandbox: {packages: nopy}}", "sandbox.packages", "no installed package"),
+        ("{mcp: {time: [python3]}}", "mcp", "which has no tools and no turns"),
         ("{type: play, file: none.py}", "file", "can't be read"),
         ("{type: play, file: own.py, most: few}", "most", "a text where an integer"),
         ("{tool_format: hermes}", "tool_format", "which has no tools and no turns"),
@@ -131,6 +138,8 @@ def test_rows_bring_no_tools_of_their_own(furnished: Path, plan_of: Callable[...
     "word",
     [
         "{type: tool_calls, tools: tools.py, tool_timeout_s: 3.0}",
+        "{type: tool_calls, tools: [tools.py, python], sandbox: {seconds: 2.0}, mcp: {time: [python3, server.py]}}",
+        "{type: tool_calls, mcp: {time: [python3, server.py]}}",
         "{type: play, file: own.py, most: 2}",
         "{type: within, file: own.py}",
         "{type: decorated, file: own.py}",
@@ -154,3 +163,93 @@ def test_what_a_decorator_made_of_an_episode_is_told_when_it_is_found(furnished:
     assert describe_episode("play", furnished / "made.py").columns == ("task", "policy")
     with pytest.raises(TypeError, match="play is no async function that can be called"):
         find_episode("play", str(furnished / "made.py"))
+
+
+ENVIRONMENTS = {
+    "sums.py": "def load_environment():\n    return None\n",
+    "lifted.py": "from somewhere import load_environment\n",
+    "none.py": "x = 1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "reason"),
+    [
+        (["{type: verifiers}"], f"{EPISODE}.env", "env"),
+        (["{type: verifiers, env: no-such-env}"], f"{EPISODE}.env", "there is no module 'no_such_env'"),
+        (["{type: verifiers, env: nowhere.py}"], f"{EPISODE}.env", "can't be read"),
+        (["{type: verifiers, env: none.py}"], f"{EPISODE}.env", "it defines no function load_environment"),
+        (["{type: verifiers, env: sums.py, argz: {}}"], f"{EPISODE}.argz", "no parameter 'argz'"),
+        (["{type: verifiers, env: sums.py, tools: tools.py}"], f"{EPISODE}.tools", "has tools of its own"),
+        (
+            ["{type: verifiers, env: sums.py}", "data.train_files=[]", "data.source={type: verifiers, env: sums.py}"],
+            "data.extra_keys",
+            "which its episodes don't get",
+        ),
+        (
+            ["{type: verifiers, env: sums.py}", "data.train_files=[]", "data.source={type: verifierz, env: sums.py}"],
+            "data.source.type",
+            "did you mean 'verifiers'",
+        ),
+    ],
+)
+def test_an_environment_that_is_not_there_is_refused(
+    furnished: Path, plan_of: Callable[..., Plan], words: list[str], key: str, reason: str
+) -> None:
+    pytest.importorskip("verifiers")
+    for name, text in ENVIRONMENTS.items():
+        (furnished / name).write_text(text)
+    (problem,) = plan_of(f"{EPISODE}={words[0]}", *words[1:], "data.chat=true").problems
+    assert problem.key == key
+    assert reason in problem.reason + problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        ("nowhere", "it names no class"),
+        ("no_such_package.envs:Game", "there is no module 'no_such_package.envs'"),
+        ("nowhere.py:Game", "nowhere.py can't be read"),
+        ("own.py:Game", "own.py defines no class Game"),
+    ],
+)
+def test_a_class_that_is_not_there_is_refused(
+    furnished: Path, plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, env: str, reason: str
+) -> None:
+    monkeypatch.setattr("tandem.plan.checks.environment.lacks", lambda package: False)
+    (problem,) = plan_of(f"{EPISODE}={{type: openenv, env: '{env}'}}", "data.chat=true").problems
+    assert problem.key == f"{EPISODE}.env" and reason in problem.reason
+
+
+@pytest.mark.parametrize(("length", "refused"), [(1, True), (2, False)])
+def test_what_an_episode_begins_with_must_have_room(task: Path, length: int, refused: bool) -> None:
+    words = (f"{EPISODE}={{type: talk, file: {PLAYS}}}", f"data.max_prompt_length={length}")
+    problems = compile_plan(load_words([str(task), *words], Config)).problems
+    assert [problem.key for problem in problems] == ["data.max_prompt_length"] * refused
+    assert not refused or ("begins with 2 tokens" in problems[0].reason and "Write 2 or more" in problems[0].remedy)
+
+
+def test_a_good_environment_is_none_of_the_plans_business(furnished: Path, plan_of: Callable[..., Plan]) -> None:
+    pytest.importorskip("verifiers")
+    (furnished / "lifted.py").write_text(ENVIRONMENTS["lifted.py"])
+    rows = ("data.train_files=[]", "data.source={type: verifiers, env: lifted.py, args: {a: 1}}")
+    words = (f"{EPISODE}={{type: verifiers, env: lifted.py, args: {{a: 1}}}}", "data.extra_keys=[verifiers]")
+    assert plan_of(*words, *rows, "data.chat=true").problems == ()
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "extra"),
+    [
+        ("{type: openenv, env: 'own.py:Play'}", "type", "openenv"),
+        ("{type: verifiers, env: sums}", "type", "verifiers"),
+        ("{type: tool_calls, mcp: {time: [python3]}}", "mcp", "mcp"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    furnished: Path, plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, word: str, key: str, extra: str
+) -> None:
+    monkeypatch.setattr("tandem.plan.checks.environment.lacks", lambda package: True)
+    monkeypatch.setattr("tandem.plan.checks.tools.lacks", lambda package: True)
+    (problem,) = plan_of(f"{EPISODE}={word}", "data.chat=true").problems
+    assert problem.key == f"{EPISODE}.{key}"
+    assert f"pip install 'tandem-rl[{extra}]'" in problem.remedy

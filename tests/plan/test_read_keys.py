@@ -109,8 +109,8 @@ RUNS = {
     "abort": f"--hybrid {ROLLOUT}.on_weight_update=abort",
     "swapped": f"--hybrid {ROLLOUT}.swap.step=1 {ROLLOUT}.swap.name=hf",
     "lora": f"{MODEL}.lora_rank=4 --hybrid",
-    "episodes": f"{ROLLOUT}.episode.type=tokens {ROLLOUT}.episode.file=PLAYS {ROLLOUT}.episode.tools=TOOLS "
-    f"{ROLLOUT}.episode.tool_format=hermes {MODEL}.path=CHAT",
+    "episodes": f"{ROLLOUT}.episode.type=tokens {ROLLOUT}.episode.file=PLAYS {ROLLOUT}.episode.tools=[TOOLS,python] "
+    f"{ROLLOUT}.episode.sandbox.isolation=limits {ROLLOUT}.episode.tool_format=hermes {MODEL}.path=CHAT",
     "preferences": f"{LOSS}.type=dpo {PAIRS}",
     "labelled": f"{LOSS}.type=kto data.label_key=good {PAIRS}",
 }

@@ -33,7 +33,10 @@ _GRACE_S = 2.0  # for an episode that was cancelled to end by itself
 
 @dataclass(frozen=True)
 class EpisodeSpec:
-    """Which code plays: see ``find_episode``. ``tools`` is the file of the tools, ``timeout_s`` an episode's own time.
+    """Which code plays: see ``find_episode``. ``timeout_s``: an episode's own time.
+
+    ``tools`` are files of tools, and ``python``, whose limits are ``sandbox``; ``servers`` are the commands of MCP
+    servers by name.
 
     ``workers`` processes, each with at most ``concurrency`` episodes; ``start_s`` is a process's time to get ready.
     ``sampling``: the temperature and top_p that turns are drawn with. ``exact``: the run can be repeated bit by bit.
@@ -43,7 +46,7 @@ class EpisodeSpec:
     type: str
     file: str | None
     parameters: Mapping[str, Any]
-    tools: str | None
+    tools: Sequence[str]
     timeout_s: float
     workers: int
     concurrency: int
@@ -51,6 +54,8 @@ class EpisodeSpec:
     sampling: Mapping[str, float] = field(default_factory=dict)
     exact: bool = False
     turn_rewards: bool = False
+    servers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    sandbox: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -138,9 +143,8 @@ class EpisodePool:
         clear_left_over()
         self._spec = spec
         path = [folder or os.getcwd() for folder in sys.path]
-        fields = ("type", "file", "parameters", "tools", "timeout_s", "sampling", "exact", "turn_rewards")
         places = {"path": path, "pythonpath": os.environ.get("PYTHONPATH")}
-        self._setup = json.dumps({**places, **{name: getattr(spec, name) for name in fields}}).encode()
+        self._setup = json.dumps({**places, **asdict(spec)}).encode()
         self._path = path
         self._numbers = itertools.count()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -18,10 +18,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tandem.episodes.built_in import Episode, find_episode
+from tandem.episodes.built_in import Episode, find_episode, prepare
 from tandem.episodes.policy import Ask, EpisodeOver, Policy, Task
+from tandem.episodes.servers import serving
 from tandem.episodes.static import grades_itself
-from tandem.episodes.tools import load_tools
+from tandem.episodes.toolbox import all_tools, together
 from tandem.reward.outcome import Verdict, as_verdict, failed
 from tandem.reward.process.lifeline import LastResort, clear, end_with
 from tandem.reward.process.wire import pack_verdicts, receive, send
@@ -29,6 +30,7 @@ from tandem.reward.scoring import describe_error
 
 _LENGTH = struct.Struct("!I")
 _TOO_LATE = {"error": "the episode is over"}
+_OF_START = 0.8  # of a process's time to get ready, for the servers of tools to start: later it is ended without a word
 _LAST_RESORT_S = 5.0  # beyond an episode's time, at which a living parent has ended this process
 
 
@@ -47,16 +49,24 @@ def main(fd: int, parent: int) -> None:
     try:
         episode = find_episode(setup["type"], setup["file"])
         inspect.signature(episode).bind(None, None, **setup["parameters"])
-        tools = load_tools(setup["tools"]) if setup["tools"] is not None else {}
+        tools = all_tools(setup["tools"], setup["sandbox"])
+        prepare(setup["type"], setup["file"], setup["parameters"], setup["concurrency"])
     except BaseException as error:
         send(channel, json.dumps({"kind": "broken", "text": describe_error(error)}).encode())
         return
     last_resort.arm()
     play = partial(episode, **setup["parameters"])
-    policy = partial(
-        Policy, tools=tools, sampling=setup["sampling"], exact=setup["exact"], rewards_turns=setup["turn_rewards"]
-    )
-    asyncio.run(Host(channel, play, policy, graded=grades_itself(episode)).serve())
+    policy = partial(Policy, sampling=setup["sampling"], exact=setup["exact"], rewards_turns=setup["turn_rewards"])
+
+    async def serve() -> None:
+        try:
+            found = together(tools, await serving(setup["servers"], setup["start_s"] * _OF_START))
+        except Exception as error:
+            send(channel, json.dumps({"kind": "broken", "text": describe_error(error)}).encode())
+            os._exit(0)
+        await Host(channel, play, partial(policy, tools=found), graded=grades_itself(episode)).serve()
+
+    asyncio.run(serve())
 
 
 def _restore_python_path(given: str | None) -> None:

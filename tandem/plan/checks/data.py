@@ -22,6 +22,7 @@ from tandem.data.modalities import beyond_text
 from tandem.data.rows import Row, RowError
 from tandem.data.tasks import TaskTable
 from tandem.data.template import REMEDY, Template, TemplateError
+from tandem.plan.checks.environment import check_built_in_source
 from tandem.plan.checks.first_prompt import check_first_prompt
 from tandem.plan.checks.parameters import check_parameters
 from tandem.plan.mix import example_columns, mix_names
@@ -332,6 +333,9 @@ def _check_source(source: SourceConfig) -> Iterator[Problem]:
     """Check whether the file of a user's data source defines its class, and takes its parameters; it is read, not
     run.
     """
+    if source.file is None:
+        yield from check_built_in_source(source)
+        return
     file = Path(source.file).expanduser()
     found = describe_class(source.type, file, root=BaseDataSource.__name__)
     if isinstance(found, Signature):

@@ -13,10 +13,11 @@ from tandem.config.model import EpisodeConfig
 from tandem.config.schema import Config
 from tandem.episodes.built_in import BUILT_IN, SINGLE_TURN
 from tandem.episodes.parsers import format_of
-from tandem.episodes.static import wrong_tools
+from tandem.plan.checks.environment import check_openenv, check_own_rows, check_verifiers
 from tandem.plan.checks.folder import NO_TEMPLATE, WITH_TEMPLATE, first_value, tokenizer_of
 from tandem.plan.checks.parameters import check_parameters
 from tandem.plan.checks.template import template_of
+from tandem.plan.checks.tools import check_tools
 from tandem.plan.entries import estimator_columns
 from tandem.reward.static import describe_episode
 
@@ -35,6 +36,11 @@ def check_episode(config: Config) -> Iterator[Problem]:
         yield from check_parameters(EPISODE, "episode", episode.type, episode.parameters, signature, _OWN)
     if _is_program(episode):
         yield from _check_program(episode)
+    if episode.type == "verifiers" and episode.file is None:
+        yield from check_verifiers(EPISODE, episode.type, episode.parameters)
+        yield from check_own_rows(config)
+    if episode.type == "openenv" and episode.file is None:
+        yield from check_openenv(EPISODE, episode.parameters)
     if plays_episodes(config):
         yield from _check_tools(config)
         yield from _check_prompts(config)
@@ -82,13 +88,12 @@ def _signature(episode: EpisodeConfig) -> Signature | Problem:
 
 def _check_tools(config: Config) -> Iterator[Problem]:
     episode, key = config.actor_rollout_ref.rollout.episode, f"{EPISODE}.tools"
-    if episode.tools is None:
+    if not episode.tools and not episode.mcp:
         if episode.type == "tool_calls" and episode.file is None:
-            yield Problem(key, None, "there is no tool to call", "Write the path of a .py file that defines some")
+            remedy = "Write the path of a .py file that defines some, or python; or a server for episode.mcp"
+            yield Problem(key, [], "there is no tool to call", remedy)
         return
-    if (wrong := wrong_tools(Path(episode.tools))) is not None:
-        remedy = "Write a .py file of functions whose parameters have types, as in def add(x: int, y: int)"
-        yield Problem(key, episode.tools, wrong, remedy)
+    yield from check_tools(episode)
     if config.data.tools_key is not None:
         reason = "the tools of a row are offered in place of those that can be called"
         yield Problem(
@@ -99,10 +104,11 @@ def _check_tools(config: Config) -> Iterator[Problem]:
         return
     template, _ = template_of(config.actor_rollout_ref.model.tokenizer)
     if template is None:
-        yield Problem(key, episode.tools, NO_TEMPLATE, WITH_TEMPLATE)
+        yield Problem(key, list(episode.tools), NO_TEMPLATE, WITH_TEMPLATE)
     elif "tools" not in template:
         reason = "the chat template of the model has no place for tools, so it would not know of them"
-        yield Problem(key, episode.tools, reason, "Use the model's own template for tools, or a model that has one")
+        remedy = "Use the model's own template for tools, or a model that has one"
+        yield Problem(key, list(episode.tools), reason, remedy)
     elif episode.tool_format == "auto" and format_of(template) is None:
         reason = "the chat template doesn't show how the model writes calls"
         yield Problem(f"{EPISODE}.tool_format", "auto", reason, "Write hermes, llama3, mistral or pythonic")

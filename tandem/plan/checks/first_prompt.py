@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
+from typing import Any
 
 from tandem.base.errors import DataError, Problem
 from tandem.config.schema import Config, DataConfig
@@ -14,7 +15,8 @@ from tandem.data.files import open_tables
 from tandem.data.modalities import kind_in_messages
 from tandem.data.rows import Row, RowError
 from tandem.data.template import Template, TemplateError
-from tandem.plan.checks.template import refusal_of
+from tandem.episodes.built_in import SINGLE_TURN
+from tandem.plan.checks.template import least_tokens, refusal_of
 from tandem.plan.teacher import learns_from_reward
 from tandem.reward.registry import REWARDS
 
@@ -70,6 +72,21 @@ def _prompt(config: Config, row: Row, images: bool) -> Iterator[Problem]:
         roles = ", ".join(str(message["role"]) for message in messages)
         reason = f"{at}the chat template refuses messages with roles {roles}: {said}"
         yield Problem(f"data.{named}", written, reason, "Write what the template takes, or take another template")
+        return
+    if messages and data.on_overlong_prompt == "error":
+        yield from _room(config, messages, at)
+
+
+def _room(config: Config, messages: Sequence[Mapping[str, Any]], at: str) -> Iterator[Problem]:
+    """Check whether what an episode begins with has room; definitions of tools are not counted and need more."""
+    most = config.data.max_prompt_length
+    if config.actor_rollout_ref.rollout.episode.type == SINGLE_TURN:
+        return
+    least = least_tokens(config.actor_rollout_ref.model.tokenizer, messages)
+    if least is not None and least > most:
+        reason = f"{at}an episode begins with {least} tokens, without the definitions of tools"
+        remedy = f"Write {least} or more, with room for tools; or data.on_overlong_prompt: drop"
+        yield Problem("data.max_prompt_length", most, reason, remedy)
 
 
 def _filled(template: str, row: Row) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,6 +112,20 @@ def refusal_of(path: str, messages: Sequence[Mapping[str, Any]]) -> str | None:
     except Exception:  # a template is foreign code: it raises what it likes, and the run will say it
         return None
     return None
+
+
+def least_tokens(path: str, messages: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return how many tokens a tokenizer makes of ``messages``, without tools; None where that can't be known here."""
+    template, ends = template_of(path)
+    folder = model_folder(path)
+    if template is None or folder is None or not (folder / "tokenizer.json").is_file():
+        return None
+    try:
+        text = _rendered(template, messages, ends[0] if ends else "", add_generation_prompt=True)
+        made: Any = importlib.import_module("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return len(made.encode(text, add_special_tokens=False).ids)
+    except Exception:  # as above, and files that are none of a tokenizer
+        return None
 
 
 def _after_turn(template: str, end: str) -> str | None:

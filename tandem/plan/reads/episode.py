@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tandem.config.model import SandboxConfig
 from tandem.config.schema import Config
+from tandem.episodes.python_tool import NAME as PYTHON
 from tandem.plan.checks.episode import EPISODE, plays_episodes
 from tandem.plan.reads.form import Reads, S
 from tandem.plan.teacher import learns_from_reward
 
-_PLAYED = ("file", "tools", "tool_format", "past", "max_turns", "timeout_s", "workers", "concurrency", "start_s")
+_PLAYED = ("file", "tools", "mcp", "tool_format", "past", "max_turns", "timeout_s", "workers", "concurrency", "start_s")
 
 
 def episode_reads(config_of: Callable[[S], Config]) -> tuple[Reads[S], ...]:
@@ -30,5 +32,11 @@ def episode_reads(config_of: Callable[[S], Config]) -> tuple[Reads[S], ...]:
             lambda s: plays_episodes(config_of(s)),
             "an episode is one answer, which has no tools and no turns",
             f"Write {EPISODE}.type: tool_calls, or leave it out",
+        ),
+        Reads(
+            tuple(f"{EPISODE}.sandbox.{name}" for name in SandboxConfig.model_fields),
+            lambda s: PYTHON in config_of(s).actor_rollout_ref.rollout.episode.tools,
+            f"no program is run: {PYTHON} is not among the tools",
+            f"Write {EPISODE}.tools: [{PYTHON}], or leave it out",
         ),
     )

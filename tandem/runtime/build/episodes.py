@@ -6,12 +6,16 @@ from typing import Any
 
 from tandem.base.errors import ConfigError, Problem
 from tandem.base.user_code import import_ends
+from tandem.config.model import EpisodeConfig
 from tandem.config.schema import Config
 from tandem.data.tools import Tools
 from tandem.episodes.built_in import past_of
 from tandem.episodes.parsers import format_of
 from tandem.episodes.process.pool import EpisodePool, EpisodeSpec
-from tandem.episodes.tools import KEY, load_tools
+from tandem.episodes.python_tool import NAME as PYTHON
+from tandem.episodes.servers import server_definitions
+from tandem.episodes.toolbox import all_tools
+from tandem.episodes.tools import KEY
 from tandem.plan.checks.episode import plays_episodes
 from tandem.roles.rollout.episodes import EpisodeGroups, EpisodeRules
 from tandem.rollout.protocol import Sampling
@@ -38,14 +42,30 @@ class Episodes:
 def offered_tools(config: Config) -> Tools | None:
     """Return the definitions of the tools that every prompt offers; None without any.
 
-    Raises ``ConfigError`` for a file of tools that can't be run.
+    Raises ``ConfigError`` for a file of tools that can't be run, or a server that doesn't start.
     """
-    file = config.actor_rollout_ref.rollout.episode.tools
-    if file is None:
+    episode = config.actor_rollout_ref.rollout.episode
+    if not episode.tools and not episode.mcp:
         return None
-    if (reason := import_ends(file)) is not None:
-        raise ConfigError([Problem(KEY, file, reason, "Mend the file: what takes long belongs into a tool")])
-    return [tool.definition for tool in load_tools(file).values()]
+    for file in episode.tools:
+        if file != PYTHON and (reason := import_ends(file)) is not None:
+            raise ConfigError([Problem(KEY, file, reason, "Mend the file: what takes long belongs into a tool")])
+    made = all_tools(episode.tools, _limits(episode))
+    of_servers = server_definitions(episode.mcp, episode.start_s) if episode.mcp else []
+    return [*(tool.definition for tool in made.values()), *of_servers]
+
+
+def _limits(episode: EpisodeConfig) -> dict[str, Any]:
+    """Return the limits of the programs that a model writes; none where it can't have one run."""
+    if PYTHON not in episode.tools:
+        return {}
+    given = episode.sandbox
+    return {
+        "isolation": given.isolation,
+        "seconds": given.seconds,
+        "memory_mb": given.memory_mb,
+        "packages": given.packages,
+    }
 
 
 def build_episodes(config: Config, tokenizer: Any) -> Episodes | None:
@@ -67,6 +87,8 @@ def build_episodes(config: Config, tokenizer: Any) -> Episodes | None:
         sampling={"temperature": rollout.temperature, "top_p": rollout.top_p},
         exact=config.trainer.exact,
         turn_rewards=episode.turn_rewards,
+        servers=episode.mcp,
+        sandbox=_limits(episode),
     )
     rules = EpisodeRules(
         max_turns=episode.max_turns,

@@ -15,6 +15,7 @@ from tandem.base.user_code import load_class
 from tandem.config.schema import Config, DataConfig, SftConfig, SftDataConfig, SourceConfig
 from tandem.data.base_source import BaseDataSource, as_rows
 from tandem.data.catalog import OnBadRow
+from tandem.data.environment_rows import SOURCES
 from tandem.data.examples import ConversationSource, Example, ExampleColumns
 from tandem.data.files import open_tables
 from tandem.data.length import Overlong
@@ -41,7 +42,10 @@ _HELD_OUT_TASKS = 256
 
 
 def user_source(source: SourceConfig) -> BaseDataSource:
-    """Load the user's data source. Raises ``ConfigError`` where its file or class can't be used."""
+    """Load the data source. Raises ``ConfigError`` where the user's file or class can't be used."""
+    if source.file is None:
+        builtin: Callable[..., BaseDataSource] = SOURCES[source.type]
+        return builtin(**source.parameters)
     made = load_class(source.file, source.type, source.parameters, key="data.source")
     if not isinstance(made, BaseDataSource):
         raise DataError(f"data.source: class {source.type} in {source.file} must be a subclass of BaseDataSource")

@@ -1,0 +1,1 @@
+"""Episodes that environments of other packages play."""
