@@ -61,7 +61,8 @@ def _show_train(console: Console, plan: Plan) -> None:
     old = f"; old log-probs: {plan.old_logprobs}" if plan.generates else ""
     console.print(f"tags of the actor: {tags}{old}")
     if plan.generates:
-        console.print(f"weights to the engine: {PUSHED[plan.pushed]}")
+        way = {"nothing": ""}.get(plan.pushed, f", by {plan.transport.replace('_', ' ')}")
+        console.print(f"weights to the engine: {PUSHED[plan.pushed]}{way}")
     console.print(f"columns of the data: {', '.join(plan.source_columns)}")
     stages = [
         (

@@ -26,6 +26,9 @@ class DataPlaneConfig(Node):
 class WeightSyncConfig(Node):
     """How weights reach the rollout engines."""
 
+    transport: Literal["auto", "shared_memory", "collective"] = "auto"
+    """How weights travel: through memory that the processes of a machine share, or by a broadcast in a group of train
+    ranks and engines. Default: by a broadcast where a role has devices on several nodes."""
     overlap: bool = False
     """Transfer in the background of the next step instead of blocking (hybrid)."""
     bucket_mb: Annotated[int, Field(gt=0, le=2**16)] = 256

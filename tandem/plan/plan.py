@@ -76,6 +76,7 @@ from tandem.plan.stages import (
 )
 from tandem.plan.swap import check_swap
 from tandem.plan.teacher import Teacher, teachers
+from tandem.plan.transport import Transport, check_transport, plan_transport
 from tandem.stages.facts import REWARD, OldLogprobs, Step
 from tandem.stages.stage import PlannedStage, Stage
 from tandem.stages.table import BUILT_IN, plan_step
@@ -95,12 +96,12 @@ class Plan:
 
     ``device_groups`` are devices per group; what a run needs is their sum. ``base_tags`` are those of the ``tags`` that
     are no copies but the base model, its adapters switched off. ``pushed`` is what new weights for the rollout engine
-    are: nothing where it generates with the actor's own. ``flow`` is what the mode comes to; ``longest_first``:
-    prompts are begun in the order of their expected lengths. ``later`` names what can
-    be planned and not be run yet. ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's
-    sizes are unknown. ``batch.steps`` counts the rows of the files without what is held out, before any other is
-    dropped. ``scoring`` is None where no reward is made. ``stages`` are those of ``table`` that run, by what ``step``
-    says of the config.
+    are: nothing where it generates with the actor's own; ``transport`` says how they travel. ``flow`` is what the mode
+    comes to; ``longest_first``: prompts are begun in the order of their expected lengths. ``later`` names what can be
+    planned and not be run yet. ``notes`` are harmless facts worth knowing. ``memory`` is empty where the model's sizes
+    are unknown. ``batch.steps`` counts the rows of the files without what is held out, before any other is dropped.
+    ``scoring`` is None where no reward is made. ``stages`` are those of ``table`` that run, by what ``step`` says of
+    the config.
     """
 
     mode: str
@@ -113,6 +114,7 @@ class Plan:
     scoring: ScoringPlan | None
     old_logprobs: OldLogprobs
     pushed: Pushed
+    transport: Transport
     flow: Flow
     longest_first: bool
     source_columns: tuple[str, ...]
@@ -202,8 +204,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         *critic_problems,
         *_contradictions(config, entries, placed, facts),
         *([] if learns_preferences(config) else check_engine(config, entries, runtime)),
-        *check_pushed(config, shares),
-        *check_swap(config, entries, runtime),
+        *_sending_problems(config, entries, runtime, shares, own_loop),
         *check_images(config, facts, runtime),
         *check_critic(config, batch, critic_facts, own_loop),
         *check_length(config, batch, rows),
@@ -225,6 +226,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         scoring=plan_scoring(config) if any(stage.role == REWARD for stage in stages) else None,
         old_logprobs=old_logprobs_from(config),
         pushed="nothing" if shares else pushed_part(config),
+        transport=plan_transport(config, placed),
         flow=plan_flow(config),
         longest_first=begins_longest_first(config, placed),
         source_columns=source_columns(entries, sees(facts)),
@@ -253,6 +255,15 @@ def check_counted(config: Config, plan: Plan, steps: int) -> None:
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _sending_problems(
+    config: Config, entries: Entries, runtime: str, shares: bool, own_loop: bool
+) -> Iterator[Problem]:
+    """Yield what speaks against how new weights get to engines, and to which."""
+    yield from check_pushed(config, shares)
+    yield from check_transport(config, shares, own_loop)
+    yield from check_swap(config, entries, runtime)
 
 
 def _contradictions(

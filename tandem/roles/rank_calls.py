@@ -69,6 +69,9 @@ class RankHandle(Protocol[RankT_co]):
     def submit(self, call: Call[RankT_co, T]) -> Reply[T]:
         """Begin a call. Must not wait for the result, unless this is the only rank."""
 
+    def aside(self, call: Call[RankT_co, T]) -> Reply[T]:
+        """Make a call beside those of ``submit``, whatever the rank is doing; it must not touch the model."""
+
     def check(self) -> None:
         """Raise ``DiedError`` if the rank is gone; returns at once."""
 
@@ -99,6 +102,10 @@ class LocalRank(Generic[RankT_co]):
 
     def submit(self, call: Call[RankT_co, T]) -> Done[T]:
         """Make the call, and give its result; its error is raised here."""
+        return Done(call.on(self.rank))
+
+    def aside(self, call: Call[RankT_co, T]) -> Done[T]:
+        """Make the call in the thread that asks."""
         return Done(call.on(self.rank))
 
     def check(self) -> None:

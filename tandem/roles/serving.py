@@ -17,6 +17,7 @@ from tandem.models.lora import adapted_layers, base_weights
 from tandem.models.weights import copy_weights, own_weights
 from tandem.stages.stage import BatchStage
 from tandem.train.protocol import TrainEngine, Wanted, logprobs_and
+from tandem.weights.broadcast import Member
 from tandem.weights.sync import LEFT_OUT, Weights
 
 
@@ -102,6 +103,14 @@ class Watchable(Protocol):
         """Return the processes that give no sign of life, in words."""
 
 
+@runtime_checkable
+class Distributed(Protocol):
+    """A scorer whose processes a broadcast reaches. ``GroupScorer`` is one."""
+
+    def members(self) -> Sequence[Member]:
+        """Return them, the same objects each time."""
+
+
 class ForwardModel:
     """Weights of its own that follow the actor's: the actor_fwd and reference roles.
 
@@ -119,12 +128,18 @@ class ForwardModel:
         self._newest: tuple[int, Weights] | None = None
         self._arrived = threading.Condition()
 
+    def members(self, version: int) -> Sequence[Member]:
+        """Return the processes that a broadcast of ``version`` must reach; none where it is left out."""
+        if self._leaves_out(version) or not isinstance(self._scorer, Distributed):
+            return ()
+        return self._scorer.members()
+
     def load(self, weights: Weights, version: int) -> str:
         """Keep ``weights`` (Hugging Face names) as ``version``, if it is one of those to be taken.
 
         Answers the fingerprint of what is kept, or ``LEFT_OUT``.
         """
-        if self._every is None or version % self._every:
+        if self._leaves_out(version):
             return LEFT_OUT
         kept = self._scorer.keep(weights)
         with self._arrived:
@@ -173,6 +188,9 @@ class ForwardModel:
         """
         found = self._scorer.forward(batch, logprobs_and(squares))
         return batch.union(DataProto({column: found.pop("logprobs"), **found}))
+
+    def _leaves_out(self, version: int) -> bool:
+        return self._every is None or version % self._every != 0
 
     def _held(self) -> int:
         return self.version if self._newest is None else self._newest[0]

@@ -85,6 +85,10 @@ class TrainGroup(Generic[RankT_co]):
     def __len__(self) -> int:
         return len(self._ranks)
 
+    def name_of(self, rank: int) -> str:
+        """Return what messages call a rank."""
+        return self._ranks[rank].name
+
     # --- the same for every rank -------------------------------------------------------------------------------------
 
     def call(self, method: Callable[Concatenate[RankT_co, P], T], /, *args: P.args, **options: P.kwargs) -> T:
@@ -98,6 +102,21 @@ class TrainGroup(Generic[RankT_co]):
     def every(self, method: Callable[Concatenate[RankT_co, P], T], /, *args: P.args, **options: P.kwargs) -> list[T]:
         """Do as ``call``, with what every rank answers, by rank."""
         return self._each([call(method, *args, **options)] * len(self))
+
+    def aside(
+        self, rank: int, method: Callable[Concatenate[RankT_co, P], T], /, *args: P.args, **options: P.kwargs
+    ) -> T:
+        """Have one rank do ``method`` beside whatever it is doing, also after an error of another. No meeting.
+
+        Raises ``DeadlineError`` naming the rank where it doesn't answer.
+        """
+        handle, deadline = self._ranks[rank], Deadline(self._deadline_s)
+        reply = handle.aside(call(method, *args, **options))
+        while True:
+            try:
+                return reply.result(min(deadline.left, _LOOK_AGAIN_S))
+            except TimeoutError:
+                deadline.check(f"{method.__name__} on a rank of the {self._role}", handle.name)
 
     # --- rows over ranks ---------------------------------------------------------------------------------------------
 

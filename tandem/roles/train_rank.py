@@ -21,6 +21,8 @@ from tandem.train.objective import LossSum, Objective
 from tandem.train.packed_engine import PackedEngine
 from tandem.train.protocol import Exported, StepResult, Wanted
 from tandem.train.sharding import local_shard
+from tandem.transport.circle import Meeting
+from tandem.transport.outbox import Outbox
 from tandem.weights.store import ACTOR, WeightStore
 
 TagDevice = Literal["cpu", "device"]
@@ -58,6 +60,7 @@ class TrainRank:
         self._exported: Iterator[tuple[str, torch.Tensor]] = iter(())
         self._loaded: set[str] = set()
         self._beside: dict[str, PackedEngine] = {}
+        self._outbox: Outbox | None = None
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
@@ -138,6 +141,60 @@ class TrainRank:
             if self._rank == 0:
                 bucket.append(pair)
         return bucket
+
+    # --- weights that are broadcast, each rank a part of them ---------------------------------------------------------
+
+    def open_outbox(self, number: int, senders: int, part: Exported = "merged") -> None:
+        """Begin the snapshot ``number`` of ``part``, of which the first ``senders`` ranks keep a part each."""
+        self.open_export(part)
+        if self._rank < senders and self._outbox is None:
+            self._outbox = Outbox(self._rank, senders, self.engine.device)
+        if self._outbox is not None:
+            self._outbox.open(number)
+
+    def fill_outbox(self, bucket_bytes: int) -> None:
+        """Gather the snapshot that was begun, one tensor after the other; it is sent meanwhile."""
+        self.require_actor("export weights")
+        failed = True
+        try:
+            if self._outbox is None:
+                for _ in self._exported:  # it takes part in gathering alone
+                    pass
+            else:
+                self._outbox.fill(self._exported, bucket_bytes)
+            failed = False
+        finally:
+            if self._outbox is not None:
+                self._outbox.end(failed=failed)
+
+    def close_outbox(self) -> None:
+        """Give up what is not gathered yet; whoever waits for it hears so."""
+        if self._outbox is not None:
+            self._outbox.fail()
+
+    def device_type(self) -> str:
+        """Return the kind of device that this rank computes on."""
+        return self.engine.device.type
+
+    def send_outbox(self, meeting: Meeting, number: int, piece_bytes: int) -> None:
+        """Send this rank's part to all members of the meeting, beside other calls."""
+        assert self._outbox is not None  # who is asked is a sender
+        self._outbox.send(meeting, number, piece_bytes)
+
+    def give_up_outbox(self, key: str) -> None:
+        """End what is sent in the group ``key``, beside other calls."""
+        if self._outbox is not None:
+            self._outbox.give_up(key)
+
+    def outbox_part(self, number: int, seconds: float) -> tuple[str, int]:
+        """Return fingerprint and bytes of this rank's part once it is complete, beside other calls."""
+        assert self._outbox is not None
+        return self._outbox.fingerprint(number, seconds)
+
+    def outbox_pairs(self, number: int, seconds: float) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield this rank's part, in its own process."""
+        assert self._outbox is not None
+        return (pair for bucket in self._outbox.buckets(number, seconds) for pair in bucket.pairs())
 
     def base_fingerprint(self) -> str:
         """Return the fingerprint of the weights beside the adapters, which never change."""

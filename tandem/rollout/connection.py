@@ -25,13 +25,16 @@ from tandem.base.errors import (
     sentences,
 )
 from tandem.rollout.wire import Line, Message
+from tandem.transport.circle import BrokenCircleError
 
 T = TypeVar("T")
 
 _TICK_S = 0.5  # between looks at a process from which nothing comes
 QUIET_S = 3.0
 """Silence that is worth a warning; a host gives a sign of life twice in a second."""
-_ERRORS = {e.__name__: e for e in (ContractError, DataError, DeadlineError, UnknownNameError, TandemError)}
+_ERRORS = {
+    e.__name__: e for e in (BrokenCircleError, ContractError, DataError, DeadlineError, UnknownNameError, TandemError)
+}
 
 
 class EngineHost(Protocol):

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,8 @@ from tandem.rollout.request_stream import RequestStream
 from tandem.rollout.sound import sound_outputs
 from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Channel, Line, Message, unpack_sampling
+from tandem.transport.circle import Meeting
+from tandem.transport.inbox import Inbox
 
 if TYPE_CHECKING:
     from tandem.models.causal_lm import CausalLM
@@ -118,6 +121,7 @@ class Host:
         self._calls: dict[int, RequestStream] = {}
         self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._workers = ThreadPoolExecutor(_MOST_CALLS, "generate")
+        self._device = spec.device
 
     def serve(self) -> None:
         """Listen until the owner is gone or says ``close``."""
@@ -134,6 +138,10 @@ class Host:
                 self._generate(number, message)
             case "ping":
                 self._channel.send("answer", number=number, version=self._engine.version)
+            case "receive":
+                threading.Thread(target=or_die, args=(partial(self._receive, message),), daemon=True).start()
+            case "give_up":
+                self._inbox.give_up(message.fields["key"])
             case "request" | "end" | "cancel":
                 if number in self._calls:  # else it failed before the message came
                     self._calls[number].hear(message)
@@ -183,9 +191,27 @@ class Host:
         return {}
 
     def _load(self, message: Message) -> dict[str, Any]:
-        fingerprint = self._engine.load(self._weights(message), message.fields["version"])
+        fields = message.fields
+        weights = self._inbox.take(fields["brought"]) if "brought" in fields else self._weights(message)
+        fingerprint = self._engine.load(weights, fields["version"])
         applied_s = self._engine.applied_s if isinstance(self._engine, EngineStats) else None
         return {"version": self._engine.version, "fingerprint": fingerprint, "applied_s": applied_s}
+
+    @cached_property
+    def _inbox(self) -> Inbox:
+        """Where weights that are broadcast are kept until they are loaded."""
+        return Inbox(found_device(self._device))
+
+    def _receive(self, message: Message) -> None:
+        """Receive what is broadcast, beside everything else."""
+        fields = message.fields
+        meeting, number = Meeting.from_json(fields["meeting"]), fields["number"]
+        try:
+            self._inbox.receive(meeting, fields["index"], fields["senders"], fields["snapshot"], fields["piece_bytes"])
+        except TandemError as error:
+            self._refuse(number, error)
+        else:
+            self._channel.send("answer", number=number)
 
     def _weights(self, message: Message) -> Iterable[tuple[str, torch.Tensor]]:
         """Yield what came with the order to load."""

@@ -18,8 +18,11 @@ from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 from tandem.rollout.scheduler import IDLE_SOURCE
 from tandem.rollout.spec import EngineSpec
 from tandem.rollout.wire import Message, pack_request, pack_sampling, unpack_samples
+from tandem.transport.circle import Meeting
+from tandem.transport.inbox import Brought
 
 NO_WEIGHTS = "this engine has parameters of its own: call load(weights, version)"
+_GIVING_UP_S = 30.0  # for a process to answer, once what it receives is given up
 _ASK_AGAIN_S = 0.01  # between questions to a source that had nothing
 
 
@@ -144,6 +147,16 @@ class HostedEngine:
     def wake(self) -> None:
         self._link.ask("wake", "wake")
 
+    def receive(self, meeting: Meeting, index: int, senders: int, number: int, piece_bytes: int) -> None:
+        """Have the process keep a snapshot that is broadcast beside the weights that it has; see ``Inbox.receive``."""
+        asked = {"index": index, "senders": senders, "snapshot": number, "piece_bytes": piece_bytes}
+        patience = meeting.seconds + _GIVING_UP_S
+        self._link.ask("receive", "a broadcast of weights", patience, meeting=meeting.to_json(), **asked)
+
+    def give_up(self, key: str) -> None:
+        """Have the process end what it receives in the groups of ``key``."""
+        self._link.send("give_up", number=-1, key=key)
+
     def close(self) -> None:
         """End the process. Safe to call twice; everything else raises from then on."""
         atexit.unregister(self.close)
@@ -188,6 +201,8 @@ class ProcessEngine(HostedEngine):
         """
         if weights is None:
             raise ContractError(NO_WEIGHTS)
+        if isinstance(weights, Brought):
+            return self._load(version, brought=weights.number)
         with self._loading:
             shared = weights
             if not isinstance(shared, SharedWeights):

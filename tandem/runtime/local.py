@@ -19,7 +19,7 @@ from tandem.rollout.protocol import RolloutEngine
 from tandem.runtime.build.composite import build_composite
 from tandem.runtime.build.critic import local_critic
 from tandem.runtime.build.engine_specs import build_forward_engine, engine_spec, replica, role_devices
-from tandem.runtime.build.snapshots import snapshots_of
+from tandem.runtime.build.snapshots import local_snapshots
 from tandem.weights.sync import Snapshot
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class LocalRuntime:
         return LocalStore(ledger, lease_seconds=self._config.execution.deadline_s)
 
     def snapshots(self, composite: ActorRolloutRef) -> Callable[[], Snapshot]:
-        """Return what copies the weights to push into shared memory, while training goes on."""
-        return snapshots_of(self._config, self._plan.pushed, composite.actor)
+        """Return what copies the weights to push, while training goes on."""
+        return local_snapshots(self._config, self._plan, composite.actor)
 
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> LocalScorer:
         """Load a model of its own in this process for ``role``, with weights that move or from ``path``."""

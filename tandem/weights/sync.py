@@ -63,20 +63,36 @@ class Preparing(Protocol):
         """Return what keeps it, in words that go on after ``which``; an empty string where there is nothing to say."""
 
 
+class Spreading(Protocol):
+    """How a snapshot comes to its receivers before any of them takes it over. ``Spread``, a broadcast, is one."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a receiver gets."""
+
+    def gather(self) -> None:
+        """Copy the weights, which must not change meanwhile; ``bring`` may begin before."""
+
+    def bring(self, receivers: Mapping[str, Receiver], version: int) -> Mapping[str, BaseException]:
+        """Have the receivers keep them beside those that serve; by name what failed in those that have none of it."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """Weights that stay as they are until the next snapshot.
 
-    ``fingerprint`` computes what a receiver that took them over answers, in any thread.
+    ``fingerprint`` computes what a receiver that took them over answers, in any thread. With ``spread``, weights must
+    be brought to receivers by that before they ``load`` them.
     """
 
     weights: Weights
     fingerprint: Callable[[], str]
+    spread: Spreading | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes that a receiver takes over."""
-        return sum(tensor.nbytes for _, tensor in self.weights)
+        return self.spread.nbytes if self.spread is not None else sum(tensor.nbytes for _, tensor in self.weights)
 
 
 class SharedSnapshots:
@@ -180,8 +196,10 @@ class WeightSync:
         with _timed(phases, "snapshot"):
             self._current = self._snapshot()
             self._expect(version)
-        self._version = version
-        self._send(self._current, version)
+            self._version = version
+            self._send(self._current, version)
+            if self._current.spread is not None:
+                self._current.spread.gather()
         if not self._overlap:
             self.wait()
         return phases | self._arrived
@@ -229,7 +247,8 @@ class WeightSync:
             raise ContractError(f"receiver {name!r} is there already; one that restarts leaves first")
         self.wait()
         if self._current is not None and self._version is not None:
-            transfer = self._deliver(name, receiver, self._current, self._version, self._current.fingerprint)
+            brought = self._spread({name: receiver}, self._current, self._version)
+            transfer = self._deliver(name, receiver, self._current, self._version, self._current.fingerprint, brought)
             self._join({name: transfer}, self._deadline_s, f"weights version {self._version}")
             if self._expected is None and isinstance(receiver, Probed):
                 self._unasked.add(name)
@@ -255,15 +274,33 @@ class WeightSync:
 
     def _send(self, snapshot: Snapshot, version: int) -> None:
         expected = Transfer("the fingerprint of the snapshot", snapshot.fingerprint)
+        brought = self._spread(self._receivers, snapshot, version)
         self._deliveries = {
-            name: self._deliver(name, receiver, snapshot, version, expected.result)
+            name: self._deliver(name, receiver, snapshot, version, expected.result, brought)
             for name, receiver in self._receivers.items()
         }
 
+    def _spread(
+        self, receivers: Mapping[str, Receiver], snapshot: Snapshot, version: int
+    ) -> Callable[[], Mapping[str, BaseException]]:
+        """Begin to bring the snapshot to the receivers; returns what waits for the end, and tells who failed."""
+        if snapshot.spread is None:
+            return dict
+        return Transfer("weights on their way", partial(snapshot.spread.bring, dict(receivers), version)).result
+
     def _deliver(
-        self, name: str, receiver: Receiver, snapshot: Snapshot, version: int, expected: Callable[[], str]
+        self,
+        name: str,
+        receiver: Receiver,
+        snapshot: Snapshot,
+        version: int,
+        expected: Callable[[], str],
+        brought: Callable[[], Mapping[str, BaseException]],
     ) -> Transfer[float]:
-        """Start a thread that loads, compares, asks and acknowledges; its result is the seconds of the load."""
+        """Start a thread that loads, compares, asks and acknowledges; its result is the seconds of the load.
+
+        What is brought before, has arrived before the receiver is prepared: it works until then.
+        """
         asked = self._expected
 
         def deliver() -> float:
@@ -295,6 +332,8 @@ class WeightSync:
             return seconds
 
         def prepare() -> None:
+            if name in (failed := brought()):
+                raise failed[name]
             if isinstance(receiver, Preparing):
                 with _timed(self._prepared, name):
                     receiver.prepare(version)

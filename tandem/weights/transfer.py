@@ -21,6 +21,7 @@ class Transfer(Generic[T]):
     def __init__(
         self, name: str, work: Callable[[], T], seconds: float = float("inf"), prepare: Callable[[], None] | None = None
     ) -> None:
+        self.name = name
         self._results: list[T] = []
         self._error: BaseException | None = None
         self._seconds, self._prepare = seconds, prepare
@@ -37,6 +38,11 @@ class Transfer(Generic[T]):
     def late(self) -> bool:
         """Whether the transfer is under way and its time is over."""
         return self.under_way and self._left() == 0.0
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the work or its preparation raised, if it did."""
+        return self._error
 
     def join(self) -> None:
         """Wait for the end, as long as it has time."""

@@ -74,6 +74,7 @@ MODES: Option = (
 
 EXECUTION = [
     ways("execution.weight_sync.bucket_mb", "1"),
+    ways("execution.weight_sync.transport", "shared_memory", "collective"),
     ways("execution.weight_sync.lora", "merged", "adapter"),
     ways("execution.data_plane.capacity_groups", "4", "1", "99"),
     ways("execution.data_plane.num_data_storage_units", "2"),

@@ -53,6 +53,7 @@ BY_THE_PLAN = {
     "execution.train_pipelining": "it becomes plan.flow.pipelining",
     "execution.balance_data": "it becomes plan.flow.balance",
     "execution.weight_sync.lora": "it becomes plan.pushed",
+    "execution.weight_sync.transport": "it becomes plan.transport",
     f"{ROLLOUT}.on_weight_update": "it becomes plan.flow.on_weight_update",
     "critic.enable": "it becomes plan.critic",
     "critic.ppo_epochs": "it becomes plan.critic.epochs",

@@ -38,6 +38,7 @@ FIVE = (
     "algorithm.old_logprobs=recompute",
 )
 RAY = ("runtime.name=ray", "runtime.threads=false")
+BROADCAST = "weight_sync: {transport: collective}"
 ONE, TWO = "resource: {actor: [1, 1], rollout: [1, 1]}", "resource: {actor: [1, 2], rollout: [1, 2]}"
 
 
@@ -105,7 +106,11 @@ def here(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
 SAME = {
     "colocate, one and two": ("{mode: colocate, resource: {actor: [1, 1], rollout: [1, 2]}}", 1, 3),
     "hybrid": (f"{{mode: hybrid, max_staleness: 0, {ONE}}}", 1, 2),
-    "fully async": (f"{{mode: fully_async, max_staleness: 0, num_iters_per_train_update: 4, {ONE}}}", 1, 2),
+    "fully async, weights broadcast": (
+        f"{{mode: fully_async, max_staleness: 0, num_iters_per_train_update: 4, {BROADCAST}, {ONE}}}",
+        1,
+        2,
+    ),
     "hybrid in 4 sub-batches, two and two": (
         f"{{mode: hybrid, max_staleness: 0, num_iters_per_train_update: 4, balance_data: true, {TWO}}}",
         2,
@@ -164,14 +169,15 @@ def test_too_few_devices_are_told_before_anything_starts(task: Path, tmp_path: P
 def test_b83_a_killed_engine_is_replaced_a_killed_rank_ends_the_run_and_a_resumed_one_loses_nothing(
     task: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two ranks and two engines, staleness 2, a reward of the user's own in a file."""
+    """Two ranks and two engines, staleness 2, a broadcast of weights, a reward of the user's own in a file."""
     reward = tmp_path / "mine.py"
     reward.write_text("def mine(response, ground_truth):\n    return float(response[:1] == ground_truth[:1])\n")
     words = (
         task,
         *RAY,
         f"trainer.output_dir={tmp_path / 'run'}",
-        f"execution={{mode: hybrid, max_staleness: 2, num_iters_per_train_update: 2, balance_data: true, {TWO}}}",
+        f"execution={{mode: hybrid, max_staleness: 2, num_iters_per_train_update: 2, {BROADCAST}, {TWO}}}",
+        "execution.balance_data=true",
         f"reward_manager={{type: mine, file: {reward}}}",
         "algorithm.kl={in: loss, coef: 0.05}",
         "trainer.total_epochs=4",

@@ -12,7 +12,9 @@ from tandem.dataflow.gate import Gate
 from tandem.roles.probing import ask
 from tandem.roles.rollout.causes import silence
 from tandem.roles.rollout.worker import RolloutWorker
+from tandem.rollout.process import HostedEngine
 from tandem.rollout.protocol import EngineStats
+from tandem.weights.broadcast import Member
 from tandem.weights.probe import Answer
 
 
@@ -39,6 +41,12 @@ class UpdatedWorker:
         self._worker, self._gate, self._on_update, self._drain_s = worker, gate, on_update, drain_s
         self._logprobs, self._asleep = logprobs, asleep
         self._draining = False
+
+    def members(self, version: int) -> Sequence[Member]:
+        """Return the process of the engine, for a broadcast; none where it is in this one."""
+        del version
+        engine = self._worker.engine
+        return (engine,) if isinstance(engine, HostedEngine) else ()
 
     def prepare(self, version: int) -> None:
         """Return once what is being generated is where it may be when ``load`` comes.

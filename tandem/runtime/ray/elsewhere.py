@@ -45,7 +45,7 @@ def _pass_on(line: Line, process: Line) -> None:
     """Pass the owner's messages on to the process."""
     shared = SharedWeights()
     while (message := line.receive()) is not None:
-        if message.kind == "load":
+        if message.kind == "load" and "refs" in message.fields:
             _load(message, shared, process)
         else:
             process.send(message.kind, message.tensors, **message.fields)

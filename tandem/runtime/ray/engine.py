@@ -24,6 +24,7 @@ from tandem.rollout.wire import Message
 from tandem.runtime.ray.cluster import Slot
 from tandem.runtime.ray.elsewhere import relay
 from tandem.runtime.ray.weights import RemoteWeights
+from tandem.transport.inbox import Brought
 
 _COLLECT_S = 1.0
 _LOOK_S = 5.0
@@ -61,6 +62,8 @@ class RayEngine(HostedEngine):
         """
         if weights is None:
             raise ContractError(NO_WEIGHTS)
+        if isinstance(weights, Brought):
+            return self._load(version, brought=weights.number)
         remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights, self._bucket_bytes)
         return self._load(version, refs=remote.refs)
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,13 +42,15 @@ from tandem.runtime.ray.weights import BucketRefs, RemoteWeights, put_bucket
 from tandem.train.packed_engine import PackedEngine
 from tandem.train.protocol import Exported
 from tandem.train.sharding import rank_mesh
+from tandem.transport.circle import LOOPBACK, Meeting, open_store
+from tandem.transport.inbox import Inbox
 
 BuildEngine = Callable[[torch.device, DeviceMesh | None], PackedEngine]
 """Makes the engine of this rank on its device and the mesh of all ranks. Travels by name, so every worker must be able
 to import it."""
 
 ALIVE = "alive"
-_LOOPBACK = "127.0.0.1"
+_ASIDE, _CALLS_ASIDE = "aside", 8
 _MEETING_S = 1800.0
 
 
@@ -90,6 +93,22 @@ class RayTrainRank(TrainRank):
         """Put other weights (see ``copy_weights``) in place of the model's, for a rank that only scores."""
         copy_weights(self.engine.model, RemoteWeights(refs))
 
+    def receive(self, meeting: Meeting, index: int, senders: int, number: int, piece_bytes: int) -> None:
+        """Keep a snapshot that is broadcast, beside other calls; see ``Inbox.receive``."""
+        self._inbox.receive(meeting, index, senders, number, piece_bytes)
+
+    def give_up(self, key: str) -> None:
+        """End what is received in the groups of ``key``, beside other calls."""
+        self._inbox.give_up(key)
+
+    def take_received(self, number: int) -> None:
+        """Put the snapshot in place of the model's weights, for a rank that only scores."""
+        copy_weights(self.engine.model, self._inbox.take(number))
+
+    @cached_property
+    def _inbox(self) -> Inbox:
+        return Inbox(self.engine.device)
+
 
 class RankActor:
     """The process of one rank. Its ``RayTrainRank`` exists from ``build`` on."""
@@ -106,13 +125,7 @@ class RankActor:
         """
         host = str(import_ray().util.get_node_ip_address())
         patience = timedelta(seconds=seconds)
-        options: dict[str, Any] = {"wait_for_workers": False}
-        port = 0
-        if host == _LOOPBACK:  # on this address alone: TCPStore itself listens on all
-            listening = socket.create_server((host, 0))
-            port = int(listening.getsockname()[1])
-            options["master_listen_fd"] = listening.detach()
-        self._store = TCPStore(host, port, self._world, True, patience, **options)
+        self._store = open_store(host, self._world, patience)
         return host, self._store.port
 
     def build(self, packed: Packed, meeting: tuple[str, int], device_name: str) -> int:
@@ -138,7 +151,7 @@ class RankActor:
         if self._store is None:
             self._store = TCPStore(*meeting, self._world, False, patience, wait_for_workers=False)
         networks = [name for _, name in socket.if_nameindex()]
-        if meeting[0] == _LOOPBACK and "lo" in networks:  # whatever the machine's name is, all ranks are on it
+        if meeting[0] == LOOPBACK and "lo" in networks:  # whatever the machine's name is, all ranks are on it
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         kind = device_kind(device.type)
         backend = "gloo" if kind is None else kind.collectives
@@ -155,6 +168,10 @@ class RankActor:
         """Make a call of the rank that came packed, and pack its result."""
         call: Call[RayTrainRank, Any] = unpack(packed)
         return pack(call.on(self._there()))
+
+    def call_aside(self, packed: Packed) -> Packed:
+        """Do as ``call``, beside those that are under way."""
+        return self.call(packed)
 
     def call_with_references(self, call: Call[RayTrainRank, T]) -> T:
         """Make a call of what only a ``RayTrainRank`` can do. Nothing is packed, so that Ray sees the references in
@@ -197,6 +214,10 @@ class RayRank:
             return self.remote.submit("call_with_references", call, awaited="buckets of weights")
         return _Unpacked(self.remote.submit("call", pack(call), awaited=f"the answer to {call.name}()"))
 
+    def aside(self, call: Call[RayTrainRank, T]) -> _Unpacked:
+        """Send a call that is made beside those of ``submit``."""
+        return _Unpacked(self.remote.submit("call_aside", pack(call), awaited=call.name, group=_ASIDE))
+
     def check(self) -> None:
         """Raise if the rank is gone. One question is open at most; a rank at work answers it later."""
         self._pulse.look()
@@ -217,7 +238,7 @@ def start_ranks(slots: Sequence[Slot], setup: RankSetup, *, part: float = 1.0, r
     Raises what building raised, ``DiedError`` for a rank that dies, ``DeadlineError`` for one that hangs.
     """
     ray = import_ray()
-    hosted = ray.remote(concurrency_groups={ALIVE: 1})(RankActor)
+    hosted = ray.remote(concurrency_groups={ALIVE: 1, _ASIDE: _CALLS_ASIDE})(RankActor)
     remotes = []
     for rank, slot in enumerate(slots):
         name = f"rank {rank} of the {role}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -22,6 +22,7 @@ from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import check_vocabulary
 from tandem.plan.engine import after_swap
 from tandem.plan.plan import Plan, Pushed
+from tandem.remote.calls import import_ray
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.critic import CRITIC, Critic
 from tandem.roles.rollout.engine_pool import EnginePool
@@ -36,6 +37,7 @@ from tandem.runtime.build.composite import (
 )
 from tandem.runtime.build.critic import CriticTraining, critic_of, critic_training, critic_value_model, value_engine
 from tandem.runtime.build.engine_specs import build_forward_engine, engine_spec, replica
+from tandem.runtime.build.snapshots import broadcast_snapshots
 from tandem.runtime.build.teachers import check_tokenizers
 from tandem.runtime.ray.processes import RayRuntime, RemoteSnapshots
 from tandem.runtime.ray.ranks import BuildEngine, RankSetup, RayTrainRank
@@ -43,7 +45,11 @@ from tandem.runtime.ray.weights import RemoteWeights
 from tandem.stages.facts import TEACHER
 from tandem.train.packed_engine import PackedEngine
 from tandem.train.protocol import Wanted
+from tandem.transport.circle import Meeting
+from tandem.transport.inbox import Brought
+from tandem.weights.broadcast import BroadcastWeights, Member
 from tandem.weights.sync import Snapshot, Weights
+from tandem.weights.transfer import Transfer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,6 +110,8 @@ class RayRoles:
         ranks = cast("TrainGroup[RayTrainRank]", composite.actor.ranks)  # ``composite`` made them
         part = self._plan.pushed
         assert part != "nothing"  # engines on Ray have weights of their own
+        if self._plan.transport == "collective":
+            return broadcast_snapshots(self._config, part, ranks, str(import_ray().util.get_node_ip_address()))
         return RemoteSnapshots(ranks, bucket_bytes, part=part)
 
     def scorer(self, role: str, *, moves: bool, path: str | None = None) -> GroupScorer:
@@ -159,6 +167,7 @@ class GroupScorer:
         self._ranks, self._bucket_bytes = ranks, bucket_bytes
         self._beside = None if beside is None else cache(beside)
         self._held: Weights = ()
+        self._members = tuple(ScoringRank(ranks, index) for index in range(len(ranks)))
 
     def keep(self, weights: Weights) -> Weights:
         """Return the weights themselves: holding the references keeps what they refer to."""
@@ -166,11 +175,19 @@ class GroupScorer:
 
     def fingerprint(self, weights: Weights) -> str:
         """Return the fingerprint of ``weights``; of adapters joined with that of their base."""
-        own = weights.fingerprint if isinstance(weights, RemoteWeights) else fingerprint(weights)
+        own = weights.fingerprint if isinstance(weights, RemoteWeights | BroadcastWeights) else fingerprint(weights)
         return own if self._beside is None else joined(own, self._beside())
 
+    def members(self) -> Sequence[Member]:
+        """Return the ranks, as a broadcast reaches them."""
+        return self._members
+
     def place(self, weights: Weights) -> None:
-        """Have every rank take the weights, by reference."""
+        """Have every rank take the weights, by reference, or those that it has beside its own."""
+        if isinstance(weights, Brought):
+            self._ranks.call(RayTrainRank.take_received, weights.number)
+            self._held = _Placed(self._ranks, "adapter" if self._beside is not None else "merged")
+            return
         remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights, self._bucket_bytes)
         self._ranks.call(RayTrainRank.take_weights, list(remote.refs))
         self._held = remote
@@ -186,6 +203,32 @@ class GroupScorer:
     def forward(self, batch: DataProto, want: Sequence[Wanted]) -> dict[str, Ragged]:
         """Compute per-token results by name, each rank on its share of the batch."""
         return self._ranks.forward(batch, want)
+
+
+class ScoringRank:
+    """One rank of a role that scores, as a ``Member`` of a broadcast."""
+
+    def __init__(self, ranks: TrainGroup[RayTrainRank], index: int) -> None:
+        self._ranks, self._index = ranks, index
+        self.name = ranks.name_of(index)
+
+    def receive(self, meeting: Meeting, index: int, senders: int, number: int, piece_bytes: int) -> None:
+        """Have the rank keep the snapshot beside what it scores with."""
+        self._ranks.aside(self._index, RayTrainRank.receive, meeting, index, senders, number, piece_bytes)
+
+    def give_up(self, key: str) -> None:
+        """Have the rank end what it receives in the groups of ``key``."""
+        Transfer(self.name, lambda: self._ranks.aside(self._index, RayTrainRank.give_up, key))
+
+
+class _Placed:
+    """The weights that ``ranks`` have, gathered as they are iterated."""
+
+    def __init__(self, ranks: TrainGroup[RayTrainRank], part: Literal["adapter", "merged"]) -> None:
+        self._ranks, self._part = ranks, part
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._ranks.export(self._part)
 
 
 def rank_setup(config: Config, build: BuildEngine) -> RankSetup:

@@ -1,0 +1,1 @@
+"""Weights broadcast between processes: buckets, explicit process groups, and the two ends of one transfer."""
