@@ -181,9 +181,8 @@ class WeightSync:
         """Send the weights of this moment as ``version``, the one after the last.
 
         Gives seconds by phase: ``wait`` for the push before, ``health``, ``snapshot``, in which the trainer answers the
-        probe too, and those of ``arrived``. Raises
-        ``DeadlineError`` naming the receivers that are awaited, ``TandemError`` for one whose weights are not those
-        that were sent.
+        probe too, and those of ``arrived``. Raises ``DeadlineError`` naming the receivers that are awaited,
+        ``TandemError`` for one whose weights are not those that were sent.
         """
         self._require_actor("publish weights")
         phases: dict[str, float] = {}
@@ -196,10 +195,12 @@ class WeightSync:
         with _timed(phases, "snapshot"):
             self._current = self._snapshot()
             self._expect(version)
-            self._version = version
-            self._send(self._current, version)
-            if self._current.spread is not None:
+        self._version = version
+        self._send(self._current, version)
+        if self._current.spread is not None:
+            with _timed(phases, "gathering"):
                 self._current.spread.gather()
+            phases["snapshot"] += phases.pop("gathering")
         if not self._overlap:
             self.wait()
         return phases | self._arrived
@@ -297,10 +298,7 @@ class WeightSync:
         expected: Callable[[], str],
         brought: Callable[[], Mapping[str, BaseException]],
     ) -> Transfer[float]:
-        """Start a thread that loads, compares, asks and acknowledges; its result is the seconds of the load.
-
-        What is brought before, has arrived before the receiver is prepared: it works until then.
-        """
+        """Start a thread that loads, compares, asks and acknowledges; its result is the seconds of the load."""
         asked = self._expected
 
         def deliver() -> float:
@@ -332,7 +330,7 @@ class WeightSync:
             return seconds
 
         def prepare() -> None:
-            if name in (failed := brought()):
+            if name in (failed := brought()):  # the receiver works until all has arrived
                 raise failed[name]
             if isinstance(receiver, Preparing):
                 with _timed(self._prepared, name):

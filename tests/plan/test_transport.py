@@ -56,6 +56,6 @@ def test_one_that_can_not_act_is_refused(plan_of: Plans, words: tuple[str, ...],
 
 
 def test_in_a_loop_of_ones_own_weights_are_not_broadcast() -> None:
-    config = load_words(["execution.mode=hybrid", f"{KEY}=collective", "data.train_files=[x.jsonl]"], Config)
+    config = load_words(["execution.mode=hybrid", f"{KEY}=collective", "actor_rollout_ref.model.path=x"], Config)
     found = [problem for problem in compile_plan(config, own_loop=True).problems if problem.key == KEY]
     assert [problem.remedy for problem in found] == ["Leave it out"]
