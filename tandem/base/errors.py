@@ -15,6 +15,7 @@ TandemError                       the base; the command line prints its message 
 ├── RefusedError                  a request that the policy's address does not answer: tandem.episodes.address.protocol
 ├── RewardError                   a failed reward, where the config says that one ends the run
 ├── StarvationError               a partition that can't be filled: too many prompts were dropped
+├── BrokenCircleError             a broadcast of weights that others broke off: tandem.transport.circle
 ├── DeadlineError                 a wait that ended without its event, with who blocks it
 ├── DiedError                     a process that others wait for is gone
 │   └── EngineDiedError           a rollout engine is gone

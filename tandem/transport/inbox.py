@@ -18,7 +18,7 @@ from tandem.transport.outbox import END, FAILED, sender_name
 _KEPT = 2  # complete ones: one to take, and one that comes meanwhile
 
 
-class Shelf:
+class ReceivedSnapshots:
     """Snapshots of weights by number, one of which may be under way: ``begin``, ``update`` by buckets, then ``finish``
     or ``abort``. Only what is finished is given out by ``take``.
 
@@ -110,7 +110,7 @@ class Inbox:
 
     def __init__(self, device: torch.device) -> None:
         self._circles = Circles(device)
-        self._shelf, self._receiving = Shelf(), threading.Lock()
+        self._received, self._receiving = ReceivedSnapshots(), threading.Lock()
 
     def receive(self, meeting: Meeting, index: int, senders: int, number: int, piece_bytes: int) -> None:
         """Receive the snapshot as member ``index`` of the circles around all senders; returns when all of it is there.
@@ -119,12 +119,12 @@ class Inbox:
         changed then.
         """
         with self._receiving:
-            self._shelf.begin(number)
+            self._received.begin(number)
             try:
                 self._receive(meeting, index, senders, piece_bytes)
-                self._shelf.finish()
+                self._received.finish()
             except BaseException:
-                self._shelf.abort()
+                self._received.abort()
                 self._circles.give_up(meeting.key)
                 raise
 
@@ -134,7 +134,7 @@ class Inbox:
 
     def take(self, number: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Give out the pairs of the snapshot, which has arrived as a whole."""
-        return self._shelf.take(number)
+        return self._received.take(number)
 
     def _receive(self, meeting: Meeting, index: int, senders: int, piece_bytes: int) -> None:
         names = [sender_name(i) for i in range(senders)]
@@ -144,17 +144,17 @@ class Inbox:
             circle = circles[position % senders]
             head = torch.empty(2, dtype=torch.int64)
             circle.broadcast(head, 0)
-            told, size = head.tolist()
-            if told == FAILED:
+            label_size, size = head.tolist()
+            if label_size == FAILED:
                 raise TandemError("the senders could not gather these weights, and gave them up")
-            if told == END:
+            if label_size == END:
                 return
-            label = torch.empty(told, dtype=torch.uint8)
+            label = torch.empty(label_size, dtype=torch.uint8)
             circle.broadcast(label, 0)
-            data = self._shelf.memory(size)
+            data = self._received.memory(size)
             for piece in data.split(piece_bytes) if size else ():
                 circle.broadcast(piece, 0)
-            self._shelf.update(Bucket(_checked(places_of(bytes(label.numpy())), size), data))
+            self._received.update(Bucket(_checked(places_of(bytes(label.numpy())), size), data))
             position += 1
 
 

@@ -23,7 +23,7 @@ Collect Compare Compute Connect Continue Convert Copy Count Cut Deal Deliver Der
 Evaluate Explain Fetch Fill Find Fine-tune Finish Forget Fork Free Gather Generate Get Give Go Grow Guard Hand Handle
 Have Hold Ignore Import Join Judge Keep Kill Lay Learn Leave Lend Let List Listen Load Log Look Make Map Meet Merge
 Move Multiply Name Note Object Open Order Overwrite Own Pack Pass Place Plan Prefill Print Project Prove Pull Put
-Raise Read Refuse Release Remove Rename Repeat Replace Report Require Reserve Reset Resolve Restore Return Rewrite Run
+Raise Read Receive Refuse Release Remove Rename Repeat Replace Report Require Reserve Reset Resolve Restore Return Rewrite Run
 Save Say Score Seal Send Serve Set Settle Shard Share Show Silence Sleep Sort Split Start Step Stop Store Submit
 Supply Swap Switch Take Tell Time Train Translate Turn Use Wait Wake Warn Watch Weigh Wrap Write Yield Zero
 """

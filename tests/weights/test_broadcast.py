@@ -15,7 +15,7 @@ from tandem.base.errors import ContractError, DeadlineError, DiedError, EngineDi
 from tandem.models.fingerprint import fingerprint
 from tandem.transport.buckets import Bucket
 from tandem.transport.circle import LOOPBACK, BrokenCircleError, Circle, Meeting, open_store
-from tandem.transport.inbox import Brought, Inbox, Shelf
+from tandem.transport.inbox import Brought, Inbox, ReceivedSnapshots
 from tandem.transport.outbox import Outbox
 from tandem.weights.broadcast import Broadcast, BroadcastSnapshots, Member
 from tandem.weights.sync import LEFT_OUT, Weights, WeightSync
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 PATIENCE_S = 20.0
 
 
-class FaultyShelf(Shelf):
+class FaultySnapshots(ReceivedSnapshots):
     """``fault`` is called for each bucket that came."""
 
     def __init__(self, fault: Callable[[int], None]) -> None:
@@ -44,7 +44,7 @@ class Process:
     def __init__(self, name: str, fault: Callable[[int], None] | None = None) -> None:
         self.name, self.inbox = name, Inbox(CPU)
         if fault is not None:
-            self.inbox._shelf = FaultyShelf(fault)
+            self.inbox._received = FaultySnapshots(fault)
 
     def receive(self, meeting: Meeting, index: int, senders: int, number: int, piece_bytes: int) -> None:
         self.inbox.receive(meeting, index, senders, number, piece_bytes)
@@ -194,7 +194,7 @@ def test_an_engine_that_is_lost_midway_keeps_its_version_and_the_others_get_the_
     run.sync.wait()
     assert same(one.serving, run.live) and one.loads == [1, 2]
     assert same(two.serving, first) and two.loads == [1]
-    assert two.processes[0].inbox._shelf.finished == [1]
+    assert two.processes[0].inbox._received.finished == [1]
     run.train()
     run.sync.push(3)
     assert same(one.serving, run.live)
@@ -229,7 +229,7 @@ def test_a_sender_that_dies_midway_leaves_the_old_version_serving() -> None:
         run.sync.push(2)
     for engine in (one, two):
         assert same(engine.serving, first) and engine.loads == [1]
-        assert engine.processes[0].inbox._shelf.finished == [1]
+        assert engine.processes[0].inbox._received.finished == [1]
         with pytest.raises(ContractError, match=r"did not arrive here as a whole: it has \[1\]"):
             engine.processes[0].inbox.take(2)
 
