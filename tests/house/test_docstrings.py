@@ -20,12 +20,13 @@ FEWEST_WORDS = 4
 VERBS = """
 Accept Add Allow Answer Append Apply Ask Assemble Attend Begin Bind Bring Build Call Carry Cast Check Choose Close
 Collect Compare Compute Connect Continue Convert Copy Count Cut Deal Deliver Derive Describe Divide Do Draw Drop End
-Evaluate Explain Fetch Fill Find Fine-tune Finish Forget Fork Free Gather Generate Get Give Go Grow Guard Hand Handle
-Have Hold Ignore Import Join Judge Keep Kill Lay Learn Leave Lend Let List Listen Load Log Look Make Map Meet Merge
-Move Multiply Name Note Object Open Order Overwrite Own Pack Pass Place Plan Prefill Print Project Prove Pull Put
-Raise Read Receive Refuse Release Remove Rename Repeat Replace Report Require Reserve Reset Resolve Restore Return Rewrite Run
-Save Say Score Seal Send Serve Set Settle Shard Share Show Silence Sleep Sort Split Start Step Stop Store Submit
-Supply Swap Switch Take Tell Time Train Translate Turn Use Wait Wake Warn Watch Weigh Wrap Write Yield Zero
+Evaluate Explain Fetch Fill Find Fine-tune Finish Forget Fork Free Gather Generate Get Give Go Grow Guard Hand
+Handle Have Hold Ignore Import Join Judge Keep Kill Lay Learn Leave Lend Let List Listen Load Log Look Make Map Meet
+Merge Move Multiply Name Note Object Open Order Overwrite Own Pack Pass Place Plan Prefill Print Project Prove Pull
+Put Raise Read Receive Refuse Release Remove Rename Repeat Replace Report Require Reserve Reset Resolve Restore
+Return Rewrite Run Save Say Score Seal Send Serve Set Settle Shard Share Show Silence Sleep Sort Split Start Step
+Stop Store Submit Supply Swap Switch Take Tell Time Train Translate Turn Use Wait Wake Warn Watch Weigh Wrap Write
+Yield Zero
 """
 """What a function's docstring may begin with; a new one that is a verb belongs here."""
 
