@@ -153,6 +153,11 @@ FORMATS: dict[str, Callable[[str], Parsed]] = {
 _SIGNS = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama3": "<|python_tag|>"}
 
 
+def sign_of(name: str) -> str:
+    """Return what a call of the format ``name`` begins with wherever it stands; empty for a format without such."""
+    return _SIGNS.get(name, "")
+
+
 def format_of(template: str) -> str | None:
     """Return the format that a chat template shows calls in, where it tells; ``pythonic`` is never told."""
     return next((name for name, sign in _SIGNS.items() if sign in template), None)

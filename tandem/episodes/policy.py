@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.base.errors import TandemError
+from tandem.episodes.telling import Hear
 from tandem.episodes.tools import Tool, as_text
 from tandem.reward.outcome import unusable
 
@@ -63,8 +64,8 @@ class EpisodeOver(BaseException):
     """The episode has reached a limit of turns or tokens; what it did until then counts. Not to be caught."""
 
 
-Ask = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-"""Sends a question to the driver and gives its answer."""
+Ask = Callable[..., Awaitable[dict[str, Any]]]
+"""Sends a question to the driver and gives its answer; a second argument hears parts of it before."""
 
 
 class Policy:
@@ -109,11 +110,13 @@ class Policy:
         """Ask for the model's next tokens after ``token_ids``, which begin with all those of the turns before."""
         return self._answer(await self._ask({"op": "generate", "token_ids": [int(token) for token in token_ids]}))
 
-    async def ask(self, question: Mapping[str, Any]) -> Answer:
+    async def ask(self, question: Mapping[str, Any], hear: Hear | None = None) -> Answer:
         """Ask as ``chat`` and ``generate`` do, or for what follows a text (``complete``), with options: ``max_tokens``,
-        ``stop``, ``seed``, ``details``.
+        ``stop``, ``seed``, ``details``. ``hear`` is given parts of the answer as they are drawn.
         """
-        return self._answer(await self._ask(dict(question)))
+        if hear is None:
+            return self._answer(await self._ask(dict(question)))
+        return self._answer(await self._ask({**question, "tell": True}, hear))
 
     def reward_turn(self, reward: float, turn: int | None = None) -> None:
         """Add ``reward`` to that of the last turn, or of the ``turn`` with this number, from 1 on. The episode's own

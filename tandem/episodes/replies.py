@@ -58,7 +58,7 @@ def reply_of(
     text = turn_text(tokenizer, ids, ends)
     if stop:
         text = text.partition(stop)[0]
-    parsed = Parsed(text)
+    parsed = Parsed(text if tool_format is None else text.strip())
     if tool_format is not None and sample.finish_reason != "length":
         parsed = FORMATS[tool_format](text)
     calls = [

@@ -61,6 +61,7 @@ class Block:
         self._owners: list[tuple[_Group, int]] = []
         self.finished: list[GroupOutput] = []  # whoever takes them clears the list
         self._limit = limit
+        self._watched = False  # somebody wants to know what is drawn
 
     @property
     def count(self) -> int:
@@ -74,6 +75,7 @@ class Block:
 
     def admit(self, requests: Sequence[GroupRequest], version: int) -> None:
         """Prefill these prompts and draw the next token of each of their samples."""
+        self._watched = self._watched or any(request.watch is not None for request in requests)
         fresh = [request for request in requests if not request.begun]
         if fresh:
             self._start(fresh, version)
@@ -214,12 +216,20 @@ class Block:
         self._tokens[at], self._logprobs[at], self._versions[at] = tokens, logprobs, version
         self._last[rows] = tokens
         self._drawn[rows] += 1
+        if self._watched:
+            self._tell(rows, tokens, logprobs)
         stopped = torch.isin(tokens, self._stops)
         ended = stopped | (self._drawn[rows] == self._limits[rows])
         if bool(ended.any()):
             chosen = ended.nonzero()[:, 0]
             self._finish(chosen + rows.start, ["stop" if stop else "length" for stop in stopped[chosen].tolist()])
             self._drop(chosen + rows.start)
+
+    def _tell(self, rows: slice, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
+        """Tell whoever watches the new tokens (R,) of its rows."""
+        for (group, index), token, logprob in zip(self._owners[rows], tokens.tolist(), logprobs.tolist(), strict=True):
+            if group.request.watch is not None:
+                group.request.watch(index, [token], [logprob])
 
     def _finish(self, rows: torch.Tensor, reasons: Sequence[FinishReason]) -> None:
         """Hand the ended ``rows`` (E,) to their groups."""

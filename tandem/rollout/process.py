@@ -121,6 +121,8 @@ class HostedEngine:
                     match message.kind:
                         case "want":
                             feed.wanted += message.fields["count"]
+                        case "drawn":
+                            feed.tell(message)
                         case "group":
                             yield feed.answered(message)
                         case _:
@@ -236,6 +238,13 @@ class _Feed:
                 return True
             self._send(request)
         return False
+
+    def tell(self, message: Message) -> None:
+        """Tell whoever watches a request what was drawn for it."""
+        fields = message.fields
+        request = self.unanswered.get(fields["key"])
+        if request is not None and request.watch is not None:
+            request.watch(fields["sample"], fields["ids"], fields["logprobs"])
 
     def answered(self, message: Message) -> GroupOutput:
         """Return the group that ``message`` brings, with the request that it answers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "aborted"]
 KeepKV = Literal["old", "recompute"]
+Watch = Callable[[int, Sequence[int], Sequence[float]], None]
 LogprobsOf = Literal["sampled", "full", "either"]
 
 
@@ -89,6 +90,10 @@ class GroupRequest:
 
     ``max_tokens`` of each sample, where that is less than the sampling's. ``images`` that the prompt shows, where it
     has a token for each.
+
+    ``watch`` is told the tokens of the samples as they are drawn, as far as the engine can: the number of the sample,
+    new ids and their log-probs. It returns at once and raises nothing. What an aborted generation gave isn't told
+    again.
     """
 
     key: int | str
@@ -97,6 +102,7 @@ class GroupRequest:
     begun: tuple[SampleOutput, ...] = ()
     max_tokens: int | None = None
     images: Images | None = None
+    watch: Watch | None = None
 
     def limit(self, sampling: Sampling) -> int:
         """Return how many tokens a sample may have: the request's own limit, never more than that of ``sampling``."""

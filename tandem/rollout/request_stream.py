@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 
 from tandem.base.errors import TandemError
 from tandem.rollout.protocol import GroupOutput, GroupRequest
@@ -32,7 +33,17 @@ class RequestStream:
     def hear(self, message: Message) -> None:
         """Note that a request has come, or that there will be none; ``cancel``: nor shall there be answers."""
         self.cancelled = self.cancelled or message.kind == "cancel"
-        self._arrived.put(unpack_request(message) if message.kind == "request" else None)
+        self._arrived.put(self._unpacked(message) if message.kind == "request" else None)
+
+    def _unpacked(self, message: Message) -> GroupRequest:
+        key = message.fields["key"]
+
+        def tell(sample: int, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+            with suppress(OSError):  # the owner is gone, which others find out
+                drawn = {"sample": sample, "ids": list(ids), "logprobs": list(logprobs)}
+                self._channel.send("drawn", number=self._number, key=key, **drawn)
+
+        return unpack_request(message, tell)
 
     def requests(self) -> Iterator[GroupRequest | None]:
         """Yield what the engine pulls. It waits only while nothing is unanswered: then a request, or the end must

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load, save
 
 from tandem.columns.images import Images
-from tandem.rollout.protocol import GroupRequest, SampleOutput, Sampling
+from tandem.rollout.protocol import GroupRequest, SampleOutput, Sampling, Watch
 
 _HEAD = struct.Struct("!IQ")  # bytes of JSON, bytes of tensors
 _FILE = struct.Struct("i")
@@ -125,16 +125,18 @@ def pack_request(request: GroupRequest) -> tuple[dict[str, Any], dict[str, torch
     if shown is not None:
         tensors |= {"pixels": shown.pixels.contiguous(), "grid": shown.grid.contiguous()}
     asked = {"key": request.key, "seeds": request.seeds, "max_tokens": request.max_tokens, "begun": fields}
+    asked["watched"] = request.watch is not None
     return asked, {"prompt_ids": prompt, **tensors}
 
 
-def unpack_request(message: Message) -> GroupRequest:
-    """Build again the request that ``pack_request`` was given."""
+def unpack_request(message: Message, watch: Watch | None = None) -> GroupRequest:
+    """Build again the request that ``pack_request`` was given; ``watch`` stands in for one that it had."""
     fields = message.fields
     begun = unpack_samples(fields["begun"], message.tensors)
     prompt, seeds = message.tensors["prompt_ids"], tuple(fields["seeds"])
     shown = Images(message.tensors["pixels"], message.tensors["grid"]) if "pixels" in message.tensors else None
-    return GroupRequest(fields["key"], prompt, seeds, begun, fields["max_tokens"], shown)
+    watched = watch if fields["watched"] else None
+    return GroupRequest(fields["key"], prompt, seeds, begun, fields["max_tokens"], shown, watched)
 
 
 def pack_samples(samples: Sequence[SampleOutput]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -48,17 +48,20 @@ def test_many_clients_are_answered_at_once_and_equal_seeds_alike(model: Path) ->
                     chat(model="tiny", messages=TALK, n=2, max_tokens=5, logprobs=True),
                 )
                 text = await client.completions.create(model="tiny", prompt="hello", seed=1, max_tokens=9)
+                stream = await chat(model="tiny", messages=TALK, seed=1, max_tokens=9, stream=True)
+                parts = [chunk.choices[0].delta.content or "" async for chunk in stream]
                 with pytest.raises(openai.BadRequestError, match="it may have 64"):
                     await client.completions.create(model="tiny", prompt="a" * 70)
         server.should_exit = True
         await task
-        return found, text
+        return found, text, parts
 
     with model_at_desk(str(model), []) as served:
-        (first, other, again, two), text = asyncio.run(talk(served))
+        (first, other, again, two), text, parts = asyncio.run(talk(served))
     said = [answer.choices[0].message.content for answer in (first, other, again)]
     assert said[0] == said[2] != said[1]
     assert text.choices[0].text == said[0]  # this template adds nothing to a user's words
+    assert "".join(parts) == said[0] and len([part for part in parts if part]) == len(said[0]) > 1
     assert len(two.choices) == 2 and two.usage.completion_tokens == sum(
         len(choice.logprobs.content) for choice in two.choices
     )

@@ -10,15 +10,30 @@ import urllib.error
 import urllib.request
 
 
-def chat(messages: list[dict], **more: object) -> dict:
-    """The message of the policy's answer."""
-    request = urllib.request.Request(
+def ask(messages: list[dict], **more: object) -> urllib.request.Request:
+    return urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
         json.dumps({"messages": messages, **more}).encode(),
         {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
     )
-    with urllib.request.urlopen(request) as response:
+
+
+def chat(messages: list[dict], **more: object) -> dict:
+    """The message of the policy's answer."""
+    with urllib.request.urlopen(ask(messages, **more)) as response:
         return json.load(response)["choices"][0]["message"]
+
+
+def streamed(messages: list[dict]) -> tuple[dict, int]:
+    """The same, put together from a stream; and from how many parts of its text."""
+    parts = []
+    with urllib.request.urlopen(ask(messages, stream=True)) as response:
+        for line in response:
+            data = line.decode().removeprefix("data: ").strip()
+            if data and data != "[DONE]":
+                parts += [choice["delta"].get("content") for choice in json.loads(data)["choices"]]
+    texts = [part for part in parts if part]
+    return {"role": "assistant", "content": "".join(texts)}, len(texts)
 
 
 def treated(message: dict, how: str) -> dict:
@@ -52,14 +67,18 @@ def main() -> None:
         print("very good")
         return
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}] if how == "reorders" else None
-    messages, said = task["messages"], 0
+    messages, said, parts = task["messages"], 0, 0
     for _ in range(30 if how == "endless" else 2):
-        message = chat(messages, tools=tools)
+        if how == "streams":
+            message, count = streamed(messages)
+            parts += count
+        else:
+            message = chat(messages, tools=tools)
         said += len(message["content"] or "")
         said += len(message.get("tool_calls") or ())
         messages = [*messages, treated(message, how), {"role": "user", "content": "12"}]
     print("some words first")
-    print(json.dumps({"score": said, "turns_seen": 2}))
+    print(json.dumps({"score": said, "turns_seen": 2, "parts": parts}))
 
 
 main()

@@ -32,7 +32,7 @@ class Policy:
         self.asked: list[dict[str, Any]] = []
         self._answers = answers
 
-    async def ask(self, question: dict[str, Any]) -> Answer:
+    async def ask(self, question: dict[str, Any], *hear: Any) -> Answer:
         self.asked.append(question)
         await asyncio.sleep(0)
         found: Answer = self._answers() if callable(self._answers) else self._answers
@@ -127,6 +127,109 @@ def test_a_stream_says_what_the_whole_answer_says() -> None:
     assert chunks[-1].usage.completion_tokens == 4
 
 
+class Drawing(Policy):
+    """Tells its answer token by token, each once it is told to go on."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.told = 0
+        self.go = asyncio.Semaphore(0)
+        self._fails = fails
+
+    async def ask(self, question: dict[str, Any], *hear: Any) -> Answer:
+        parts = [("well,", 4, -0.5), (" 1", 5, -1.0), ("2", 6, -2.0)]
+        for text, token, logprob in parts[:2]:
+            await self.go.acquire()
+            self.told += 1
+            detail = {"token_ids": [token], "logprobs": [logprob], "texts": [text]} if question["details"] else {}
+            hear[0]({"text": text, **detail})
+        await self.go.acquire()
+        if self._fails:
+            raise PolicyError("the wheel came off")
+        texts, ids, logprobs = ([part[i] for part in parts] for i in range(3))
+        told = {"prompt_tokens": 3, "prompt_ids": [7, 8, 9], "logprobs": logprobs, "texts": texts}
+        return answer("well, 12", token_ids=ids, details=told)
+
+
+def test_a_stream_brings_every_token_when_it_is_drawn() -> None:
+    policy = Drawing()
+    seen: list[Any] = []
+
+    async def talk(url: str, key: str) -> Any:
+        async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
+            policy.go.release()
+            more: Any = {"logprobs": True, "extra_body": {"return_token_ids": True}}
+            stream = await client.chat.completions.create(model="policy", messages=TALK, stream=True, **more)
+            async for chunk in stream:
+                seen.append((chunk.choices[0], policy.told))
+                policy.go.release()
+
+    at_address(policy, talk)
+    assert [(choice.delta.content, told) for choice, told in seen] == [("well,", 1), (" 1", 2), ("2", 2), (None, 2)]
+    assert [choice.delta.role for choice, _ in seen] == ["assistant", None, None, None]
+    assert [choice.token_ids for choice, _ in seen[:3]] == [[4], [5], [6]]
+    assert [[one.logprob for one in choice.logprobs.content] for choice, _ in seen[:3]] == [[-0.5], [-1.0], [-2.0]]
+    assert [choice.finish_reason for choice, _ in seen] == [None, None, None, "stop"]
+
+
+def test_the_synchronous_client_reads_a_text_while_it_is_drawn() -> None:
+    policy = Drawing()
+
+    async def talk(url: str, key: str) -> Any:
+        loop = asyncio.get_running_loop()
+
+        def run() -> Any:
+            with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+                loop.call_soon_threadsafe(policy.go.release)
+                found = []
+                for chunk in client.completions.create(model="policy", prompt="once", stream=True, logprobs=1):
+                    found.append((chunk.choices[0], policy.told))
+                    loop.call_soon_threadsafe(policy.go.release)
+                return found
+
+        return await asyncio.to_thread(run)
+
+    found = at_address(policy, talk)
+    assert [(choice.text, told) for choice, told in found] == [("well,", 1), (" 1", 2), ("2", 2), ("", 2)]
+    assert [choice.logprobs.text_offset for choice, _ in found[:3]] == [[0], [5], [7]]
+
+
+def test_what_goes_wrong_within_a_stream_is_told_in_it() -> None:
+    policy = Drawing(fails=True)
+
+    async def talk(url: str, key: str) -> Any:
+        policy.go.release()
+        async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
+            async for _ in await client.chat.completions.create(model="policy", messages=TALK, stream=True):
+                policy.go.release()
+
+    with pytest.raises(openai.APIError, match="the wheel came off"):
+        at_address(policy, talk)
+
+
+def test_a_question_whose_client_has_gone_keeps_its_place_until_it_is_answered() -> None:
+    policy = Drawing()
+
+    async def talk(url: str, key: str) -> Any:
+        body: Any = {"model": "policy", "messages": TALK, "stream": True}
+        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=30) as client:
+            policy.go.release()
+            async with client.stream("POST", f"{url}/chat/completions", json=body) as response:
+                async for _ in response.aiter_lines():
+                    break  # and away
+            turned_away = await client.post(f"{url}/chat/completions", json=body)
+            for _ in range(5):
+                policy.go.release()
+            while True:  # the first one is answered, and there is a place again
+                async with client.stream("POST", f"{url}/chat/completions", json=body) as answered:
+                    if answered.status_code == 200:
+                        return turned_away.status_code, answered.status_code
+                await asyncio.sleep(0.01)
+
+    assert at_address(policy, talk, waiting=0) == (429, 200)
+    assert len(policy.asked) == 0 and policy.told >= 3
+
+
 def test_the_synchronous_client_completes_texts_and_tokens() -> None:
     policy = Policy()
 
@@ -173,17 +276,18 @@ def test_what_changes_no_token_is_taken() -> None:
 
 
 def test_the_policys_own_refusal_is_told() -> None:
-    async def refuse(question: Any) -> Answer:
+    async def refuse(question: Any, *hear: Any) -> Answer:
         raise PolicyError("the chat template refuses messages")
 
     policy = Policy()
     policy.ask = refuse  # type: ignore[method-assign]
-    with pytest.raises(openai.BadRequestError, match="template refuses"):
-        ask(policy)
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="template refuses"):
+            ask(policy, stream=stream)
 
 
 def test_the_end_of_an_episode_is_told() -> None:
-    async def end(question: Any) -> Answer:
+    async def end(question: Any, *hear: Any) -> Answer:
         raise EpisodeOver("turns")
 
     policy = Policy()
@@ -212,7 +316,7 @@ class Slow(Policy):
         super().__init__()
         self.go = asyncio.Event()
 
-    async def ask(self, question: dict[str, Any]) -> Answer:
+    async def ask(self, question: dict[str, Any], *hear: Any) -> Answer:
         await self.go.wait()
         return await super().ask(question)
 

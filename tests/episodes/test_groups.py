@@ -73,6 +73,9 @@ class ScriptedEngine:
         ids = torch.tensor(ids[:limit])  # type: ignore[assignment]
         logprobs = -torch.rand(len(ids), generator=torch.Generator().manual_seed(request.seeds[0] % 2**32))
         versions = torch.full((len(ids),), len(self.asked), dtype=torch.int32)
+        if request.watch is not None:
+            for token, logprob in zip(ids.tolist(), logprobs.tolist(), strict=True):
+                request.watch(0, [token], [logprob])
         return GroupOutput(request, (SampleOutput(ids, logprobs, versions, "stop" if ended else "length"),))  # type: ignore[arg-type]
 
 

@@ -43,7 +43,27 @@ def test_what_a_program_hands_back_is_found_in_the_record(how: str, said: str) -
     assert mask.count(True) == facts["sampled"] and not bool(group.batch.ragged("restarts").values.any())
     (verdict,) = group.verdicts
     assert (verdict.outcome, verdict.reward) == (Outcome.SCORED, 16.0 if how == "keeps" else 2.0)
-    assert verdict.metrics == {"turns_seen": 2.0}
+    assert verdict.metrics == {"turns_seen": 2.0, "parts": 0.0}
+
+
+def test_a_program_reads_an_answer_while_it_is_drawn() -> None:
+    group, _, _ = played("streams")
+    (facts,) = group.batch.non_tensor_batch["episode"]
+    assert (facts["turns"], facts["rewritten"]) == (2, 0)  # put together, it is what was sampled
+    (verdict,) = group.verdicts
+    assert verdict.reward == 16.0 and verdict.metrics["parts"] == 2 * 6  # tokens
+
+
+def test_rewards_of_turns_come_with_a_programs_answer(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(
+        "import sys\nsys.argv[1] = 'keeps'\nfrom tests.episodes import agent\n"
+        'print(\'{"score": 1, "turn_rewards": [0.25, 0.5]}\')\n'
+    )
+    command = [sys.executable, str(tmp_path / "agent.py"), ""]
+    group, _, _ = played("", turn_rewards=True, parameters={"command": command})
+    assert group.batch.non_tensor_batch["episode"][0]["turn_rewards"] == [0.25, 0.5]
+    rewards = group.batch.ragged("token_rewards").values
+    assert sorted(rewards[rewards != 0].tolist()) == [0.25, 0.5]
 
 
 @pytest.mark.parametrize(("how", "said"), [("trims", " is it 12 \n"), ("drops_reasoning", "<think>x</think>12")])
@@ -91,7 +111,7 @@ def test_a_program_that_goes_wrong_costs_its_episode(how: str, reason: str) -> N
 def test_a_program_that_hangs_is_ended_with_its_episode(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     command = {"command": [sys.executable, AGENT, "hangs", str(pid)]}
-    (verdict,) = played("hangs", parameters=command, timeout_s=1.0)[0].verdicts
+    (verdict,) = played("hangs", parameters=command, timeout_s=3.0)[0].verdicts
     assert verdict.outcome is Outcome.TIMED_OUT
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)

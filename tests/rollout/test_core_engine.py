@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -280,3 +281,16 @@ def test_an_engine_that_was_never_given_weights_says_so() -> None:
         list(engine.generate(wanted(1, 1), Sampling(n=1, max_tokens=2)))
     load(engine, 0)
     assert len(list(engine.generate(wanted(1, 1), Sampling(n=1, max_tokens=2)))) == 1
+
+
+def test_what_is_drawn_is_told_at_once() -> None:
+    engine, _ = made()
+    told: dict[tuple[int | str, int], list[int]] = {}
+
+    def watched(request: GroupRequest) -> GroupRequest:
+        return replace(request, watch=lambda i, ids, _: told.setdefault((request.key, i), []).extend(ids))
+
+    sampling = Sampling(n=2, max_tokens=6)
+    for output in engine.generate([watched(request) for request in wanted(3, 2)], sampling):
+        for i, sample in enumerate(output.samples):
+            assert told[output.request.key, i] == sample.token_ids.tolist()

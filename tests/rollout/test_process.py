@@ -6,7 +6,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -312,3 +313,25 @@ def test_an_engine_whose_package_is_not_there_says_so_where_it_is_made(folder: P
 
     with pytest.raises(TandemError, match=r"'test_needs_package' needs the package no-such-package>=2"):
         build_engine(EngineSpec(model=str(folder), engine="test_needs_package"))
+
+
+def test_what_is_drawn_is_told_from_the_other_process_token_by_token(engine: ProcessEngine) -> None:
+    told: dict[tuple[int | str, int], list[tuple[int, float]]] = {}
+    calls = 0
+
+    def watched(request: GroupRequest) -> GroupRequest:
+        def watch(sample: int, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+            nonlocal calls
+            calls += 1
+            told.setdefault((request.key, sample), []).extend(zip(ids, logprobs, strict=True))
+
+        return replace(request, watch=watch if request.key != 0 else None)
+
+    outputs = list(engine.generate([watched(request) for request in requests(3)], SAMPLING))
+    expected = {
+        (output.request.key, i): list(zip(sample.token_ids.tolist(), sample.logprobs.tolist(), strict=True))
+        for output in outputs
+        for i, sample in enumerate(output.samples)
+        if output.request.key != 0
+    }
+    assert told == expected and calls == sum(map(len, expected.values()))

@@ -1,4 +1,4 @@
-"""The protocol: from the body of a request to questions, from answers to the body of a response. Imports no server.
+"""The protocol: from the body of a request to questions. Imports no server.
 
 What can't be had is refused with the name of the field, never left aside: a client that asks for another temperature
 would be answered from another distribution than it thinks.
@@ -6,16 +6,13 @@ would be answered from another distribution than it thinks.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tandem.base.errors import TandemError
 from tandem.episodes.past import arguments
-from tandem.episodes.policy import Answer
 
 Question = dict[str, Any]
 Messages = list[dict[str, Any]]
@@ -156,79 +153,3 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         raise RefusedError(f"{where}: a tool call has a function with a name", "messages")
     named = {"name": function["name"], "arguments": arguments(function)}
     return {"id": call.get("id"), "type": "function", "function": named}
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The answers to one request, as bodies of responses. ``name`` is that of the request, ``now`` its second."""
-
-    asked: Chat | Completion
-    answers: Sequence[Answer]
-    name: str
-    now: int
-    model: str
-
-    def body(self) -> dict[str, Any]:
-        """Return the whole response."""
-        choices = [self._choice(i, answer, "message") for i, answer in enumerate(self.answers)]
-        return {**self._head(""), "choices": choices, "usage": self._usage(), **self._ids()}
-
-    def chunks(self) -> list[dict[str, Any]]:
-        """Return the same in parts, as a stream has them: each choice is one, with an end of its own."""
-        head, found = self._head(".chunk"), []
-        for i, answer in enumerate(self.answers):
-            choice = self._choice(i, answer, "delta")
-            reason = choice.pop("finish_reason")
-            found.append({**head, "choices": [{**choice, "finish_reason": None}]})
-            nothing: dict[str, object] = {"delta": {}} if self._chats else {"text": ""}
-            end = {"index": i, "finish_reason": reason, **nothing}
-            found.append({**head, "choices": [end]})
-        if (self.asked.stream_options or {}).get("include_usage"):
-            found.append({**head, "choices": [], "usage": self._usage()})
-        return found
-
-    @property
-    def _chats(self) -> bool:
-        return isinstance(self.asked, Chat)
-
-    def _head(self, part: str) -> dict[str, Any]:
-        kind = f"chat.completion{part}" if self._chats else "text_completion"
-        return {"id": self.name, "object": kind, "created": self.now, "model": self.model}
-
-    def _choice(self, index: int, answer: Answer, field: str) -> dict[str, Any]:
-        reason = "tool_calls" if answer.calls else answer.finish_reason
-        choice: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": self._logprobs(answer)}
-        if not self._chats:
-            choice["text"] = answer.content
-        else:
-            calls = [
-                {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
-                | ({"index": i} if field == "delta" else {})
-                for i, call in enumerate(answer.calls)
-            ]
-            message = {"role": "assistant", "content": answer.content or (None if calls else "")}
-            choice[field] = message | ({"tool_calls": calls} if calls else {})
-        if self.asked.return_token_ids:
-            choice["token_ids"] = answer.token_ids
-        return choice
-
-    def _logprobs(self, answer: Answer) -> dict[str, Any] | None:
-        if self.asked.logprobs in (None, False):
-            return None
-        texts, logprobs = answer.details["texts"], answer.details["logprobs"]
-        if self._chats:
-            content = [
-                {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-                for text, logprob in zip(texts, logprobs, strict=True)
-            ]
-            return {"content": content, "refusal": None}
-        offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
-        return {"tokens": texts, "token_logprobs": logprobs, "text_offset": offsets, "top_logprobs": None}
-
-    def _usage(self) -> dict[str, int]:
-        made = sum(len(answer.token_ids) for answer in self.answers)
-        given = self.answers[0].details["prompt_tokens"]
-        return {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}
-
-    def _ids(self) -> dict[str, Any]:
-        return {"prompt_token_ids": self.answers[0].details["prompt_ids"]} if self.asked.return_token_ids else {}

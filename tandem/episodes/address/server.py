@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
@@ -17,15 +17,22 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tandem.base.errors import DataError, TandemError
-from tandem.episodes.address.protocol import Chat, Completion, Question, RefusedError, Reply, read
+from tandem.episodes.address.protocol import Chat, Completion, Question, RefusedError, read
+from tandem.episodes.address.responses import Head, Reply, Stream
 from tandem.episodes.policy import Answer, EpisodeOver, PolicyError
+from tandem.episodes.telling import Hear, Part
 
 LOOPBACK = "127.0.0.1"
 MODEL = "policy"
 _LARGEST = 16 << 20  # bytes of a body
 _RETRY_S = 1
 
-Ask = Callable[[Question], Awaitable[Answer]]
+Ask = Callable[..., Awaitable[Answer]]
+"""Gives the answer to a question; what is given behind it hears parts of it before."""
+
+
+Told = tuple[int, Part | Answer | Exception]
+"""Which choice, and what there is of it."""
 
 
 class Seat:
@@ -39,6 +46,7 @@ class Seat:
         self.over = ""
         self._ask, self._most, self._held, self._in_turn = ask, parallel + waiting, 0, in_turn
         self._turn = asyncio.Semaphore(parallel)
+        self._streams: set[asyncio.Task[None]] = set()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -62,10 +70,34 @@ class Seat:
                 raise one
         return [one for one in found if not isinstance(one, BaseException)]
 
-    async def _one(self, question: Question) -> Answer:
+    def stream(self, asked: Chat | Completion, held: ExitStack) -> asyncio.Queue[Told]:
+        """Begin to answer; the queue gets parts of each choice, its answer, or what keeps it from being answered.
+
+        A client that goes away changes nothing: what was begun is answered, and ``held`` until then.
+        """
+        told: asyncio.Queue[Told] = asyncio.Queue()
+
+        async def one(choice: int) -> None:
+            try:
+                told.put_nowait(
+                    (choice, await self._one(asked.question(choice), lambda p: told.put_nowait((choice, p))))
+                )
+            except Exception as error:
+                told.put_nowait((choice, error))
+
+        async def every() -> None:
+            with held:
+                await asyncio.gather(*map(one, range(asked.n)))
+
+        task = asyncio.get_running_loop().create_task(every())
+        self._streams.add(task)
+        task.add_done_callback(self._streams.discard)
+        return told
+
+    async def _one(self, question: Question, *hear: Hear) -> Answer:
         async with self._turn:
             try:
-                return await self._ask(question)
+                return await self._ask(question, *hear)
             except EpisodeOver as over:
                 self.over = str(over)
                 raise RefusedError(f"the episode is over: it has reached the limit of {over}") from None
@@ -119,23 +151,20 @@ class Address:
         seat = self._seat(request)
         if seat is None:
             return _no_key()
+        head = Head(f"{kind.__name__.lower()}-{secrets.token_hex(8)}", int(time.time()), self._model)
         try:
-            with seat.held():
+            with ExitStack() as held:
+                held.enter_context(seat.held())
                 asked = read(kind, await _body(request), self._sampling)
-                answers = await seat.answers(asked)
-        except BusyError:
-            text = "too many questions wait already: ask again later"
-            return _problem(429, text, "rate_limit_exceeded", headers={"Retry-After": str(_RETRY_S)})
-        except RefusedError as error:
-            return _problem(400, str(error), "episode_over" if seat.over else "invalid_value", error.field)
-        except (DataError, PolicyError) as error:  # the policy can't be asked this
-            return _problem(400, str(error), "invalid_value")
-        except TandemError as error:
-            return _problem(503, str(error), "unavailable")
-        reply = Reply(asked, answers, f"{kind.__name__.lower()}-{secrets.token_hex(8)}", int(time.time()), self._model)
-        if asked.stream:
-            return StreamingResponse(_events(reply), media_type="text/event-stream")
-        return JSONResponse(reply.body())
+                if not asked.stream:
+                    return JSONResponse(Reply(asked, await seat.answers(asked), head).body())
+                told = seat.stream(asked, held.pop_all())
+            first = await told.get()
+            if isinstance(first[1], Exception):
+                raise first[1]
+        except (BusyError, TandemError) as error:
+            return _problem(error, seat)
+        return StreamingResponse(_events(Stream(asked, head), first, told, seat), media_type="text/event-stream")
 
     def _seat(self, request: Request) -> Seat | None:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -151,21 +180,39 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _events(reply: Reply) -> AsyncIterator[str]:
-    for chunk in reply.chunks():
-        yield f"data: {json.dumps(chunk)}\n\n"
-    yield "data: [DONE]\n\n"
+async def _events(stream: Stream, first: Told, told: asyncio.Queue[Told], seat: Seat) -> AsyncIterator[str]:
+    choice, what = first
+    while not isinstance(what, Exception):
+        for chunk in stream.chunks(choice, what):
+            yield f"data: {json.dumps(chunk)}\n\n"
+        if stream.ended:
+            yield "data: [DONE]\n\n"
+            return
+        choice, what = await told.get()
+    yield f"data: {_problem(what, seat).body.decode()}\n\n"
 
 
 def _no_key() -> Response:
-    return _problem(
-        401, "no episode has this key: send the one you were given, Authorization: Bearer KEY", "invalid_api_key"
-    )
+    text = "no episode has this key: send the one you were given, Authorization: Bearer KEY"
+    return _refusal(401, text, "invalid_api_key")
 
 
-def _problem(
+def _problem(error: Exception, seat: Seat) -> JSONResponse:
+    """Return what a client is told of an error."""
+    match error:
+        case BusyError():
+            text = "too many questions wait already: ask again later"
+            return _refusal(429, text, "rate_limit_exceeded", headers={"Retry-After": str(_RETRY_S)})
+        case RefusedError():
+            return _refusal(400, str(error), "episode_over" if seat.over else "invalid_value", error.field)
+        case DataError() | PolicyError():  # the policy can't be asked this
+            return _refusal(400, str(error), "invalid_value")
+    return _refusal(503, str(error), "unavailable")
+
+
+def _refusal(
     status: int, text: str, code: str, field: str | None = None, headers: Mapping[str, str] | None = None
-) -> Response:
+) -> JSONResponse:
     types = {429: "rate_limit_error", 503: "server_error"}
     problem = {"message": text, "type": types.get(status, "invalid_request_error")}
     return JSONResponse({"error": {**problem, "param": field, "code": code}}, status, headers)

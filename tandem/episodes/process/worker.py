@@ -1,6 +1,7 @@
 """A process in which episodes run as coroutines, many at a time. It ends with its parent.
 
-Messages are JSON both ways. In: ``begin`` an episode, an ``answer`` to its question, ``cancel`` it. Out: ``ready`` or
+Messages are JSON both ways. In: ``begin`` an episode, an ``answer`` to its question or a ``part`` of it, ``cancel`` it.
+Out: ``ready`` or
 ``broken``, an ``asks`` of an episode, an episode ``ended``. Whatever an episode prints goes to standard error.
 """
 
@@ -22,6 +23,7 @@ from tandem.episodes.built_in import Episode, find_episode, prepare
 from tandem.episodes.policy import Ask, EpisodeOver, Policy, Task
 from tandem.episodes.servers import serving
 from tandem.episodes.static import grades_itself
+from tandem.episodes.telling import Hear
 from tandem.episodes.toolbox import all_tools, together
 from tandem.reward.outcome import Verdict, as_verdict, failed
 from tandem.reward.process.lifeline import LastResort, clear, end_with
@@ -86,6 +88,7 @@ class Host:
         self._channel, self._episode, self._policy, self._graded = channel, episode, policy, graded
         self._plays: dict[str, asyncio.Task[None]] = {}
         self._asked: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._hearing: dict[str, Hear] = {}
 
     async def serve(self) -> None:
         """Do what the parent says until it closes the line."""
@@ -109,6 +112,9 @@ class Host:
                 waiting = self._asked.pop(name, None)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(message["reply"])
+            case "part":
+                if name in self._hearing:
+                    self._hearing[name](message["part"])
             case "cancel":
                 if name in self._plays:
                     self._plays[name].cancel()
@@ -147,18 +153,21 @@ class Host:
             return failed(f"ended by the limit of {limit} before it had a reward: set policy.reward on the way")
         return None
 
-    async def _ask(self, name: str, question: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, name: str, question: dict[str, Any], hear: Hear | None = None) -> dict[str, Any]:
         if name not in self._plays:
             return _TOO_LATE
         if name in self._asked:
             return {"error": "an episode asks the policy one thing at a time: await the answer first"}
         waiting: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._asked[name] = waiting
+        if hear is not None:
+            self._hearing[name] = hear
         try:
             self._send(kind="asks", id=name, **question)
             return await waiting
         finally:
             self._asked.pop(name, None)
+            self._hearing.pop(name, None)
 
     def _send(self, **message: Any) -> None:
         """Send a message. Raises ``TypeError`` for what JSON can't say, to the episode that gave it."""

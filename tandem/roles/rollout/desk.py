@@ -19,6 +19,7 @@ from tandem.data.chat import encode_chat_prompt
 from tandem.episodes.past import check_ids, check_offer
 from tandem.episodes.policy import Answer
 from tandem.episodes.replies import reply_of, stopped
+from tandem.episodes.telling import Hear, Part, Telling
 from tandem.models.tokenizer import encode_plain
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
 
@@ -64,8 +65,11 @@ class Desk:
         self._thread = threading.Thread(target=self._run, name="tandem-desk", daemon=True)
         self._thread.start()
 
-    async def ask(self, question: Mapping[str, Any]) -> Answer:
-        """Return the answer. Raises ``TandemError`` for what can't be asked, or once the engine has ended."""
+    async def ask(self, question: Mapping[str, Any], hear: Hear | None = None) -> Answer:
+        """Return the answer; ``hear`` is given parts of it before, as they are drawn.
+
+        Raises ``TandemError`` for what can't be asked, or once the engine has ended.
+        """
         ids = self._prompt(question)
         most = min(self._sampling.max_tokens, self._context - len(ids))
         if most < 1:
@@ -76,7 +80,9 @@ class Desk:
         loop = asyncio.get_running_loop()
         asked = _Asked(question, ids, loop.create_future(), loop)
         most = min(most, question.get("max_tokens") or most)
-        request = GroupRequest(secrets.token_hex(8), torch.tensor(ids, dtype=torch.int64), (seed,), max_tokens=most)
+        watch = None if hear is None else self._telling(asked, hear)
+        prompt = torch.tensor(ids, dtype=torch.int64)
+        request = GroupRequest(secrets.token_hex(8), prompt, (seed,), max_tokens=most, watch=watch)
         self._new.put((request, asked))
         self._require_engine()  # it may have ended meanwhile
         return await asked.waiting
@@ -134,16 +140,36 @@ class Desk:
             self._under_way[request.key] = asked
             yield request
 
+    def _telling(self, asked: _Asked, hear: Hear) -> Telling:
+        """Return what tells the asking loop of an answer on the way."""
+        question = asked.question
+
+        def handed(part: Part) -> None:
+            with suppress(RuntimeError):  # nobody waits in a loop that is closed
+                asked.loop.call_soon_threadsafe(hear, part)
+
+        return Telling(
+            self._tokenizer,
+            self._sampling.stop_token_ids,
+            handed,
+            tool_format=self._format_in(question),
+            stop=question.get("stop") or (),
+            details=bool(question.get("details")),
+        )
+
+    def _format_in(self, question: Mapping[str, Any]) -> str | None:
+        """Return how calls in the answer are written, where it may have some."""
+        return self._tool_format if question["op"] == "chat" and question["tools"] else None
+
     def _answer(self, asked: _Asked, output: GroupOutput) -> Answer:
         question = asked.question
         sample, stop = stopped(self._tokenizer, output.samples[0], question.get("stop") or ())
-        reads_calls = question["op"] == "chat" and bool(question["tools"])
         reply = reply_of(
             self._tokenizer,
             sample,
             self._sampling.stop_token_ids,
             asked.ids,
-            tool_format=self._tool_format if reads_calls else None,
+            tool_format=self._format_in(question),
             stop=stop,
             details=bool(question.get("details")),
         )

@@ -22,6 +22,7 @@ from tandem.episodes.past import Added, Past, after_ids, after_messages, after_t
 from tandem.episodes.policy import Task
 from tandem.episodes.process.pool import Asks, Ended, EpisodePool, Event, Restarted
 from tandem.episodes.replies import reply_of, stopped
+from tandem.episodes.telling import Part, Telling
 from tandem.episodes.trajectory import Trajectory
 from tandem.reward.outcome import Outcome, Verdict, failed
 from tandem.roles.rollout.making import Beginning, Made
@@ -37,7 +38,8 @@ class EpisodeRules:
     """What holds for all episodes: at most ``max_turns``, and ``max_prompt`` tokens before the first.
 
     ``tools`` are on offer, and calls of them are written as ``tool_format`` says. ``past``: see there.
-    ``turn_rewards``: groups have the column ``token_rewards``.
+    ``turn_rewards``: groups have the column ``token_rewards``. ``tells``: a turn may be told while it is drawn,
+    since no new weights make it begin anew.
     """
 
     max_turns: int
@@ -46,6 +48,7 @@ class EpisodeRules:
     tool_format: str | None
     past: Past = "fixed"
     turn_rewards: bool = False
+    tells: bool = True
 
 
 @dataclass
@@ -214,7 +217,25 @@ class EpisodeGroups:
         own = () if question.get("seed") is None else ("seed", *question["seed"])
         seed = derive_seed(*origin, *own) if turn == 0 else derive_seed(*origin, "turn", turn, *own)
         context = torch.tensor(trajectory.context, dtype=torch.int64)
-        return GroupRequest(key, context, (seed,), max_tokens=min(left, question.get("max_tokens") or left))
+        most, watch = min(left, question.get("max_tokens") or left), self._telling(play, asks)
+        return GroupRequest(key, context, (seed,), max_tokens=most, watch=watch)
+
+    def _telling(self, play: _Play, asks: Asks) -> Telling | None:
+        """Return what tells the episode of its turn on the way, where it wants to hear."""
+        if not asks.question.get("tell") or not self._rules.tells:
+            return None
+        stop, details = asks.question.get("stop") or (), bool(asks.question.get("details"))
+
+        def hear(part: Part) -> None:
+            with suppress(TandemError):  # a pool that is broken says so elsewhere
+                self._pool.tell(asks.id, asks.number, part)
+
+        written = self._tool_format(play)
+        return Telling(self._tokenizer, self._ends, hear, tool_format=written, stop=stop, details=details)
+
+    def _tool_format(self, play: _Play) -> str | None:
+        """Return how calls in the next turn are written, where it may have some."""
+        return self._rules.tool_format if play.messages is not None and play.tools else None
 
     def _chat(self, play: _Play, question: Mapping[str, Any]) -> Added:
         """Return what messages add, and take them as what is said; at first they are the prompt."""
@@ -258,13 +279,12 @@ class EpisodeGroups:
         assert play.trajectory is not None
         if sample.finish_reason == "length" and len(sample.token_ids) != question.get("max_tokens"):
             play.cut = "tokens"
-        talks = play.messages is not None
         reply = reply_of(
             self._tokenizer,
             sample,
             self._ends,
             context,
-            tool_format=self._rules.tool_format if talks and play.tools else None,
+            tool_format=self._tool_format(play),
             stop=stop,
             turn=len(play.trajectory.turns),
             details=bool(question.get("details")),

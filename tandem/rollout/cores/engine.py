@@ -168,6 +168,8 @@ class _Row:
         self.tokens += drawn.tokens
         self.logprobs += drawn.logprobs
         self.versions += [version] * len(drawn.tokens)
+        if (watch := self.group.request.watch) is not None:
+            watch(self.group.rows.index(self), drawn.tokens, drawn.logprobs)
         if drawn.reason is not None:
             self.reason = drawn.reason
             self.group.going -= 1
