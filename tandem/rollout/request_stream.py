@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 from tandem.base.errors import TandemError
 from tandem.rollout.protocol import GroupOutput, GroupRequest
@@ -40,7 +41,7 @@ class RequestStream:
 
         def tell(sample: int, ids: Sequence[int], logprobs: Sequence[float]) -> None:
             with suppress(OSError):  # the owner is gone, which others find out
-                drawn = {"sample": sample, "ids": list(ids), "logprobs": list(logprobs)}
+                drawn: dict[str, Any] = {"sample": sample, "ids": list(ids), "logprobs": list(logprobs)}
                 self._channel.send("drawn", number=self._number, key=key, **drawn)
 
         return unpack_request(message, tell)

@@ -189,7 +189,7 @@ async def _events(stream: Stream, first: Told, told: asyncio.Queue[Told], seat: 
             yield "data: [DONE]\n\n"
             return
         choice, what = await told.get()
-    yield f"data: {_problem(what, seat).body.decode()}\n\n"
+    yield f"data: {bytes(_problem(what, seat).body).decode()}\n\n"
 
 
 def _no_key() -> Response:
