@@ -19,7 +19,7 @@ QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages
 	--ignore tests/house/test_mutation.py --ignore tests/plan/test_read_keys.py
 
 .PHONY: help install quickstart digits view test test-view test-trackers test-wheel test-vllm test-sglang quick check style format families mutate fuzz-config \
-	chaos engine-vllm engine-sglang clean
+	chaos episodes-2000 engine-vllm engine-sglang clean
 
 help:
 	@echo "make quickstart   install, warm a tiny model up by SFT, train it with RL (about 5 minutes)"
@@ -36,6 +36,7 @@ help:
 	@echo "make test-sglang  the tests of the engine sglang, in that"
 	@echo "make families     docs/models.md: tiny models of many families, and what becomes of each"
 	@echo "make chaos        strike 60 runs at random instants: each must go on to what it would have been"
+	@echo "make episodes-2000  2,000 fake episodes at once, with slow tools, faults and kills: all accounted for"
 	@echo "make fuzz-config  draw 300 configs: what the plan accepts must run, what it refuses must name a key"
 	@echo "make mutate       which small mistakes in tandem/algorithms its tests notice (SAMPLE=0: all of them)"
 	@echo "make check        style, types, layers, size budgets"
@@ -97,6 +98,9 @@ families: $(VENV)/.installed-dev
 
 fuzz-config: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.generated
+
+episodes-2000: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.episodes
 
 chaos: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import time
 from typing import Any
 
@@ -63,6 +64,28 @@ async def faulty(task: Any, policy: Any) -> Any:
             await asyncio.gather(policy.chat(new), policy.chat(new))
         case "silent":
             return None
+    return 1.0
+
+
+async def errands(task: Any, policy: Any, *, longest: float = 3.0) -> Any:
+    """One to three turns, each followed by a tool that takes a lognormal time; then what the prompt says."""
+    dice = random.Random(task.seed)
+    messages = list(task.messages)
+    for turn in range(dice.randint(1, 3)):
+        answer = await policy.chat(messages)
+        await asyncio.sleep(min(longest, longest / 4 * dice.lognormvariate(0.0, 1.0)))
+        messages += [answer.message, {"role": "user", "content": str(turn)}]
+    match task.extra_info["fate"]:
+        case "raises":
+            raise ValueError("the wheel came off")
+        case "exits":
+            raise SystemExit(3)
+        case "hangs":
+            await asyncio.sleep(1000)
+        case "dies":
+            os.kill(os.getpid(), 9)
+        case "nonsense":
+            return "very good"
     return 1.0
 
 

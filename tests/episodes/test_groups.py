@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -382,22 +381,3 @@ def test_the_engine_goes_on_with_others_while_one_waits_for_its_tool() -> None:
     asked = [made.decode(request.prompt_ids.tolist()) for request in engine.asked]
     second = [text for text in asked if text.count("<|im_start|>assistant") > 1]
     assert ["slow" in text for text in second] == [False, False, False, True]
-
-
-def test_many_episodes_with_faults_among_them_are_all_accounted_for() -> None:
-    dice = random.Random(3)
-    fates = dice.choices([*FATES, "well"], [*(0.05 / len(FATES) for _ in FATES), 0.95], k=600)
-    fates = [{"blocks": "dies", "hangs": "raises", "refuses": "exits"}.get(fate, fate) for fate in fates]  # no waiting
-    options = {"file": PLAYS, "workers": 2, "concurrency": 100}
-    with playing("faulty", lambda text, seed: "is", n=1, **options) as (groups, engine, made):
-        found = made_of(groups, engine, [prompt(made, f"{i}", fate=fate) for i, fate in enumerate(fates)])
-        pids = groups._pool.pids
-    assert len(found) == len(fates)
-    for fate, group in zip(fates, found, strict=True):
-        (verdict,) = group.verdicts
-        assert verdict is not None
-        assert (verdict.outcome is Outcome.SCORED) == (fate == "well"), (fate, verdict)
-    assert not groups._plays and not groups._asked and not groups._ready
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
