@@ -157,6 +157,9 @@ class EpisodeConfig(TypedNode):
     begins anew. Default: edited for a program and for environments of others, else fixed."""
     max_turns: PositiveInt = 8
     """Turns after which an episode is cut."""
+    max_sampled: PositiveInt | None = None
+    """Most tokens that the model may sample in an episode, whatever tools say between them; data.max_response_length
+    bounds all of them together."""
     turn_rewards: bool = False
     """The episode rewards single turns besides: each counts from its turn backwards, not for all tokens alike."""
     timeout_s: Seconds = 60.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.base.errors import TandemError
-from tandem.episodes.telling import Hear
+from tandem.episodes.text_stream import Hear
 from tandem.episodes.tools import Tool, as_text
 from tandem.reward.outcome import unusable
 
@@ -116,7 +116,7 @@ class Policy:
         """
         if hear is None:
             return self._answer(await self._ask(dict(question)))
-        return self._answer(await self._ask({**question, "tell": True}, hear))
+        return self._answer(await self._ask({**question, "stream": True}, hear))
 
     def reward_turn(self, reward: float, turn: int | None = None) -> None:
         """Add ``reward`` to that of the last turn, or of the ``turn`` with this number, from 1 on. The episode's own

@@ -217,7 +217,7 @@ class Block:
         self._last[rows] = tokens
         self._drawn[rows] += 1
         if self._watched:
-            self._tell(rows, tokens, logprobs)
+            self._notify(rows, tokens, logprobs)
         stopped = torch.isin(tokens, self._stops)
         ended = stopped | (self._drawn[rows] == self._limits[rows])
         if bool(ended.any()):
@@ -225,7 +225,7 @@ class Block:
             self._finish(chosen + rows.start, ["stop" if stop else "length" for stop in stopped[chosen].tolist()])
             self._drop(chosen + rows.start)
 
-    def _tell(self, rows: slice, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
+    def _notify(self, rows: slice, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
         """Tell whoever watches the new tokens (R,) of its rows."""
         for (group, index), token, logprob in zip(self._owners[rows], tokens.tolist(), logprobs.tolist(), strict=True):
             if group.request.watch is not None:

@@ -122,7 +122,7 @@ class HostedEngine:
                         case "want":
                             feed.wanted += message.fields["count"]
                         case "drawn":
-                            feed.tell(message)
+                            feed.notify(message)
                         case "group":
                             yield feed.answered(message)
                         case _:
@@ -239,7 +239,7 @@ class _Feed:
             self._send(request)
         return False
 
-    def tell(self, message: Message) -> None:
+    def notify(self, message: Message) -> None:
         """Tell whoever watches a request what was drawn for it."""
         fields = message.fields
         request = self.unanswered.get(fields["key"])

@@ -39,12 +39,12 @@ class RequestStream:
     def _unpacked(self, message: Message) -> GroupRequest:
         key = message.fields["key"]
 
-        def tell(sample: int, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        def report(sample: int, ids: Sequence[int], logprobs: Sequence[float]) -> None:
             with suppress(OSError):  # the owner is gone, which others find out
                 drawn: dict[str, Any] = {"sample": sample, "ids": list(ids), "logprobs": list(logprobs)}
                 self._channel.send("drawn", number=self._number, key=key, **drawn)
 
-        return unpack_request(message, tell)
+        return unpack_request(message, report)
 
     def requests(self) -> Iterator[GroupRequest | None]:
         """Yield what the engine pulls. It waits only while nothing is unanswered: then a request, or the end must

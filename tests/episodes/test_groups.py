@@ -97,11 +97,14 @@ def playing(
     turn_rewards: bool = False,
     pool: EpisodePool | None = None,
     offered: Any = DEFINITIONS,
+    max_sampled: int | None = None,
     **options: Any,
 ) -> Iterator[tuple[EpisodeGroups, ScriptedEngine, Any]]:
     made = tokenizer(family)
     options = {"tools": (TOOLS,) if tools is True else tools or (), "turn_rewards": turn_rewards, **options}
-    rules = EpisodeRules(max_turns, 5000, offered if tools else None, family.name, past, turn_rewards)
+    rules = EpisodeRules(
+        max_turns, 5000, offered if tools else None, family.name, past, turn_rewards, max_sampled=max_sampled
+    )
     sampling = Sampling(n=n, max_tokens=max_tokens, stop_token_ids=(made.eos_token_id,))
     with EpisodePool(spec(type_, **options)) if pool is None else nullcontext(pool) as pool:
         yield EpisodeGroups(pool, rules, sampling, made), ScriptedEngine(made, says), made
@@ -203,6 +206,16 @@ def test_limits_cut_and_say_which() -> None:
     assert facts["cut"] == "tokens"
     assert int(lengths.max()) <= 70
     assert bool(group.batch.ragged("response_mask").row(0)[-1])  # what no turn answered is left out
+
+
+def test_a_limit_may_count_what_was_sampled_alone() -> None:
+    options = {"file": PLAYS, "parameters": {"turns": 9}, "n": 1}
+    with playing("talk", lambda text, seed: "the answer", max_sampled=7, **options) as (groups, engine, made):
+        (group,) = made_of(groups, engine, [prompt(made, "hello")])
+    (facts,) = group.batch.non_tensor_batch["episode"]
+    mask = group.batch.ragged("response_mask").values
+    assert (facts["turns"], facts["cut"], facts["sampled"], int(mask.sum())) == (2, "tokens", 7, 7)  # of 4 tokens each
+    assert len(mask) > 7
 
 
 def test_a_cut_episode_is_graded_on_its_own_scale_or_not_at_all() -> None:

@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from tandem.columns.proto import DataProto
+from tandem.episodes.built_in import BUILT_IN
 from tandem.train.objective import PolicyObjective
 from tests.algorithms.entries import LOSSES, PARAMETERS
 from tests.episodes.test_groups import HERMES, adds, made_of, playing, prompt
+from tests.episodes.test_program import played
 
 PLAYS = str(Path(__file__).parent / "plays.py")
 TEXT = "what is 1+1"
+TYPES = ("tool_calls", "program keeps", "program trims", "talk", "tokens")
 
 
 def trajectories(type_: str) -> DataProto:
@@ -21,10 +24,16 @@ def trajectories(type_: str) -> DataProto:
     if type_ == "tool_calls":
         with playing(type_, adds(HERMES), tools=True) as (groups, engine, made):
             (group,) = made_of(groups, engine, [prompt(made, TEXT, tools=True)])
+    elif type_.startswith("program"):
+        group, _, _ = played(type_.partition(" ")[2], " is it 12 \n", n=2)
     else:
         with playing(type_, lambda text, seed: "is", file=PLAYS, parameters={"turns": 3}) as (groups, engine, made):
             (group,) = made_of(groups, engine, [prompt(made, TEXT)])
     return group.batch
+
+
+def test_every_built_in_episode_is_among_those_that_are_looked_at() -> None:
+    assert {*BUILT_IN} <= {type_.split()[0] for type_ in TYPES}
 
 
 def gradient(batch: DataProto, logprobs: torch.Tensor, loss: str) -> torch.Tensor:
@@ -41,7 +50,7 @@ def gradient(batch: DataProto, logprobs: torch.Tensor, loss: str) -> torch.Tenso
     return found
 
 
-@pytest.mark.parametrize("type_", ["tool_calls", "talk", "tokens"])
+@pytest.mark.parametrize("type_", TYPES)
 def test_the_loss_has_no_gradient_by_a_token_that_was_not_sampled(type_: str) -> None:
     batch = trajectories(type_)
     mask, logprobs = batch.padded("response_mask", False).bool(), batch.padded("rollout_logprobs", 0.0)

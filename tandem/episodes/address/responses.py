@@ -9,7 +9,7 @@ from typing import Any
 
 from tandem.episodes.address.protocol import Chat, Completion
 from tandem.episodes.policy import Answer
-from tandem.episodes.telling import Part
+from tandem.episodes.text_stream import Part
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Reply:
 
 @dataclass
 class _Choice:
-    """What of a choice was told: characters, tokens, and the characters of these tokens."""
+    """What of a choice was sent: characters, tokens, and the characters of these tokens."""
 
     text: int = 0
     tokens: int = 0
@@ -69,7 +69,7 @@ class Stream:
 
     asked: Chat | Completion
     head: Head
-    _told: dict[int, _Choice] = field(default_factory=dict)
+    _sent: dict[int, _Choice] = field(default_factory=dict)
     _answers: list[Answer] = field(default_factory=list)
 
     @property
@@ -82,9 +82,9 @@ class Stream:
         if not isinstance(what, Answer):
             return [self._chunk(index, self._said(index, what))]
         self._answers.append(what)
-        told, details = self._told.setdefault(index, _Choice()), what.details
-        left: Part = {"text": what.content[told.text :], "token_ids": what.token_ids[told.tokens :]}
-        left |= {name: details[name][told.tokens :] for name in ("logprobs", "texts") if name in details}
+        sent, details = self._sent.setdefault(index, _Choice()), what.details
+        left: Part = {"text": what.content[sent.text :], "token_ids": what.token_ids[sent.tokens :]}
+        left |= {name: details[name][sent.tokens :] for name in ("logprobs", "texts") if name in details}
         said = self._said(index, left)
         if isinstance(self.asked, Chat):
             said["delta"] |= _calls(what, numbered=True)
@@ -102,18 +102,18 @@ class Stream:
 
     def _said(self, index: int, part: Part) -> dict[str, Any]:
         """Return a part as the fields of a choice."""
-        told, text = self._told.setdefault(index, _Choice()), part["text"]
-        said: dict[str, Any] = {"logprobs": _logprobs(self.asked, part, told.offset)}
+        sent, text = self._sent.setdefault(index, _Choice()), part["text"]
+        said: dict[str, Any] = {"logprobs": _logprobs(self.asked, part, sent.offset)}
         if isinstance(self.asked, Chat):
-            role = {} if told.begun else {"role": "assistant"}
-            said["delta"] = {**role, **({"content": text} if text or not told.begun else {})}
+            role = {} if sent.begun else {"role": "assistant"}
+            said["delta"] = {**role, **({"content": text} if text or not sent.begun else {})}
         else:
             said["text"] = text
         ids = part.get("token_ids", [])
         if self.asked.return_token_ids:
             said["token_ids"] = ids
-        told.text, told.tokens, told.begun = told.text + len(text), told.tokens + len(ids), True
-        told.offset += sum(map(len, part.get("texts", ())))
+        sent.text, sent.tokens, sent.begun = sent.text + len(text), sent.tokens + len(ids), True
+        sent.offset += sum(map(len, part.get("texts", ())))
         return said
 
 

@@ -20,7 +20,7 @@ from tandem.base.errors import DataError, TandemError
 from tandem.episodes.address.protocol import Chat, Completion, Question, RefusedError, read
 from tandem.episodes.address.responses import Head, Reply, Stream
 from tandem.episodes.policy import Answer, EpisodeOver, PolicyError
-from tandem.episodes.telling import Hear, Part
+from tandem.episodes.text_stream import Hear, Part
 
 LOOPBACK = "127.0.0.1"
 MODEL = "policy"
@@ -31,7 +31,7 @@ Ask = Callable[..., Awaitable[Answer]]
 """Gives the answer to a question; what is given behind it hears parts of it before."""
 
 
-Told = tuple[int, Part | Answer | Exception]
+StreamItem = tuple[int, Part | Answer | Exception]
 """Which choice, and what there is of it."""
 
 
@@ -70,20 +70,20 @@ class Seat:
                 raise one
         return [one for one in found if not isinstance(one, BaseException)]
 
-    def stream(self, asked: Chat | Completion, held: ExitStack) -> asyncio.Queue[Told]:
+    def stream(self, asked: Chat | Completion, held: ExitStack) -> asyncio.Queue[StreamItem]:
         """Begin to answer; the queue gets parts of each choice, its answer, or what keeps it from being answered.
 
         A client that goes away changes nothing: what was begun is answered, and ``held`` until then.
         """
-        told: asyncio.Queue[Told] = asyncio.Queue()
+        items: asyncio.Queue[StreamItem] = asyncio.Queue()
 
         async def one(choice: int) -> None:
             try:
-                told.put_nowait(
-                    (choice, await self._one(asked.question(choice), lambda p: told.put_nowait((choice, p))))
+                items.put_nowait(
+                    (choice, await self._one(asked.question(choice), lambda p: items.put_nowait((choice, p))))
                 )
             except Exception as error:
-                told.put_nowait((choice, error))
+                items.put_nowait((choice, error))
 
         async def every() -> None:
             with held:
@@ -92,7 +92,7 @@ class Seat:
         task = asyncio.get_running_loop().create_task(every())
         self._streams.add(task)
         task.add_done_callback(self._streams.discard)
-        return told
+        return items
 
     async def _one(self, question: Question, *hear: Hear) -> Answer:
         async with self._turn:
@@ -158,13 +158,13 @@ class Address:
                 asked = read(kind, await _body(request), self._sampling)
                 if not asked.stream:
                     return JSONResponse(Reply(asked, await seat.answers(asked), head).body())
-                told = seat.stream(asked, held.pop_all())
-            first = await told.get()
+                items = seat.stream(asked, held.pop_all())
+            first = await items.get()
             if isinstance(first[1], Exception):
                 raise first[1]
         except (BusyError, TandemError) as error:
             return _problem(error, seat)
-        return StreamingResponse(_events(Stream(asked, head), first, told, seat), media_type="text/event-stream")
+        return StreamingResponse(_events(Stream(asked, head), first, items, seat), media_type="text/event-stream")
 
     def _seat(self, request: Request) -> Seat | None:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -180,7 +180,9 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _events(stream: Stream, first: Told, told: asyncio.Queue[Told], seat: Seat) -> AsyncIterator[str]:
+async def _events(
+    stream: Stream, first: StreamItem, items: asyncio.Queue[StreamItem], seat: Seat
+) -> AsyncIterator[str]:
     choice, what = first
     while not isinstance(what, Exception):
         for chunk in stream.chunks(choice, what):
@@ -188,7 +190,7 @@ async def _events(stream: Stream, first: Told, told: asyncio.Queue[Told], seat: 
         if stream.ended:
             yield "data: [DONE]\n\n"
             return
-        choice, what = await told.get()
+        choice, what = await items.get()
     yield f"data: {bytes(_problem(what, seat).body).decode()}\n\n"
 
 

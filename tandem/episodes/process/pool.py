@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from tandem.base.errors import TandemError
 from tandem.episodes.policy import Task
-from tandem.episodes.telling import Part
+from tandem.episodes.text_stream import Part
 from tandem.reward.outcome import Outcome, Verdict, failed
 from tandem.reward.process.child import ForeignProcess
 from tandem.reward.process.watch import Watch
@@ -190,9 +190,9 @@ class EpisodePool:
         """Give an episode the answer to its question ``number``; nothing happens where it has begun anew since."""
         self._order(lambda: self._reply(name, number, reply))
 
-    def tell(self, name: str, number: int, part: Part) -> None:
+    def send_part(self, name: str, number: int, part: Part) -> None:
         """Give an episode a part of the answer to its question ``number``, as ``answer`` gives the whole."""
-        self._order(lambda: self._tell(name, number, part))
+        self._order(lambda: self._send_part(name, number, part))
 
     def cancel(self, name: str) -> None:
         """Forget the episode, which nobody wants any more; its listener hears nothing of it."""
@@ -298,7 +298,7 @@ class EpisodePool:
             place.plays[name].asking, place.plays[name].since = None, time.monotonic()
             self._send(place, kind="answer", id=name, reply=reply)
 
-    def _tell(self, name: str, number: int, part: Part) -> None:
+    def _send_part(self, name: str, number: int, part: Part) -> None:
         place = self._where.get(name)
         if place is not None and place.plays[name].asking == number:
             self._send(place, kind="part", id=name, part=part)

@@ -23,7 +23,7 @@ from tandem.episodes.built_in import Episode, find_episode, prepare
 from tandem.episodes.policy import Ask, EpisodeOver, Policy, Task
 from tandem.episodes.servers import serving
 from tandem.episodes.static import grades_itself
-from tandem.episodes.telling import Hear
+from tandem.episodes.text_stream import Hear
 from tandem.episodes.toolbox import all_tools, together
 from tandem.reward.outcome import Verdict, as_verdict, failed
 from tandem.reward.process.lifeline import LastResort, clear, end_with

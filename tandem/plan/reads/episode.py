@@ -11,7 +11,19 @@ from tandem.plan.checks.episode import EPISODE, plays_episodes
 from tandem.plan.reads.form import Reads, S
 from tandem.plan.teacher import learns_from_reward
 
-_PLAYED = ("file", "tools", "mcp", "tool_format", "past", "max_turns", "timeout_s", "workers", "concurrency", "start_s")
+_PLAYED = (
+    "file",
+    "tools",
+    "mcp",
+    "tool_format",
+    "past",
+    "max_turns",
+    "max_sampled",
+    "timeout_s",
+    "workers",
+    "concurrency",
+    "start_s",
+)
 
 
 def episode_reads(config_of: Callable[[S], Config]) -> tuple[Reads[S], ...]:

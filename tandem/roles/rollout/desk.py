@@ -19,7 +19,7 @@ from tandem.data.chat import encode_chat_prompt
 from tandem.episodes.past import check_ids, check_offer
 from tandem.episodes.policy import Answer
 from tandem.episodes.replies import reply_of, stopped
-from tandem.episodes.telling import Hear, Part, Telling
+from tandem.episodes.text_stream import Hear, Part, TextStream
 from tandem.models.tokenizer import encode_plain
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, Sampling
 
@@ -80,7 +80,7 @@ class Desk:
         loop = asyncio.get_running_loop()
         asked = _Asked(question, ids, loop.create_future(), loop)
         most = min(most, question.get("max_tokens") or most)
-        watch = None if hear is None else self._telling(asked, hear)
+        watch = None if hear is None else self._text_stream(asked, hear)
         prompt = torch.tensor(ids, dtype=torch.int64)
         request = GroupRequest(secrets.token_hex(8), prompt, (seed,), max_tokens=most, watch=watch)
         self._new.put((request, asked))
@@ -140,7 +140,7 @@ class Desk:
             self._under_way[request.key] = asked
             yield request
 
-    def _telling(self, asked: _Asked, hear: Hear) -> Telling:
+    def _text_stream(self, asked: _Asked, hear: Hear) -> TextStream:
         """Return what tells the asking loop of an answer on the way."""
         question = asked.question
 
@@ -148,7 +148,7 @@ class Desk:
             with suppress(RuntimeError):  # nobody waits in a loop that is closed
                 asked.loop.call_soon_threadsafe(hear, part)
 
-        return Telling(
+        return TextStream(
             self._tokenizer,
             self._sampling.stop_token_ids,
             handed,

@@ -22,7 +22,7 @@ from tandem.episodes.past import Added, Past, after_ids, after_messages, after_t
 from tandem.episodes.policy import Task
 from tandem.episodes.process.pool import Asks, Ended, EpisodePool, Event, Restarted
 from tandem.episodes.replies import reply_of, stopped
-from tandem.episodes.telling import Part, Telling
+from tandem.episodes.text_stream import Part, TextStream
 from tandem.episodes.trajectory import Trajectory
 from tandem.reward.outcome import Outcome, Verdict, failed
 from tandem.roles.rollout.making import Beginning, Made
@@ -35,10 +35,10 @@ class _Over(Exception):
 
 @dataclass(frozen=True)
 class EpisodeRules:
-    """What holds for all episodes: at most ``max_turns``, and ``max_prompt`` tokens before the first.
+    """What holds for all episodes: at most ``max_turns`` with ``max_sampled`` tokens, ``max_prompt`` before the first.
 
     ``tools`` are on offer, and calls of them are written as ``tool_format`` says. ``past``: see there.
-    ``turn_rewards``: groups have the column ``token_rewards``. ``tells``: a turn may be told while it is drawn,
+    ``turn_rewards``: groups have the column ``token_rewards``. ``streams``: a turn may be told while it is drawn,
     since no new weights make it begin anew.
     """
 
@@ -48,7 +48,8 @@ class EpisodeRules:
     tool_format: str | None
     past: Past = "fixed"
     turn_rewards: bool = False
-    tells: bool = True
+    streams: bool = True
+    max_sampled: int | None = None
 
 
 @dataclass
@@ -205,6 +206,8 @@ class EpisodeGroups:
             most = self._rules.max_prompt
             raise DataError(f"it begins with {len(added.ids)} tokens, more than data.max_prompt_length = {most}")
         left = self.sampling.max_tokens - (0 if trajectory is None else len(trajectory.ids) + len(added.ids))
+        if self._rules.max_sampled is not None:
+            left = min(left, self._rules.max_sampled - (0 if trajectory is None else sum(trajectory.turns)))
         if left < 1:
             raise _Over("tokens")
         if trajectory is None:
@@ -217,21 +220,21 @@ class EpisodeGroups:
         own = () if question.get("seed") is None else ("seed", *question["seed"])
         seed = derive_seed(*origin, *own) if turn == 0 else derive_seed(*origin, "turn", turn, *own)
         context = torch.tensor(trajectory.context, dtype=torch.int64)
-        most, watch = min(left, question.get("max_tokens") or left), self._telling(play, asks)
+        most, watch = min(left, question.get("max_tokens") or left), self._text_stream(play, asks)
         return GroupRequest(key, context, (seed,), max_tokens=most, watch=watch)
 
-    def _telling(self, play: _Play, asks: Asks) -> Telling | None:
+    def _text_stream(self, play: _Play, asks: Asks) -> TextStream | None:
         """Return what tells the episode of its turn on the way, where it wants to hear."""
-        if not asks.question.get("tell") or not self._rules.tells:
+        if not asks.question.get("stream") or not self._rules.streams:
             return None
         stop, details = asks.question.get("stop") or (), bool(asks.question.get("details"))
 
         def hear(part: Part) -> None:
             with suppress(TandemError):  # a pool that is broken says so elsewhere
-                self._pool.tell(asks.id, asks.number, part)
+                self._pool.send_part(asks.id, asks.number, part)
 
         written = self._tool_format(play)
-        return Telling(self._tokenizer, self._ends, hear, tool_format=written, stop=stop, details=details)
+        return TextStream(self._tokenizer, self._ends, hear, tool_format=written, stop=stop, details=details)
 
     def _tool_format(self, play: _Play) -> str | None:
         """Return how calls in the next turn are written, where it may have some."""

@@ -97,6 +97,7 @@ def build_episodes(config: Config, tokenizer: Any) -> Episodes | None:
         tool_format=shown,
         past=past_of(episode),
         turn_rewards=episode.turn_rewards,
-        tells=(rollout.on_weight_update, rollout.partial) != ("abort", "discard"),
+        max_sampled=episode.max_sampled,
+        streams=(rollout.on_weight_update, rollout.partial) != ("abort", "discard"),
     )
     return Episodes(EpisodePool(spec), rules)

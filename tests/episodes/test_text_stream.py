@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tandem.episodes.parsers import FORMATS
 from tandem.episodes.replies import reply_of, stopped
-from tandem.episodes.telling import Telling
+from tandem.episodes.text_stream import TextStream
 from tandem.rollout.protocol import SampleOutput
 from tests.episodes.families import FAMILIES, Family, tokenizer
 
@@ -24,7 +24,7 @@ PIECES = ["is", " ", "\n", "the", "answer", "[", "{", "<", "<tool", "_call>", "}
 def told(made: Any, ids: list[int], tool_format: str | None, stop: list[str], reason: str) -> tuple[list[str], str]:
     """The parts of a turn of these tokens, and its content."""
     parts: list[Any] = []
-    telling = Telling(made, [made.eos_token_id], parts.append, tool_format=tool_format, stop=stop, details=True)
+    telling = TextStream(made, [made.eos_token_id], parts.append, tool_format=tool_format, stop=stop, details=True)
     logprobs = [-float(i) for i in range(len(ids))]
     for token, logprob in zip(ids, logprobs, strict=True):
         telling(0, [token], [logprob])

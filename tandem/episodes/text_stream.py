@@ -1,4 +1,4 @@
-"""What may be told of a turn while it is drawn: always a beginning of the text that it will have. Imports no torch."""
+"""What may be sent of a turn while it is drawn: always a beginning of the text that it will have. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BRACKETS = {"llama3": "{", "pythonic": "["}
 """What a turn of these formats begins with where all of it is calls."""
 
 
-class Telling:
+class TextStream:
     """Turns tokens into text that can be relied on.
 
     Held back is whatever may become something else: a character whose bytes aren't all there, the beginning of a text
@@ -46,7 +46,7 @@ class Telling:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._start, self._read, self._text = 0, 0, ""  # decoding goes on behind what was read
-        self._told, self._given = "", 0
+        self._sent, self._given = "", 0
         self._over = False
 
     def __call__(self, sample: int, ids: Sequence[int], logprobs: Sequence[float]) -> None:
@@ -57,10 +57,10 @@ class Telling:
         self._ids += ids
         self._logprobs += logprobs
         text = self._safe()
-        if not text.startswith(self._told) or len(text) == len(self._told):
+        if not text.startswith(self._sent) or len(text) == len(self._sent):
             return
-        part: Part = {"text": text[len(self._told) :]}
-        self._told = text
+        part: Part = {"text": text[len(self._sent) :]}
+        self._sent = text
         if self._details:
             new = slice(self._given, len(self._ids))
             self._given = len(self._ids)
@@ -73,7 +73,7 @@ class Telling:
         text = self._decoded()
         if any(mark in text for mark in self._stop):
             self._over = True
-            return self._told
+            return self._sent
         if self._format is None:
             return text[: len(text) - _begun(text, self._stop)]
         text, sign = text.lstrip(), sign_of(self._format)
