@@ -98,6 +98,6 @@ def build_episodes(config: Config, tokenizer: Any) -> Episodes | None:
         past=past_of(episode),
         turn_rewards=episode.turn_rewards,
         max_sampled=episode.max_sampled,
-        streams=(rollout.on_weight_update, rollout.partial) != ("abort", "discard"),
+        streams=rollout.partial != "discard",
     )
     return Episodes(EpisodePool(spec), rules)
