@@ -78,6 +78,7 @@ TRAIN_FLAGS = {
     "input_key": "data.prompt_key",
     "label_key": "data.answer_key",
     "apply_chat_template": "data.chat",
+    "apply_chat_template_kwargs": "data.chat_template_kwargs",
     "system_prompt": "data.system_prompt",
     "rollout_batch_size": "data.train_batch_size",
     "rollout_max_prompt_len": "data.max_prompt_length",

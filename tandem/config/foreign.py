@@ -67,7 +67,6 @@ FOREIGN = {
     "rollout_skip_special_tokens": Foreign("Leave it out: special tokens are shown", takes=_SWITCH),
     "metadata_key": Foreign("Write data.extra_keys=[COLUMN, ...]"),
     "multimodal_keys": Foreign("Write data.image_key: the column of the images"),
-    "apply_chat_template_kwargs": Foreign("Leave it out: put a chat_template.jinja into the model's folder"),
     "over_sampling_batch_size": Foreign("Leave it out: what algorithm.filter_groups leaves out is drawn anew"),
     "dynamic_sampling_filter_path": Foreign("Write algorithm.filter_groups.enable=true"),
     "partial_rollout": Foreign(

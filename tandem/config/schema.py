@@ -178,6 +178,10 @@ class DataConfig(Node):
     """Text built from columns, such as "{question}\\n"; replaces prompt_key."""
     chat: bool = False
     """Wrap a plain text in the tokenizer's chat template."""
+    chat_template: MaybeFile = None
+    """File of a chat template (Jinja) in place of the tokenizer's own; it is saved with the model."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Arguments of the chat template, such as {enable_thinking: false}: its defaults then, in saved models too."""
     system_prompt: str | None = None
     """System message of the chat template."""
     tools_key: str | None = None
@@ -329,6 +333,10 @@ class SftDataConfig(Node):
     """Keep null keys in messages and tools of parquet and Python rows, though Arrow gives all rows the same keys."""
     chat: bool = False
     """Wrap prompt and response in the tokenizer's chat template."""
+    chat_template: MaybeFile = None
+    """File of a chat template (Jinja) in place of the tokenizer's own; it is saved with the model."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Arguments of the chat template, such as {enable_thinking: false}: its defaults then, in saved models too."""
     add_eos: bool = True
     """End a response with the tokenizer's end token (prompt and response only)."""
     max_length: PositiveInt = 1024

@@ -74,7 +74,7 @@ def _metrics(source: Path, changes: Sequence[str], words: Sequence[str]) -> dict
     check_inputs(config)
     if config.reward_manager.type == NO_REWARD:
         raise DataError("nothing scores the answers: add reward_manager.type=exact, or another scorer")
-    tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    tokenizer = model_tokenizer(config.actor_rollout_ref.model, config.data)
     prompts = held_out_prompts(config, tokenizer, prompt_tables(config))
     if not prompts:
         raise DataError("nothing to evaluate on: name data.val_files, or a data.source with a get_val_dataset()")

@@ -75,8 +75,8 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ``DataError`` if ``tokenizer`` can't render messages."""
     if not tokenizer.chat_template:
         raise DataError(
-            f"tokenizer {tokenizer.name_or_path!r} has no chat template: use an instruction-tuned model, put a "
-            "chat_template.jinja into its folder, or use plain text (chat: false)"
+            f"tokenizer {tokenizer.name_or_path!r} has no chat template: use an instruction-tuned model, name a "
+            "file of one as data.chat_template, or use plain text (chat: false)"
         )
 
 

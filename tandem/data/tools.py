@@ -38,5 +38,5 @@ def require_place_for_tools(tokenizer: PreTrainedTokenizerBase) -> None:
     if "tools" not in str(tokenizer.chat_template or ""):
         raise DataError(
             f"the chat template of {tokenizer.name_or_path!r} has no place for tools: use the model's own template "
-            "for tools (chat_template.jinja in its folder), or leave tools_key out"
+            "for tools (as data.chat_template), or leave tools_key out"
         )

@@ -35,7 +35,7 @@ from tandem.plan.checks.run_folder import Saved, find_resumed
 from tandem.plan.checks.split import check_split
 from tandem.plan.checks.stages import check_stages
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
-from tandem.plan.checks.template import notes_on_template
+from tandem.plan.checks.template import check_arguments, notes_on_template
 from tandem.plan.checks.trainer import (
     check_evaluation,
     check_hidden,
@@ -284,6 +284,7 @@ def _contradictions(
     if facts is not None:
         yield from check_files_of(MODEL, config.actor_rollout_ref.model)
         yield from check_template(config)
+    yield from check_arguments(config)
     yield from check_context(config, facts)
     yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
     yield from check_split(config, facts)

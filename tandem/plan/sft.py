@@ -18,8 +18,8 @@ from tandem.plan.checks.images import check_sft_images, sees
 from tandem.plan.checks.model import read_checked
 from tandem.plan.checks.resumed import check_resumed, resume_notes
 from tandem.plan.checks.run_folder import find_resumed
-from tandem.plan.checks.template import notes_on_conversations
 from tandem.plan.checks.trainer import check_hidden, check_kept, check_schedule, check_trainer, note_on_repeats
+from tandem.plan.checks.template import check_arguments, notes_on_conversations
 from tandem.plan.mix import MixShare, mix_names
 from tandem.plan.model import ModelFacts
 from tandem.plan.reads.form import unread
@@ -116,6 +116,7 @@ def _contradictions(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pro
     if facts is not None:
         yield from check_files_of("model", model)
     yield from check_sft_template(config)
+    yield from check_arguments(config)
     yield from check_trainer(config.trainer, config)
     by = ["eval/loss", *(["eval/accuracy"] if data.messages_key is None else [])]
     yield from check_kept(config.trainer, config.evaluation.interval > 0, by)

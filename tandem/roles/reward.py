@@ -14,6 +14,7 @@ from tandem.base.deadline import Deadline
 from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
 from tandem.config.schema import NO_REWARD, Config, RewardConfig
+from tandem.models.chat_template import set_template
 from tandem.models.tokenizer import load_tokenizer
 from tandem.reward.failures import Failures
 from tandem.reward.outcome import Scores, Verdict, apply_policy
@@ -160,6 +161,7 @@ def build_reward_manager(
     if tokenizer is None and spec.call.is_batch and root is not None:
         model = root.actor_rollout_ref.model
         tokenizer = load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
+        set_template(tokenizer, root.data.chat_template, root.data.chat_template_kwargs)
     scoring: Scoring = (
         InlineScoring(bind(spec))
         if inline or config.type == NO_REWARD or _is_only_here(config)

@@ -72,7 +72,7 @@ def build_preference_session(config: Config, plan: Plan) -> PreferenceSession:
     prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
     check_inputs(config)
     resumed = find_checkpoint(config.trainer)
-    tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    tokenizer = model_tokenizer(config.actor_rollout_ref.model, config.data)
     tables = prompt_tables(config)
     source = preference_source(config, tokenizer, tables)
     evaluated = config.evaluation.during_run
@@ -129,7 +129,7 @@ def held_out_evaluator(config: Config, plan: Plan, trained: ModelConfig) -> Pref
     """
     prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
     start = config.actor_rollout_ref.model
-    tokenizer = model_tokenizer(start)
+    tokenizer = model_tokenizer(start, config.data)
     held_out = held_out_preferences(config, tokenizer, prompt_tables(config))
     if not held_out:
         raise DataError("nothing to evaluate on: name data.val_files, or a data.source with a get_val_dataset()")

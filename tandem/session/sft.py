@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.base.errors import ConfigError, DataError
-from tandem.config.schema import NewModelConfig, SftConfig, SftModelConfig
+from tandem.config.schema import NewModelConfig, SftConfig, SftDataConfig, SftModelConfig
 from tandem.data.base_source import BaseDataSource, as_rows
 from tandem.data.chat import encode_chat_prompt
 from tandem.data.examples import Example
@@ -20,6 +20,7 @@ from tandem.data.rows import Row, RowError, Table
 from tandem.data.shown import with_images
 from tandem.data.tools import read_tools
 from tandem.models.causal_lm import CausalLM
+from tandem.models.chat_template import set_template
 from tandem.models.loading import as_causal_lm, new_model
 from tandem.models.numerics import prepare_process
 from tandem.models.token_ids import TokenIds
@@ -170,7 +171,7 @@ def build_sft_session(config: SftConfig) -> SftSession:
     check_inputs(config)
     resumed = find_checkpoint(config.trainer)
     new = config.model.new
-    tokenizer = model_tokenizer(config.model) if new is None else _new_tokenizer(new)
+    tokenizer = model_tokenizer(config.model, config.data) if new is None else _new_tokenizer(new, config.data)
     own = None if config.data.source is None else user_source(config.data.source)
     source = example_source(config, tokenizer, own)
     held_out = _held_out_tables(config, own) if config.evaluation.interval else []
@@ -246,10 +247,10 @@ def _restore(saved: Checkpoint, engine: FsdpEngine) -> int:
     return saved.step
 
 
-def _new_tokenizer(new: NewModelConfig) -> PreTrainedTokenizerBase:
+def _new_tokenizer(new: NewModelConfig, data: SftDataConfig) -> PreTrainedTokenizerBase:
     tokenizer = character_tokenizer(new.alphabet, eos=new.alphabet[0])
     tokenizer.chat_template = new.chat_template
-    return tokenizer
+    return set_template(tokenizer, data.chat_template, data.chat_template_kwargs)
 
 
 def _new(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> CausalLM:

@@ -10,7 +10,7 @@ import pytest
 import tandem.cli.app
 from tandem import cli
 from tandem.base import interrupts
-from tandem.cli.app import reported
+from tandem.cli.reporting import reported
 
 
 @pytest.fixture(autouse=True)

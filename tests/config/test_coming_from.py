@@ -117,6 +117,8 @@ def test_a_flag_that_is_a_key_reaches_it(name: str) -> None:
 def another(value: object) -> str:
     if isinstance(value, bool):
         return str(not value).lower()
+    if isinstance(value, dict):
+        return "{some: 1}"
     return "0.25" if isinstance(value, float) else "word"
 
 

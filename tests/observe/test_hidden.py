@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from tandem.base.errors import ConfigError, Problem, RewardError, TandemError, sentences
 from tandem.base.hidden import HIDDEN, hide, hide_in, hide_words
-from tandem.cli.app import _interrupted, app
+from tandem.cli.app import app
+from tandem.cli.reporting import _interrupted
 from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.observe.trackers import TRACKERS, RunInfo

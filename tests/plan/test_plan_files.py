@@ -223,7 +223,7 @@ def plain(place: Path) -> Path:
 )
 def test_messages_need_a_chat_template(plain: Path, problems_of: Problems, words: str, key: str) -> None:
     (problem,) = problems_of(*words.split())
-    assert problem.key == key and "no chat template" in problem.reason and "chat_template.jinja" in problem.remedy
+    assert problem.key == key and "no chat template" in problem.reason and "data.chat_template" in problem.remedy
     (plain / "model" / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     assert problems_of(*words.split()) == []
 

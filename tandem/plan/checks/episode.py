@@ -16,7 +16,7 @@ from tandem.episodes.parsers import format_of
 from tandem.plan.checks.environment import check_openenv, check_own_rows, check_verifiers
 from tandem.plan.checks.folder import NO_TEMPLATE, WITH_TEMPLATE, first_value, tokenizer_of
 from tandem.plan.checks.parameters import check_parameters
-from tandem.plan.checks.template import template_of
+from tandem.plan.checks.template import chosen_template
 from tandem.plan.checks.tools import check_tools
 from tandem.plan.entries import estimator_columns
 from tandem.reward.static import describe_episode
@@ -102,7 +102,7 @@ def _check_tools(config: Config) -> Iterator[Problem]:
     facts = tokenizer_of(config.actor_rollout_ref.model)
     if facts is None:
         return
-    template, _ = template_of(config.actor_rollout_ref.model.tokenizer)
+    template, _ = chosen_template(config.actor_rollout_ref.model, config.data)
     if template is None:
         yield Problem(key, list(episode.tools), NO_TEMPLATE, WITH_TEMPLATE)
     elif "tools" not in template:

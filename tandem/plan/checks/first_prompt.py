@@ -67,7 +67,7 @@ def _prompt(config: Config, row: Row, images: bool) -> Iterator[Problem]:
     given = data.system_prompt if messages and messages[0]["role"] != "system" else None
     if given is not None:
         messages = [{"role": "system", "content": given}, *messages]
-    if messages and (said := refusal_of(config.actor_rollout_ref.model.tokenizer, messages)) is not None:
+    if messages and (said := refusal_of(config, messages)) is not None:
         named, written = ("prompt_key", key) if given is None else ("system_prompt", given)
         roles = ", ".join(str(message["role"]) for message in messages)
         reason = f"{at}the chat template refuses messages with roles {roles}: {said}"

@@ -11,9 +11,11 @@ from tandem.config.model import ModelConfig
 from tandem.config.schema import Config, DataConfig, SftConfig
 from tandem.data.files import open_tables
 from tandem.data.rows import Row, RowError
+from tandem.episodes.built_in import SINGLE_TURN
+from tandem.models.chat_template import fault_of_template
 from tandem.models.folder.described import fault_of_generation
 from tandem.models.folder.stored import faults_of_weights
-from tandem.plan.checks.template import fault_of_template, template_of
+from tandem.plan.checks.template import template_of
 from tandem.plan.folder import TokenizerFacts, read_tokenizer
 from tandem.plan.mix import example_columns
 from tandem.plan.model import ModelFacts, model_folder, offline, sampled_tokens, vocab_size, vocabulary_of
@@ -21,7 +23,7 @@ from tandem.plan.preference import learns_preferences
 
 ROLLOUT = "actor_rollout_ref.rollout"
 NO_TEMPLATE = "the tokenizer has no chat template"
-WITH_TEMPLATE = "Take an instruction-tuned model, put a chat_template.jinja into its folder, or use plain text"
+WITH_TEMPLATE = "Take an instruction-tuned model, name a file of one as data.chat_template, or use plain text"
 
 
 def check_files_of(key: str, model: ModelConfig) -> Iterator[Problem]:
@@ -79,7 +81,7 @@ def tokenizer_of(model: ModelConfig) -> TokenizerFacts | None:
 def check_template(config: Config) -> Iterator[Problem]:
     """Check whether messages can be rendered, where the config or the first row has some."""
     facts, data = tokenizer_of(config.actor_rollout_ref.model), config.data
-    if facts is None or facts.chat_template:
+    if facts is None or facts.chat_template or data.chat_template is not None:
         return
     if data.chat:
         yield Problem("data.chat", True, NO_TEMPLATE, WITH_TEMPLATE)
@@ -101,7 +103,7 @@ def check_sft_template(config: SftConfig) -> Iterator[Problem]:
     if model.new is not None and (fault := fault_of_template(model.new.chat_template)) is not None:
         yield Problem("model.new.chat_template", model.new.chat_template, fault, "Mend the template")
     has = facts is None or facts.chat_template if model.new is None else model.new.chat_template is not None
-    if has:
+    if has or data.chat_template is not None:
         return
     remedy = WITH_TEMPLATE if model.new is None else "Write model.new.chat_template, or use plain text"
     parts = [("data", None), *((f"data.mix[{index}]", part) for index, part in enumerate(data.mix))]
@@ -158,3 +160,12 @@ def first_value(data: DataConfig, column: str) -> object:
         except (DataError, RowError, OSError, StopIteration):
             return None  # another check says what is wrong with it
     return None
+
+
+def renders(config: Config) -> bool:
+    """Return whether a chat template may have prompts to render: episodes of the user's own talk as they like."""
+    data, episode = config.data, config.actor_rollout_ref.rollout.episode
+    if data.chat or episode.type != SINGLE_TURN or episode.file is not None:
+        return True
+    made = data.template is not None or data.reasoning_gym is not None
+    return not made and not isinstance(first_value(data, data.prompt_key), str)

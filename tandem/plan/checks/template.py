@@ -5,28 +5,33 @@ from __future__ import annotations
 import datetime
 import importlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tandem.base.errors import DataError, Problem
 from tandem.base.regular import regular
-from tandem.config.schema import Config, SftConfig
+from tandem.config.model import ModelConfig
+from tandem.config.schema import Config, DataConfig, SftConfig, SftDataConfig
 from tandem.data.chat import endless_turns
+from tandem.models.chat_template import (
+    GENERATION_MARKS,
+    environment,
+    fault_of_template,
+    faults_of_arguments,
+    read_template,
+    with_defaults,
+)
 from tandem.plan.mix import example_columns
 from tandem.plan.model import model_folder
 
-if TYPE_CHECKING:
-    from jinja2.sandbox import SandboxedEnvironment
-
-_MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 _SAID = "what was said"
 
 
 def notes_on_template(config: Config) -> Iterator[str]:
     """Note what to know of a run whose prompts the chat template wraps."""
     if config.data.chat:
-        yield from _notes(*template_of(config.actor_rollout_ref.model.tokenizer))
+        yield from _notes(*chosen_template(config.actor_rollout_ref.model, config.data))
 
 
 def notes_on_conversations(config: SftConfig) -> Iterator[str]:
@@ -36,9 +41,9 @@ def notes_on_conversations(config: SftConfig) -> Iterator[str]:
     if not any(found.chat or found.messages_key is not None for found in columns):
         return
     if new is None:
-        yield from _notes(*template_of(config.model.tokenizer))
-    elif new.chat_template is not None:
-        yield from _notes(new.chat_template, [new.alphabet[:1]])
+        yield from _notes(*chosen_template(config.model, data))
+    elif (template := _chosen(new.chat_template, data)) is not None:
+        yield from _notes(template, [new.alphabet[:1]])
 
 
 def _notes(template: str | None, ends: list[str]) -> Iterator[str]:
@@ -87,23 +92,51 @@ def _read(file: Path) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def fault_of_template(template: str | None) -> str | None:
-    """Return why a chat template can't be rendered at all; None where it may be, or there is none."""
-    import jinja2
+def chosen_template(model: ModelConfig, data: DataConfig | SftDataConfig) -> tuple[str | None, list[str]]:
+    """Return the chat template that ``data`` make of the model's own, and the texts of the end tokens; None or none
+    where the files don't tell.
+    """
+    template, ends = template_of(model.tokenizer)
+    return _chosen(template, data), ends
 
+
+def _chosen(template: str | None, data: DataConfig | SftDataConfig) -> str | None:
     try:
-        if template is not None:
-            _environment().parse(_MARKS.sub("", template))
-    except jinja2.TemplateSyntaxError as error:
-        return f"the chat template is none that can be rendered: line {error.lineno}: {error.message}"
-    return None
+        if data.chat_template is not None:
+            template = read_template(data.chat_template)
+        return None if template is None else with_defaults(template, data.chat_template_kwargs)
+    except (DataError, TypeError):  # another check says so
+        return None
 
 
-def refusal_of(path: str, messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return in its words why the chat template of a tokenizer refuses ``messages``; None where it doesn't, or can't be
+def check_arguments(config: Config | SftConfig) -> Iterator[Problem]:
+    """Check the template's file, and whether the template has a place for each argument."""
+    data, new = config.data, None
+    if isinstance(config, Config):
+        model: ModelConfig = config.actor_rollout_ref.model
+    else:
+        model, new = config.model, config.model.new
+    file, template = data.chat_template, template_of(model.tokenizer)[0] if new is None else new.chat_template
+    if file is not None:
+        try:
+            template = read_template(file)
+        except DataError as error:
+            yield Problem("data.chat_template", file, str(error), "Name a file of a chat template, as Jinja")
+            return
+        if new is not None and new.chat_template is not None:
+            reason = "model.new.chat_template says it already"
+            yield Problem("data.chat_template", file, reason, "Leave one of the two out")
+    if fault_of_template(template) is None:
+        for name, fault in faults_of_arguments(data.chat_template_kwargs, template).items():
+            value = data.chat_template_kwargs[name]
+            yield Problem(f"data.chat_template_kwargs.{name}", value, fault, "Leave it out, or write what is asked for")
+
+
+def refusal_of(config: Config, messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return in its words why the chat template of a run refuses ``messages``; None where it doesn't, or can't be
     rendered here.
     """
-    template, ends = template_of(path)
+    template, ends = chosen_template(config.actor_rollout_ref.model, config.data)
     try:
         if template is not None:
             _rendered(template, messages, ends[0] if ends else "", add_generation_prompt=True)
@@ -147,19 +180,10 @@ def _rendered(template: str, messages: Sequence[Mapping[str, Any]], end: str, *,
     def refuse(message: str) -> None:
         raise _Refused(message)
 
-    environment = _environment()
-    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment.from_string(_MARKS.sub("", template)).render(
+    renderer = environment()
+    renderer.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+    renderer.globals["raise_exception"] = refuse
+    renderer.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return renderer.from_string(GENERATION_MARKS.sub("", template)).render(
         messages=messages, add_generation_prompt=add_generation_prompt, bos_token="", eos_token=end, tools=None
-    )
-
-
-def _environment() -> SandboxedEnvironment:
-    """Return what renders templates as transformers does."""
-    import jinja2.sandbox
-
-    return jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

@@ -90,6 +90,13 @@ def file_reads(data_of: Callable[[S], SftDataConfig | DataConfig]) -> Reads[S]:
     return Reads(("data.keep_nulls",), lambda s: has_united_rows(data_of(s)), reason, noted=True)
 
 
+def template_reads(renders: Callable[[S], bool]) -> Reads[S]:
+    """Return the reads of what changes a chat template."""
+    keys = ("data.chat_template", "data.chat_template_kwargs")
+    reason = "rows are plain text, which no chat template renders"
+    return Reads(keys, renders, reason, "Write data.chat: true, or rows of messages, or leave it out")
+
+
 def checkpoint_reads(trainer_of: Callable[[S], TrainerConfig]) -> Reads[S]:
     """Return the reads of a run which may write checkpoints."""
     reason = "no checkpoint is written: trainer.save_interval is 0"

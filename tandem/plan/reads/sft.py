@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tandem.config.schema import SftConfig
 from tandem.data.examples import ExampleColumns
 from tandem.plan.mix import example_columns
-from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads
+from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads, template_reads
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ READS: tuple[Reads[SftSetting], ...] = (
         "only a chat template has a place for tools, and prompt and response are plain text",
         "Write data.chat: true or data.messages_key, or leave it out",
     ),
+    template_reads(lambda s: any(columns.messages_key is not None or columns.chat for columns in s.columns)),
     file_reads(lambda s: s.config.data),
     Reads(
         ("data.val_files",),

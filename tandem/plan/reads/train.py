@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem.config.schema import Config
+from tandem.plan.checks.folder import renders
 from tandem.plan.engine import engine_capabilities
 from tandem.plan.entries import Entries
 from tandem.plan.placement import train_ranks
 from tandem.plan.preference import learns_preferences
 from tandem.plan.reads.engine import engine_reads
 from tandem.plan.reads.episode import episode_reads
-from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads
+from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads, template_reads
 from tandem.plan.teacher import learns_from_reward, uses_teacher
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -345,6 +346,7 @@ DATA: tuple[Reads[Setting], ...] = (
         ),
         "Write data.chat: true, or leave it out",
     ),
+    template_reads(lambda s: renders(s.config)),
     file_reads(lambda s: s.config.data),
     Reads(
         ("data.drop_val_prompts",),

@@ -13,10 +13,11 @@ import torch
 from tandem.base.errors import ConfigError, ContractError, Problem
 from tandem.config.model import ActorRolloutRef as Section
 from tandem.config.model import CriticConfig, ModelConfig
-from tandem.config.schema import Config
+from tandem.config.schema import Config, DataConfig, SftDataConfig
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import with_adapters
 from tandem.models.causal_lm import CausalLM
+from tandem.models.chat_template import set_template
 from tandem.models.images import freeze
 from tandem.models.loading import as_causal_lm, load_model
 from tandem.models.numerics import prepare_process
@@ -71,7 +72,7 @@ def build_actor_rollout_ref(section: Section | Config) -> ActorRolloutRef:
     if config.trainer.total_steps is not None:  # an epoch has a step at least; build_dataloader knows how many
         name_epochs(config, config.trainer.total_steps)
     updates = plan.batch.optimizer_steps_in_all
-    tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    tokenizer = model_tokenizer(config.actor_rollout_ref.model, config.data)
     composite = build_composite(config, plan, tokenizer, 1 if updates is None else updates)
     composite.start_engine = partial(other_engine, config)
     return composite
@@ -89,9 +90,10 @@ def config_around(section: S | Config, kind: type[S], around: Callable[[S], Conf
     return section.root if isinstance(section.root, Config) else around(section)
 
 
-def model_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model, or the one named in its place."""
-    return load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
+def model_tokenizer(model: ModelConfig, data: DataConfig | SftDataConfig) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the model, or the one named in its place, with the chat template that ``data`` asks for."""
+    tokenizer = load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
+    return set_template(tokenizer, data.chat_template, data.chat_template_kwargs)
 
 
 def load_trainable(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> CausalLM:

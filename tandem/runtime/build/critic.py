@@ -49,7 +49,7 @@ def build_critic(section: CriticConfig | Config) -> Critic:
     if problems:
         raise ConfigError(problems)
     prepare_process(threads=config.runtime.torch_threads, exact=config.trainer.exact)
-    tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    tokenizer = model_tokenizer(config.actor_rollout_ref.model, config.data)
     check_tokens(config, tokenizer)
     steps = 1 if plan.batch.steps is None else plan.batch.steps
     return local_critic(config, plan, tokenizer, steps, run_device(config.runtime))

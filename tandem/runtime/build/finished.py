@@ -46,7 +46,7 @@ def model_at_desk(source: str, words: Sequence[str]) -> Iterator[Served]:
     """
     config = config_of(source, words)
     section = config.actor_rollout_ref
-    tokenizer = model_tokenizer(section.model)
+    tokenizer = model_tokenizer(section.model, config.data)
     tokens = TokenIds.of(tokenizer)
     path, trusted = section.model.path, section.model.trust_remote_code
     adapter = AdapterSpec.of(section.model, 0)

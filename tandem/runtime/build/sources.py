@@ -26,11 +26,11 @@ from tandem.data.prompts import Prompt, PromptColumns, PromptSource
 from tandem.data.rows import Table
 from tandem.data.tasks import TaskTable
 from tandem.data.tools import Tools
-from tandem.models.tokenizer import load_tokenizer
 from tandem.plan.batch import epochs, name_epochs
 from tandem.plan.mix import example_columns, mix_names
 from tandem.plan.teacher import taught_sources
 from tandem.reward.scoring import describe_error
+from tandem.runtime.build.composite import model_tokenizer
 from tandem.runtime.build.episodes import offered_tools
 from tandem.runtime.build.sight import sight_of
 
@@ -214,8 +214,7 @@ def build_dataloader(config: Config) -> PromptLoader:
     """
     if not isinstance(config, Config):
         raise ContractError(f"build_dataloader takes the whole config of a run, got {type(config).__name__}")
-    model = config.actor_rollout_ref.model
-    tokenizer = load_tokenizer(model.tokenizer, trust_remote_code=model.trust_remote_code)
+    tokenizer = model_tokenizer(config.actor_rollout_ref.model, config.data)
     source, trainer = prompt_source(config, tokenizer, prompt_tables(config), endless=True), config.trainer
     loader = PromptLoader(source, config.data.train_batch_size, trainer.total_steps, epochs(config))
     if trainer.total_steps is not None:

@@ -252,7 +252,7 @@ def rank_engine(config: Config, total_updates: int, device: torch.device, mesh: 
     ``total_updates`` is where a falling learning rate ends.
     """
     section = config.actor_rollout_ref.model
-    model = load_trainable(section, model_tokenizer(section), config.trainer.seed)
+    model = load_trainable(section, model_tokenizer(section, config.data), config.trainer.seed)
     return build_train_engine(config, model, total_updates, device, mesh)
 
 
@@ -260,7 +260,7 @@ def critic_engine(
     config: Config, training: CriticTraining, device: torch.device, mesh: DeviceMesh | None
 ) -> PackedEngine:
     """Build the engine of a rank of the critic, which loads its model anew."""
-    model = critic_value_model(config, model_tokenizer(config.actor_rollout_ref.model))
+    model = critic_value_model(config, model_tokenizer(config.actor_rollout_ref.model, config.data))
     return value_engine(config, training, model, device, mesh)
 
 

@@ -43,7 +43,7 @@ def build_session(config: Config, plan: Plan) -> Session[Any]:
     resumed = find_checkpoint(config.trainer)
     if resumed is not None:
         require_reference(config, plan, resumed)
-    tokenizer = model_tokenizer(config.actor_rollout_ref.model)
+    tokenizer = model_tokenizer(config.actor_rollout_ref.model, config.data)
     check_tokens(config, tokenizer)
     with phase("reading the data"):
         tables = prompt_tables(config)
