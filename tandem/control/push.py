@@ -32,7 +32,7 @@ def run_push(
     Samples are never sent. Raises ``TandemError`` in one line for whatever keeps it from being there.
     """
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(repo)
