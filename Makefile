@@ -18,13 +18,14 @@ SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages) \
 	--ignore tests/house/test_mutation.py --ignore tests/plan/test_read_keys.py
 
-.PHONY: help install quickstart digits view test test-view test-trackers test-wheel test-vllm test-sglang quick check style format families mutate fuzz-config \
-	chaos episodes-2000 engine-vllm engine-sglang clean
+.PHONY: help install quickstart digits docs docs-check view test test-view test-trackers test-wheel test-vllm test-sglang quick check style format families mutate \
+	fuzz-config chaos episodes-2000 engine-vllm engine-sglang clean
 
 help:
 	@echo "make quickstart   install, warm a tiny model up by SFT, train it with RL (about 5 minutes)"
 	@echo "make digits       the same for a model that sees: handwritten digits (about 5 minutes)"
 	@echo "make view         the runs in runs/ as a local page"
+	@echo "make docs         the documentation as a site, at http://127.0.0.1:8001 (docs-check: only build and check it)"
 	@echo "make test         install, run all checks and tests"
 	@echo "make quick        the checks, and the tests that train nothing"
 	@echo "make test-view    the tests of that page, in a Chromium that is on PATH"
@@ -55,6 +56,13 @@ digits: $(VENV)/.installed-dev
 	$(BIN)/python examples/vision/digits/make_model.py
 	$(BIN)/tandem sft examples/vision/digits/sft.yaml
 	$(BIN)/tandem train examples/vision/digits/hybrid.yaml
+
+docs: docs-check
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs 8001
+
+docs-check: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/python tools/docs_site.py check build/docs
 
 view: $(VENV)/.installed-dev
 	$(BIN)/tandem view runs --open
@@ -160,6 +168,10 @@ $(VENV)/.torch: constraints.txt
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -18,8 +18,8 @@ from tandem.plan.checks.images import check_sft_images, sees
 from tandem.plan.checks.model import read_checked
 from tandem.plan.checks.resumed import check_resumed, resume_notes
 from tandem.plan.checks.run_folder import find_resumed
-from tandem.plan.checks.trainer import check_hidden, check_kept, check_schedule, check_trainer, note_on_repeats
 from tandem.plan.checks.template import check_arguments, notes_on_conversations
+from tandem.plan.checks.trainer import check_hidden, check_kept, check_schedule, check_trainer, note_on_repeats
 from tandem.plan.mix import MixShare, mix_names
 from tandem.plan.model import ModelFacts
 from tandem.plan.reads.form import unread
