@@ -61,7 +61,7 @@ docs: docs-check
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs 8001
 
 docs-check: $(VENV)/.installed-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	$(BIN)/python tools/docs_site.py check build/docs
 
 view: $(VENV)/.installed-dev

@@ -23,6 +23,21 @@ _FENCE = re.compile(r"^```.*?^```[ \t]*$", re.MULTILINE | re.DOTALL)
 _INFO = re.compile(r"^```(\w*)[^\n]*$", re.MULTILINE)
 
 
+def on_config(config: Any) -> Any:
+    """Fill the empty parts of the navigation: decisions, and examples."""
+    decisions = [f"decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+    examples = [page for page in page_sources() if page.startswith("examples/")]
+    for entry in [entry for part in config.nav if isinstance(part, dict) for entry in (part, *_parts_of(part))]:
+        for name, pages in {"Decisions": decisions, "Examples": examples}.items():
+            if entry.get(name) == []:
+                entry[name] = pages
+    return config
+
+
+def _parts_of(part: dict[str, Any]) -> list[dict[str, Any]]:
+    return [entry for entries in part.values() for entry in entries if isinstance(entry, dict)]
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made of other files of the repository."""
     from mkdocs.structure.files import File
