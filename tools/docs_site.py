@@ -9,6 +9,7 @@ no such page.
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import sys
@@ -40,11 +41,10 @@ def _parts_of(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made of other files of the repository."""
-    from mkdocs.structure.files import File
-
+    made = importlib.import_module("mkdocs.structure.files").File.generated  # only the site needs it
     for target, source in page_sources().items():
         content = api_page() if source is None else (ROOT / source).read_text("utf-8")
-        files.append(File.generated(config, target, content=content))
+        files.append(made(config, target, content=content))
     return files
 
 
