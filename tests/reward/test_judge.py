@@ -41,6 +41,7 @@ class Service:
     headers: list[dict[str, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     at_once: int = 0
+    connections: int = 0
     most_at_once: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -50,6 +51,13 @@ def service() -> Iterator[Service]:
     made = Service()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            with made.lock:
+                made.connections += 1
+            super().setup()
+
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with made.lock:
@@ -189,7 +197,7 @@ def test_attempts_end(service: Service) -> None:
     service.answer = lambda number, content: (429, {"Retry-After": "3600"}, b"later")
     with pytest.raises(RewardError, match="failed once, the last time by status 429"):
         ask(Judge(base_url=service.url, model="m"))
-    with pytest.raises(RewardError, match=r"failed 2 times, the last time by URLError"):
+    with pytest.raises(RewardError, match=r"failed 2 times, the last time by ConnectError"):
         ask(Judge(base_url="http://127.0.0.1:9/v1", model="m", attempts=2))
 
 
@@ -206,7 +214,7 @@ def test_a_judge_that_says_nothing_is_left(service: Service) -> None:
 
 
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 50000\r\n\r\n", b"HTTP/1.1 200 OK\r\nA: "])
-def test_a_judge_that_says_little_at_a_time_is_left_by_its_thread_too(start: bytes) -> None:
+def test_a_judge_that_says_little_at_a_time_is_left_and_its_connection_closed(start: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         calls: list[socket.socket] = []
         ended: list[bool] = []
@@ -227,7 +235,6 @@ def test_a_judge_that_says_little_at_a_time_is_left_by_its_thread_too(start: byt
         judge = Judge(base_url=f"http://127.0.0.1:{server.getsockname()[1]}/v1", model="m", call_s=0.2, attempts=1)
         with pytest.raises(RewardError, match="timed out"):
             ask(judge)
-        judge._threads.shutdown(wait=True)
         thread.join(10)
         assert ended == [True]  # the connection is closed
         calls[0].close()
@@ -281,3 +288,14 @@ def test_the_plan_knows_its_parameters() -> None:
     assert problems("judge", None, {"base_url": "http://localhost/v1", "model": "m"}) == []
     keys = [found.key for found in problems("judge", None, {"api_key": KEY, "model": "m"})]
     assert keys == ["reward_manager.api_key", "reward_manager.base_url"]
+
+
+def test_connections_are_kept_from_batch_to_batch(service: Service) -> None:
+    judge = Judge(base_url=service.url, model="m", concurrency=2)
+
+    async def batch() -> list[dict[str, float | str]]:
+        return await asyncio.gather(*(judge("7", "3+4=") for _ in range(6)))
+
+    for _ in range(3):
+        assert len(asyncio.run(batch())) == 6
+    assert len(service.bodies) == 18 and service.connections <= 2

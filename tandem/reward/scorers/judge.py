@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import math
 import os
 import re
+import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tandem.base.errors import Problem, RewardError
 from tandem.base.hidden import hide, is_variable
+from tandem.base.lazy import LazyModule
 from tandem.reward.ranges import Count, NotNegative, Positive
 from tandem.reward.registry import Objection, check_variables, register_reward
-from tandem.reward.scorers.exchange import Exchange, Request, opener
+
+if TYPE_CHECKING:
+    import httpx2
+else:
+    httpx2 = LazyModule("httpx2")
 
 PROMPT = """\
 Grade the answer to the question below from 0 (wrong or useless) to 10 (right and complete).
@@ -108,8 +110,8 @@ class Judge:
 
     A request that fails by a broken connection, a time limit, status 429 or 5xx is tried again after a pause that
     doubles, ``attempts`` times in all and within ``total_s`` seconds; ``concurrency`` is how many are under way in one
-    process. What remains without a grade is a failed scoring, with the reason. The plan of a run, its config and all
-    messages show the name of the variable, never the key.
+    process, over connections that are kept. What remains without a grade is a failed scoring, with the reason. The plan
+    of a run, its config and all messages show the name of the variable, never the key.
     """
 
     def __init__(
@@ -147,9 +149,9 @@ class Judge:
         self._grade = re.compile(grade, re.IGNORECASE)
         self._range = lowest, highest
         self._attempts, self._call_s, self._total_s = attempts, call_s, total_s
-        self._threads = ThreadPoolExecutor(max(1, concurrency), thread_name_prefix="judge")
-        # A redirect would carry the key to another address.
-        self._opener = opener(_NoRedirect())
+        self._most = max(1, concurrency)
+        self._kept: httpx2.AsyncClient | None = None
+        self._free, self._asking = asyncio.Semaphore(self._most), _Asking()
 
     async def __call__(
         self,
@@ -163,7 +165,7 @@ class Judge:
         if "{conversation}" in self._template:
             fields["conversation"] = _conversation(messages or [{"role": "user", "content": prompt}], response)
         content = _FIELD.sub(lambda found: str(fields[found[1]]), self._template)
-        reply = await self._ask(content)
+        reply = await self._asking.result(self._ask(content))
         grade = self._graded(reply)
         lowest, highest = self._range
         return {"score": (grade - lowest) / (highest - lowest), "grade": grade, "reply": self._hidden(reply)}
@@ -182,13 +184,12 @@ class Judge:
 
     async def _ask(self, content: str) -> str:
         end, pause, attempt = time.monotonic() + self._total_s, _FIRST_PAUSE_S, 1
-        loop = asyncio.get_running_loop()
         while True:
             left = max(end - time.monotonic(), 0.0)
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(left), self._free:
                     limit = max(min(self._call_s, left), 1e-3)
-                    return await loop.run_in_executor(self._threads, self._post, content, limit)
+                    return await self._post(content, limit)
             except TimeoutError:
                 raise RewardError(f"the judge at {self._url} gave no grade within {self._total_s:g} s") from None
             except _AgainError as error:
@@ -199,35 +200,40 @@ class Judge:
             await asyncio.sleep(wait)
             attempt, pause = attempt + 1, 2 * pause
 
-    def _post(self, content: str, seconds: float) -> str:
+    async def _post(self, content: str, seconds: float) -> str:
         """Return the reply to one message. Raises ``_AgainError`` where another attempt may help, else
         ``RewardError``.
         """
         body = json.dumps({**self._asked, "messages": [{"role": "user", "content": content}]}).encode()
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
-        with Exchange(seconds) as exchange:
-            try:
-                return self._reply(Request(self._url, body, headers, exchange), seconds)
-            except _AgainError:
-                if not exchange.expired:
-                    raise
-        raise _AgainError(f"timed out: the whole reply was not there after {seconds:g} s", 0.0)
-
-    def _reply(self, request: Request, seconds: float) -> str:
         try:
-            with self._opener.open(request, timeout=seconds) as answer:
-                return _content(json.loads(answer.read(_MOST_BYTES)))
-        except urllib.error.HTTPError as error:
-            with error:
-                said = self._hidden(" ".join(error.read(2000).decode("utf-8", "replace").split())[:200])
-            message = f"status {error.code}: {said}"
-            if error.code in _WORTH_ANOTHER_TRY or error.code >= 500:
-                raise _AgainError(message, _seconds(error.headers.get("Retry-After"))) from None
-            raise RewardError(f"the judge at {self._url} refuses: {message}") from None
+            async with asyncio.timeout(seconds), self._client().stream("POST", self._url, content=body) as answer:
+                text = await _read(answer)
+        except TimeoutError:
+            raise _AgainError(f"timed out: the whole reply was not there after {seconds:g} s", 0.0) from None
+        except (httpx2.HTTPError, OSError) as error:
+            raise _AgainError(self._hidden(f"{type(error).__name__}: {error}"), 0.0) from None
+        if answer.status_code != 200:
+            said = self._hidden(" ".join(text[:2000].decode("utf-8", "replace").split())[:200])
+            message = f"status {answer.status_code}: {said}"
+            if answer.status_code in _WORTH_ANOTHER_TRY or answer.status_code >= 500:
+                raise _AgainError(message, _seconds(answer.headers.get("Retry-After")))
+            raise RewardError(f"the judge at {self._url} refuses: {message}")
+        try:
+            return _content(json.loads(text))
         except RecursionError:
             raise _AgainError("a reply that is nested too deeply to be read", 0.0) from None
-        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             raise _AgainError(self._hidden(f"{type(error).__name__}: {error}"), 0.0) from None
+
+    def _client(self) -> httpx2.AsyncClient:
+        """Return the client of the thread that asks; made there, and kept, with its connections."""
+        if self._kept is None:
+            headers = {"Content-Type": "application/json"}
+            headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            most = httpx2.Limits(max_connections=self._most, max_keepalive_connections=self._most)
+            # A redirect would carry the key to another address.
+            self._kept = httpx2.AsyncClient(headers=headers, limits=most, timeout=None, follow_redirects=False)
+        return self._kept
 
     def _hidden(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text
@@ -241,9 +247,26 @@ class _AgainError(Exception):
         self.after_s = after_s
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *args: Any) -> None:
-        """Take a redirect for what it says: status 3xx."""
+class _Asking:
+    """A thread with a loop of its own, in which connections outlive the loop of each batch that is scored."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="judge", daemon=True).start()
+
+    async def result(self, made: Coroutine[Any, Any, str]) -> str:
+        """Return what ``made`` returns in that loop; whoever is cancelled here cancels it there."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(made, self._loop))
+
+
+async def _read(answer: httpx2.Response) -> bytes:
+    """Return the beginning of a reply: as much as one may have."""
+    text = b""
+    async for part in answer.aiter_bytes():
+        text += part
+        if len(text) > _MOST_BYTES:
+            break
+    return text[:_MOST_BYTES]
 
 
 def _content(reply: Mapping[str, Any]) -> str:
