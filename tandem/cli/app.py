@@ -186,7 +186,7 @@ def push(
         Path | None, typer.Option(metavar="FOLDER", help="Write what would be pushed there, and push nothing.")
     ] = None,
 ) -> None:
-    """Push a finished run's model to the Hugging Face hub, with a card that says how it was trained."""
+    """Send a finished run's model to the Hugging Face hub, with a card that says how it was trained."""
     with reported():
         from tandem.control.push import run_push
 

@@ -26,7 +26,7 @@ CARD = "README.md"
 def run_push(
     run: Path, repo: str, say: Callable[[str], None], *, private: bool = False, dry_run: Path | None = None
 ) -> None:
-    """Push the model, tokenizer, card, config and metrics of ``run`` to the model repository ``repo``.
+    """Send the model, tokenizer, card, config and metrics of ``run`` to the model repository ``repo``.
 
     With ``dry_run`` they are written to that folder, and nothing is sent. The repository is made where there is none.
     Samples are never sent. Raises ``TandemError`` in one line for whatever keeps it from being there.

@@ -128,7 +128,7 @@ def _literal(value: Any) -> str:
 def set_template(
     tokenizer: PreTrainedTokenizerBase, file: str | None = None, arguments: Mapping[str, Any] | None = None
 ) -> PreTrainedTokenizerBase:
-    """Give ``tokenizer`` the template in ``file`` and the ``arguments``; return it. Raises ``DataError``."""
+    """Set the template of ``tokenizer`` to the one in ``file``, with ``arguments``; return it. Raises ``DataError``."""
     if file is not None:
         try:
             tokenizer.chat_template = read_template(file)
