@@ -18,7 +18,8 @@ from tandem.base.seeding import derive_seed
 from tandem.data.chat import encode_chat_prompt
 from tandem.data.prompts import Prompt
 from tandem.episodes.past import Past
-from tandem.episodes.process.pool import EpisodePool, EpisodeSpec
+from tandem.episodes.process.pool import EpisodePool
+from tandem.episodes.process.spec import EpisodeSpec
 from tandem.episodes.tools import load_tools
 from tandem.models.tokenizer import encode_text
 from tandem.reward.outcome import Outcome

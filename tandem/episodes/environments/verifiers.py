@@ -16,7 +16,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from tandem.base.environments import ROW, load_environment
-from tandem.episodes.address.protocol import Chat, Reply, read
+from tandem.episodes.address.protocol import Chat, read
+from tandem.episodes.address.responses import Head, Reply
 from tandem.episodes.policy import EpisodeOver, Policy, Task
 
 _MODEL = "policy"
@@ -105,7 +106,7 @@ def _client_class() -> Any:
         except EpisodeOver as over:
             raise too_long(f"the limit of {over}") from None
         policy.facts["tool_calls"] += len(answer.calls)
-        return completion.model_validate(Reply(asked, [answer], "", int(time.time()), model).body())
+        return completion.model_validate(Reply(asked, [answer], Head("", int(time.time()), model)).body())
 
     async def accept(self: Any, response: Any) -> None:
         """Accept an empty answer: it is the model's, for the rubric to judge."""

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from tandem.base.errors import TandemError
 from tandem.episodes.policy import Task
+from tandem.episodes.process.spec import EpisodeSpec
 from tandem.episodes.text_stream import Part
 from tandem.reward.outcome import Outcome, Verdict, failed
 from tandem.reward.process.child import ForeignProcess
@@ -30,33 +31,6 @@ _TICK_S = 0.5  # between looks at processes that say nothing
 _STARTS = 3  # processes in a row that end before they are ready
 _PARTS = 4  # into which the episodes of a process that ended are divided
 _GRACE_S = 2.0  # for an episode that was cancelled to end by itself
-
-
-@dataclass(frozen=True)
-class EpisodeSpec:
-    """Which code plays: see ``find_episode``. ``timeout_s``: an episode's own time.
-
-    ``tools`` are files of tools, and ``python``, whose limits are ``sandbox``; ``servers`` are the commands of MCP
-    servers by name.
-
-    ``workers`` processes, each with at most ``concurrency`` episodes; ``start_s`` is a process's time to get ready.
-    ``sampling``: the temperature and top_p that turns are drawn with. ``exact``: the run can be repeated bit by bit.
-    ``turn_rewards``: turns may be rewarded one by one.
-    """
-
-    type: str
-    file: str | None
-    parameters: Mapping[str, Any]
-    tools: Sequence[str]
-    timeout_s: float
-    workers: int
-    concurrency: int
-    start_s: float
-    sampling: Mapping[str, float] = field(default_factory=dict)
-    exact: bool = False
-    turn_rewards: bool = False
-    servers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    sandbox: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from tandem.config.schema import Config
 from tandem.data.tools import Tools
 from tandem.episodes.built_in import past_of
 from tandem.episodes.parsers import format_of
-from tandem.episodes.process.pool import EpisodePool, EpisodeSpec
+from tandem.episodes.process.pool import EpisodePool
+from tandem.episodes.process.spec import EpisodeSpec
 from tandem.episodes.python_tool import NAME as PYTHON
 from tandem.episodes.servers import server_definitions
 from tandem.episodes.toolbox import all_tools
