@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tandem.base.environments import ROW
 from tandem.columns.proto import DataProto
 from tandem.episodes.built_in import BUILT_IN
 from tandem.train.objective import PolicyObjective
@@ -16,7 +18,21 @@ from tests.episodes.test_program import played
 
 PLAYS = str(Path(__file__).parent / "plays.py")
 TEXT = "what is 1+1"
-TYPES = ("tool_calls", "program keeps", "program trims", "talk", "tokens")
+TYPES = ("tool_calls", "program keeps", "program trims", "verifiers", "openenv", "talk", "tokens")
+
+HERE = Path(__file__).parent
+SUM = {"answer": "2", "info": {"hint": 12, "fate": "well"}, "example_id": 0}
+OTHERS: dict[str, Any] = {
+    "verifiers": {
+        "parameters": {"env": str(HERE / "sums_env.py")},
+        "sampling": {"temperature": 1.0, "top_p": 1.0},
+    },
+    "openenv": {"parameters": {"env": f"{HERE / 'openenv_games.py'}:Game"}},
+}
+
+
+def says(text: str, seed: int) -> str:
+    return "17" if "is it" in text else "12"
 
 
 def trajectories(type_: str) -> DataProto:
@@ -26,6 +42,10 @@ def trajectories(type_: str) -> DataProto:
             (group,) = made_of(groups, engine, [prompt(made, TEXT, tools=True)])
     elif type_.startswith("program"):
         group, _, _ = played(type_.partition(" ")[2], " is it 12 \n", n=2)
+    elif type_ in ("verifiers", "openenv"):
+        pytest.importorskip(type_)
+        with playing(type_, says, past="edited", max_tokens=2000, **OTHERS[type_]) as (groups, engine, made):
+            (group,) = made_of(groups, engine, [prompt(made, TEXT, **{ROW: SUM})])
     else:
         with playing(type_, lambda text, seed: "is", file=PLAYS, parameters={"turns": 3}) as (groups, engine, made):
             (group,) = made_of(groups, engine, [prompt(made, TEXT)])
