@@ -82,7 +82,7 @@ def _room(config: Config, messages: Sequence[Mapping[str, Any]], at: str) -> Ite
     most = config.data.max_prompt_length
     if config.actor_rollout_ref.rollout.episode.type == SINGLE_TURN:
         return
-    least = least_tokens(config.actor_rollout_ref.model.tokenizer, messages)
+    least = least_tokens(config, messages)
     if least is not None and least > most:
         reason = f"{at}an episode begins with {least} tokens, without the definitions of tools"
         remedy = f"Write {least} or more, with room for tools; or data.on_overlong_prompt: drop"

@@ -147,10 +147,11 @@ def refusal_of(config: Config, messages: Sequence[Mapping[str, Any]]) -> str | N
     return None
 
 
-def least_tokens(path: str, messages: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return how many tokens a tokenizer makes of ``messages``, without tools; None where that can't be known here."""
-    template, ends = template_of(path)
-    folder = model_folder(path)
+def least_tokens(config: Config, messages: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return how many tokens a run makes of ``messages``, without tools; None where that can't be known here."""
+    model = config.actor_rollout_ref.model
+    template, ends = chosen_template(model, config.data)
+    folder = model_folder(model.tokenizer)
     if template is None or folder is None or not (folder / "tokenizer.json").is_file():
         return None
     try:
