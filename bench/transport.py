@@ -29,6 +29,7 @@ from tandem.weights.transfer import Transfer
 
 SECONDS = 300.0
 CPU = torch.device("cpu")
+COPY = "copy_ of as many bytes"
 
 
 def main() -> None:
@@ -38,24 +39,33 @@ def main() -> None:
     parser.add_argument("--bucket-mb", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    each = args.megabytes * 10**6 // 4 // args.tensors
-    live = {f"layer_{i}": torch.randn(each) for i in range(args.tensors)}
+    found = measure(args.megabytes, args.tensors, args.bucket_mb, args.rounds)
+    nbytes = args.megabytes * 10**6
+    print(f"{args.megabytes} MB in {args.tensors} tensors, buckets of {args.bucket_mb} MiB")
+    for name, taken in found.items():
+        print(f"{name:24} {taken * 1000:8.1f} ms  {nbytes / 1e9 / taken:6.2f} GB/s  ratio {taken / found[COPY]:.2f}")
+
+
+def measure(megabytes: int, tensors: int, bucket_mb: int, rounds: int) -> dict[str, float]:
+    """Return the median seconds of each way, ``rounds`` times in turn."""
+    each = megabytes * 10**6 // 4 // tensors
+    live = {f"layer_{i}": torch.randn(each) for i in range(tensors)}
     flat = torch.cat(list(live.values()))
     target = torch.empty_like(flat)
     ours, theirs = get_context("spawn").Pipe()
-    child = get_context("spawn").Process(target=receive, args=(theirs, each, args.tensors), daemon=True)
+    child = get_context("spawn").Process(target=receive, args=(theirs, each, tensors), daemon=True)
     child.start()
-    shared, broadcast = Shared(live, ours, args.bucket_mb << 20), Broadcast(live, ours, args.bucket_mb << 20)
-    pushes: dict[str, Callable[[], object]] = {
-        "copy_ of as many bytes": lambda: target.copy_(flat),
+    shared, broadcast = Shared(live, ours, bucket_mb << 20), Broadcast(live, ours, bucket_mb << 20)
+    ways: dict[str, Callable[[], object]] = {
+        COPY: lambda: target.copy_(flat),
         "shared_memory": shared.push,
         "collective (gloo)": broadcast.push,
     }
-    seconds: dict[str, list[float]] = {name: [] for name in pushes}
-    for call in pushes.values():  # memory is touched for the first time
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for call in ways.values():  # memory is touched for the first time
         call()
-    for _ in range(args.rounds):
-        for name, call in pushes.items():
+    for _ in range(rounds):
+        for name, call in ways.items():
             seconds[name].append(timed(call))
     for push in (shared.push, broadcast.push):
         live["layer_0"].add_(1.0)
@@ -63,11 +73,8 @@ def main() -> None:
         ours.send(["fingerprint"])
         assert ours.recv() == fingerprint(live.items())
     child.terminate()
-    copied = median(seconds["copy_ of as many bytes"])
-    print(f"{flat.nbytes / 1e6:.0f} MB in {args.tensors} tensors, buckets of {args.bucket_mb} MiB")
-    for name, measured in seconds.items():
-        taken = median(measured)
-        print(f"{name:24} {taken * 1000:8.1f} ms  {flat.nbytes / 1e9 / taken:6.2f} GB/s  ratio {taken / copied:.2f}")
+    child.join()
+    return {name: median(measured) for name, measured in seconds.items()}
 
 
 def timed(call: Callable[[], object]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
+from pydantic_core import PydanticCustomError
 
 from tandem.config.node import Count, Node, Seconds
 
@@ -23,10 +24,29 @@ class DataPlaneConfig(Node):
     """Most groups held before producers wait; default: enough for all partitions that staleness admits."""
 
 
+LEFT_OUT = {
+    "ipc": (
+        "handles of CUDA IPC are not there: an engine's process sees its own GPU alone, and can't open another's",
+        "Write shared_memory, or collective for a broadcast between devices",
+    ),
+    "checkpoint_engine": (
+        "the package checkpoint-engine is not used: it ends the process group that the train ranks train in",
+        "Write collective: a broadcast in buckets, each rank a part, and engines that start late are served too",
+    ),
+}
+"""Transports of other programs: why they are not there, and what to write instead."""
+
+
+def _refuse_left_out(value: Any) -> Any:
+    if isinstance(value, str) and (found := LEFT_OUT.get(value.replace("-", "_"))) is not None:
+        raise PydanticCustomError("left_out", "{reason}", {"reason": found[0], "remedy": found[1]})
+    return value
+
+
 class WeightSyncConfig(Node):
     """How weights reach the rollout engines."""
 
-    transport: Literal["auto", "shared_memory", "collective"] = "auto"
+    transport: Annotated[Literal["auto", "shared_memory", "collective"], BeforeValidator(_refuse_left_out)] = "auto"
     """How weights travel: through memory that the processes of a machine share, or by a broadcast in a group of train
     ranks and engines. Default: by a broadcast where a role has devices on several nodes."""
     overlap: bool = False

@@ -142,6 +142,8 @@ def _one(detail: ErrorDetails, path: Path, value: object, root: type[BaseModel])
         return f"has {context['actual_length']} items", f"Write as many as in {_default(path, root) or '[1, 4]'}"
     if kind == "invalid_key":
         return "a key that is not a text", "Write the name of a field"
+    if kind == "left_out":
+        return detail["msg"], str(context["remedy"])
     if kind == "no_path":
         return detail["msg"], "Write the path of a file or folder"
     message = detail["msg"].removeprefix("Value error, ")

@@ -25,6 +25,10 @@ class SendingRanks:
     def __len__(self) -> int:
         return min(len(self._ranks), MOST_SENDERS)
 
+    def name_of(self, index: int) -> str:
+        """Say which rank it is."""
+        return self._ranks.name_of(index)
+
     def open(self, number: int) -> None:
         """Begin a snapshot on all ranks."""
         self._ranks.call(TrainRank.open_outbox, number, len(self), self._part)

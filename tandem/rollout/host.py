@@ -139,7 +139,8 @@ class Host:
             case "ping":
                 self._channel.send("answer", number=number, version=self._engine.version)
             case "receive":
-                threading.Thread(target=or_die, args=(partial(self._receive, message),), daemon=True).start()
+                inbox = self._inbox  # made by this thread, which also hears of what is given up
+                threading.Thread(target=or_die, args=(partial(self._receive, inbox, message),), daemon=True).start()
             case "give_up":
                 self._inbox.give_up(message.fields["key"])
             case "request" | "end" | "cancel":
@@ -202,12 +203,12 @@ class Host:
         """Where weights that are broadcast are kept until they are loaded."""
         return Inbox(found_device(self._device))
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, inbox: Inbox, message: Message) -> None:
         """Receive what is broadcast, beside everything else."""
         fields = message.fields
         meeting, number = Meeting.from_json(fields["meeting"]), fields["number"]
         try:
-            self._inbox.receive(meeting, fields["index"], fields["senders"], fields["snapshot"], fields["piece_bytes"])
+            inbox.receive(meeting, fields["index"], fields["senders"], fields["snapshot"], fields["piece_bytes"])
         except TandemError as error:
             self._refuse(number, error)
         else:

@@ -60,6 +60,9 @@ class Senders(Protocol):
     def __len__(self) -> int:
         """Return how many there are."""
 
+    def name_of(self, index: int) -> str:
+        """Say who one is, for messages."""
+
     def open(self, number: int) -> None:
         """Begin a snapshot of the weights of this moment."""
 
@@ -153,7 +156,7 @@ class Broadcast:
         key, count = self._key(members), len(self._senders)
         meeting = Meeting(self._host, self._store.port, key, 1 + len(members), self._backend, self._deadline_s)
         sending = [
-            Transfer(f"send-{i}", partial(self._senders.send, i, meeting, number, self._piece_bytes))
+            Transfer(self._senders.name_of(i), partial(self._senders.send, i, meeting, number, self._piece_bytes))
             for i in range(count)
         ]
         receiving = [

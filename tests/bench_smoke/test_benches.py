@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from bench import generate, load_probe, logprob_memory, measured_run, memory, plain_grpo, quickstart
+from bench import generate, load_probe, logprob_memory, measured_run, memory, plain_grpo, quickstart, transport
 from bench.peers import compare
 from tandem.config.load import load_words
 from tandem.config.schema import Config, SftConfig
@@ -185,3 +185,9 @@ def test_the_proof_of_a_model_is_done_anew_each_time_it_is_measured() -> None:
     assert load_probe.proof(model) > 0
     assert load_probe.forwards(model) == load_probe.forwards(model) > 4
     assert model.proved == {"training", "generation"}
+
+
+def test_transports_are_measured_against_a_copy() -> None:
+    found = transport.measure(megabytes=1, tensors=3, bucket_mb=1, rounds=1)
+    assert [*found] == [transport.COPY, "shared_memory", "collective (gloo)"]
+    assert all(seconds > 0 for seconds in found.values())

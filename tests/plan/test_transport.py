@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tandem.base.errors import ConfigError
 from tandem.config.load import load_words
 from tandem.config.schema import Config
 from tandem.plan.plan import Plan, compile_plan
@@ -59,3 +60,22 @@ def test_in_a_loop_of_ones_own_weights_are_not_broadcast() -> None:
     config = load_words(["execution.mode=hybrid", f"{KEY}=collective", "actor_rollout_ref.model.path=x"], Config)
     found = [problem for problem in compile_plan(config, own_loop=True).problems if problem.key == KEY]
     assert [problem.remedy for problem in found] == ["Leave it out"]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason", "remedy"),
+    [
+        ("ipc", "sees its own GPU alone", "Write shared_memory, or collective"),
+        ("checkpoint_engine", "the package checkpoint-engine is not used", "Write collective"),
+        ("checkpoint-engine", "the package checkpoint-engine is not used", "Write collective"),
+        ("colective", "not one of the choices", "Did you mean 'collective'?"),
+    ],
+)
+def test_one_that_is_not_there_is_refused_with_why_and_what_to_write_instead(
+    value: str, reason: str, remedy: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_words(["execution.mode=hybrid", f"{KEY}={value}", "actor_rollout_ref.model.path=x"], Config)
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.value) == (KEY, value)
+    assert reason in problem.reason and remedy in problem.remedy

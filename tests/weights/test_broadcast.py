@@ -85,6 +85,9 @@ class Boxes:
     def __len__(self) -> int:
         return len(self.boxes)
 
+    def name_of(self, index: int) -> str:
+        return f"rank {index} of the actor"
+
     def open(self, number: int) -> None:
         for box in self.boxes:
             box.open(number)
