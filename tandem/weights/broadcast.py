@@ -25,6 +25,7 @@ from tandem.weights.transfer import Transfer
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.01
+_BLAME_S = 1.0  # in which whoever only waits for others ends once a broadcast is given up
 _SETTLE_S = 60.0  # for all to end once a broadcast is given up: by then a process that hangs has been found to
 _KNOWN = 2  # groups that are used again
 _TRIES = 3  # of a broadcast that breaks and nobody is at fault
@@ -173,15 +174,25 @@ class Broadcast:
         finally:
             if late or any(t.under_way or t.error for t in (*sending, *receiving)):
                 self._give_up(key, members)
+        if late:
+            late = self._stuck([*sending, *receiving]) or late
         self._settle([*sending, *receiving])
         own = [error for t in sending if (error := t.error) and not isinstance(error, BrokenCircleError)]
         if own:
             raise own[0]
         errors = {id(m): t.error for m, t in zip(members, receiving, strict=True)}
         if late and not any(e and not isinstance(e, BrokenCircleError) for e in errors.values()):
-            names = ", ".join(late) or "the train ranks that send them"
-            raise DeadlineError(f"waited {deadline.seconds:g} s for a broadcast of weights; blocked by {names}")
+            raise DeadlineError(
+                f"waited {deadline.seconds:g} s for a broadcast of weights; blocked by {', '.join(late)}"
+            )
         return errors
+
+    def _stuck(self, transfers: Sequence[Transfer[None]]) -> list[str]:
+        """Name those that don't end soon after a broadcast was given up: the others only waited for them."""
+        patience = Deadline(_BLAME_S)
+        while patience.left > 0.0 and any(t.under_way for t in transfers):
+            time.sleep(_LOOK_S)
+        return [t.name for t in transfers if t.under_way]
 
     def _settle(self, transfers: Sequence[Transfer[None]]) -> None:
         """Wait until all have ended, which they do soon."""

@@ -273,6 +273,25 @@ def test_who_does_not_take_part_is_named_at_the_deadline() -> None:
     waking.join()
 
 
+def test_a_sender_that_hangs_is_named_at_the_deadline_and_not_those_who_wait_for_it() -> None:
+    one, two = Engine(Process("rollout-0")), Engine(Process("rollout-1"))
+    run = Sent(deadline_s=1.5, one=one, two=two)
+    going_on = threading.Event()
+
+    def hanging(number: int, seconds: float) -> Iterable[Bucket]:
+        going_on.wait(PATIENCE_S)
+        raise BrokenCircleError("it was given up meanwhile")
+        yield
+
+    run.boxes.boxes[1].buckets = hanging  # type: ignore[assignment]
+    waking = threading.Timer(4.0, going_on.set)
+    waking.start()
+    with pytest.raises(DeadlineError, match=r"broadcast of weights; blocked by rank 1 of the actor$"):
+        run.sync.push(1)
+    assert one.loads == two.loads == []
+    waking.join()
+
+
 def test_members_that_do_not_come_are_counted() -> None:
     store = open_store(LOOPBACK, None, timedelta(seconds=5))
     meeting = Meeting(LOOPBACK, store.port, "weights 1", size=3, backend="gloo", seconds=0.5)
