@@ -22,6 +22,7 @@ from tandem.config.load import load_words
 from tandem.config.model import OptimConfig
 from tandem.config.schema import Config
 from tandem.control.entry import run_train
+from tandem.models.layouts.packing import causal_attention, windowed_attention
 from tandem.models.loading import load_causal_lm
 from tandem.plan.plan import compile_plan
 from tandem.roles.train_rank import TrainRank
@@ -32,6 +33,8 @@ from tandem.train.objective import SftObjective
 from tandem.train.packed_engine import PackedEngine
 
 NOT_THERE = "not there"
+LENGTH = 4096
+"""Tokens of the document that attention is tried with."""
 
 
 class Wrong(Exception):
@@ -103,6 +106,19 @@ def tags(folder: str, device: str) -> str:
     return _at_most(difference + taken, 0.0, f"difference, {taken} bytes taken,")
 
 
+def attention(folder: str, device: str) -> str:
+    """Attend with grouped heads in float32, and behind a window: the memory stays far below a table of all scores."""
+    del folder
+    heads, kind = 8, torch.get_device_module(torch.device(device).type)
+    query, key, value = (torch.randn(1, count, LENGTH, 64, device=device) for count in (heads, 2, 2))
+    before = _allocated(device)
+    kind.reset_peak_memory_stats(device)
+    causal_attention(query, key, value, 0.125, None)
+    windowed_attention(query, key, value, 0.125, LENGTH // 8)
+    peak = int(kind.max_memory_allocated(torch.device(device).index)) - before
+    return _at_most(peak / (4 * heads * LENGTH**2), 0.25, "of a table of all scores")
+
+
 def colocate(folder: str, device: str) -> str:
     """Train two steps; the peak of memory is at most 1.5 times the plan's."""
     planned = _run(folder, device, "execution.mode=colocate")
@@ -134,6 +150,7 @@ CHECKS: dict[str, Callable[[str, str], str]] = {
     "bfloat16": bfloat16,
     "sleep": sleep,
     "tags": tags,
+    "attention": attention,
     "colocate": colocate,
     "hybrid": hybrid,
     "vllm": package("vllm"),

@@ -17,12 +17,13 @@ check() { # name, seconds
     esac
 }
 
-check train 70
+check train 60
 check generate 60
 check bfloat16 50
 check sleep 50
 check tags 50
-check colocate 90
+check attention 20
+check colocate 80
 check hybrid 70
 check vllm 20
 check sglang 20

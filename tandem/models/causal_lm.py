@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from tandem.base.errors import ContractError
 from tandem.columns.images import Images
+from tandem.models.cast_weights import weights_of
 from tandem.models.head.projection import PLAIN, Head, Transform
 from tandem.models.head.vocabulary import SplitVocabulary
 from tandem.models.images import Vision
@@ -153,8 +154,11 @@ class CausalLM(nn.Module):
     @property
     def head(self) -> Head:
         """What is read off the hidden states; inside a forward of a split model this rank's part of it."""
-        projection = self.model.get_output_embeddings()
-        weight, bias = projection.weight, getattr(projection, "bias", None)
+        projection: Any = self.model.get_output_embeddings()
+        weight: Any = projection.weight
+        bias: Any = getattr(projection, "bias", None)
+        if isinstance(projection, nn.Linear):
+            weight, bias = weights_of(projection)
         count = len(weight) if self.tokens is None else self.tokens.count
         if self.split is not None:
             weight, bias = weight.to_local(), None if bias is None else bias.to_local()

@@ -30,6 +30,11 @@ def device_count(kind: str) -> int:
     return int(torch.get_device_module(kind).device_count())
 
 
+def memory_of(device: torch.device) -> int:
+    """Return the bytes that ``device`` has, whoever holds them; it is no CPU."""
+    return int(torch.get_device_module(device.type).mem_get_info(device)[1])
+
+
 def give_back(device: torch.device) -> None:
     """Return memory that torch keeps for later to ``device``, so that other processes can have it."""
     if device.type != CPU:

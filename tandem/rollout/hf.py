@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from tandem.base.errors import ContractError
+from tandem.models.cast_weights import CastWeights
 from tandem.models.causal_lm import CausalLM
 from tandem.models.device import give_back
 from tandem.models.fingerprint import fingerprint, joined
@@ -51,6 +52,9 @@ class HfEngine(SteppedEngine):
         )
         self._model, self._device = model, model.model.device
         self._shares_weights = shares_weights
+        compute = model.compute_dtype
+        casts = compute != torch.float32
+        self._casts = CastWeights(model.model, compute, frozen_only=shares_weights) if casts else None
         self._exact = exact
         self._spare: RowCache | None = None  # of an ended call, for the next one
         self._base: str | None = None  # fingerprint of what never changes, in a model with adapters
@@ -66,8 +70,13 @@ class HfEngine(SteppedEngine):
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        with torch.no_grad(), self._model.computing():  # one cast of the weights for all tokens made inside
+        casts = nullcontext() if self._casts is None else self._casts.used()
+        with torch.no_grad(), self._model.computing(), casts:
             yield
+
+    def _forget_casts(self) -> None:
+        if self._casts is not None:
+            self._casts.forget()
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> str | None:
         """Copy the weights in at the next token boundary. After a load that fails half-way nothing is generated.
@@ -82,6 +91,7 @@ class HfEngine(SteppedEngine):
             )
         names: list[str] = []
         with self._loading(version):
+            self._forget_casts()
             if weights is not None:
                 names = copy_weights(self._model, weights)
         return None if weights is None else self._fingerprint(names)
@@ -100,6 +110,7 @@ class HfEngine(SteppedEngine):
         """Free keys and values; weights of its own go to the host, where ``load`` finds them."""
         super().sleep()
         self._spare = None
+        self._forget_casts()
         if not self._shares_weights:
             self._model.to("cpu")
         give_back(self._device)

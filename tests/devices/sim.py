@@ -34,6 +34,9 @@ _WAITS = {aten.nonzero.default, aten.masked_select.default, aten._unique2.defaul
 _LOW = (aten.linear.default, aten.matmul.default, aten.mm.default, aten.bmm.default)
 
 _seen = threading.local()  # the index of the last result, by thread
+plain_attention: list[tuple[int, ...]] = []
+"""Shapes of queries for which CUDA has only the kernel with a table of all scores: of torch's fused ones, flash
+attention takes no mask and no float32, and the memory-efficient one no grouped heads."""
 accounts = [Account(index, LIMIT) for index in range(COUNT)]
 
 
@@ -82,6 +85,12 @@ class _Module:
         return account.limit - account.allocated, account.limit
 
     def memory_allocated(self, device: Any = None) -> int:
+        return accounts[_index(device)].allocated
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        accounts[_index(device)].reset_peak()
+
+    def memory_reserved(self, device: Any = None) -> int:
         return accounts[_index(device)].allocated
 
     def max_memory_allocated(self, device: Any = None) -> int:
@@ -279,6 +288,9 @@ def _attention(
 ) -> torch.Tensor:
     """Attention by plain products, as torch's own in C++ would make its mask on ``sim:0``."""
     assert dropout_p == 0.0
+    low = query.dtype in (torch.bfloat16, torch.float16) and attn_mask is None
+    if enable_gqa and not low and query.shape[-2] > 1:
+        plain_attention.append(tuple(query.shape))
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)

@@ -27,6 +27,13 @@ def test_a_train_engine_that_keeps_its_moments_is_wrong(folder: str, monkeypatch
         gpu_check.sleep(folder, "sim:0")
 
 
+def test_attention_that_makes_a_table_of_scores_is_wrong(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulated device has the plain kernel alone, and is told so."""
+    monkeypatch.setattr(gpu_check, "LENGTH", 256)
+    with pytest.raises(gpu_check.Wrong, match=r"of a table of all scores, at most 0\.25 was expected"):
+        gpu_check.attention(folder, "sim:0")
+
+
 def test_a_second_device_is_asked_for(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sim, "COUNT", 1)
     assert gpu_check.hybrid(folder, "sim:0") == "not there: needs two devices"

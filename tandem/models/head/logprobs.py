@@ -13,11 +13,17 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
+from tandem.models.device import memory_of
 from tandem.models.head.projection import Head, Transform, without
 from tandem.models.head.vocabulary import SplitVocabulary
 
 CHUNK_ELEMENTS = 1 << 23
-"""Logits held at once (32 MiB in float32). Fewer than this in all: they are kept, and nothing is recomputed."""
+"""Logits held at once on a CPU (32 MiB in float32), and at least on any device. Fewer than this in all: they are kept,
+and nothing is recomputed."""
+MOST_ELEMENTS = 1 << 28
+"""Logits held at once on the largest device (1 GiB in float32)."""
+_BYTES_FOR_ONE = 16 * 32
+"""A logit is there four times, in float32; all of them may take a 32nd of a device."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +66,21 @@ def token_logprobs(
     temperature: float = 1.0,
     want_entropy: bool = False,
     entropy_grad: bool = False,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    chunk_elements: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the log-probs of ``targets`` int64 under ``log_softmax(logits / temperature)``, and entropies if wanted.
 
     ``hidden`` (N, d). ``targets`` are (N,), or (N, K) for K tokens in each place; log-probs have their shape, entropies
     are (N,), float32 even for bfloat16 weights (float64 for float64). Entropies of the same distribution, in nats,
-    carry a gradient only with ``entropy_grad``. ``chunk_elements`` bounds the logits that are in memory at once, and
-    never changes a value beyond rounding.
+    carry a gradient only with ``entropy_grad``. ``chunk_elements`` bounds the logits that are in memory at once (None:
+    by the device), and never changes a value beyond rounding.
     """
     weight, bias = _computing(hidden, head)
     hidden = hidden.to(weight.dtype)
     projection = Projection.of(head, temperature)
     want_entropy = want_entropy or entropy_grad
     wanted = targets if targets.dim() == 2 else targets[:, None]
+    chunk_elements = chunk_on(hidden.device) if chunk_elements is None else chunk_elements
     if head.split is None and len(targets) * len(weight) <= chunk_elements:
         logprobs, entropies = _at_once(projection.logits(hidden, weight, bias), wanted, want_entropy, entropy_grad)
     else:
@@ -92,7 +99,7 @@ def top_logprobs(
     *,
     below: int,
     temperature: float = 1.0,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    chunk_elements: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ``count`` likeliest tokens after each of ``hidden`` (N, d): log-probs (N, count) and ids int64,
     falling.
@@ -103,6 +110,8 @@ def top_logprobs(
     weight, bias = _computing(hidden, head)
     projection = Projection.of(head, temperature)
     split, values, ids = head.split, [], []
+    if chunk_elements is None:  # ranks that share the vocabulary meet for each chunk, so they must cut alike
+        chunk_elements = chunk_on(hidden.device) if split is None else CHUNK_ELEMENTS
     for part in hidden.to(weight.dtype).split(max(1, chunk_elements // len(weight))):
         logits = projection.logits(part, weight, bias)
         normaliser = logits.logsumexp(-1, keepdim=True)
@@ -121,7 +130,7 @@ def top_logprobs(
 
 @torch.no_grad()
 def sum_pi_squared(
-    hidden: torch.Tensor, head: Head, *, temperature: float = 1.0, chunk_elements: int = CHUNK_ELEMENTS
+    hidden: torch.Tensor, head: Head, *, temperature: float = 1.0, chunk_elements: int | None = None
 ) -> torch.Tensor:
     """Return ``sum_v pi_v^2`` of each next-token distribution ``softmax(logits / temperature)``: (N,) from ``hidden``
     (N, d).
@@ -131,7 +140,7 @@ def sum_pi_squared(
     """
     weight, bias = _computing(hidden, head)
     projection = Projection.of(head, temperature)
-    rows = max(1, chunk_elements // len(weight))
+    rows = max(1, (chunk_on(hidden.device) if chunk_elements is None else chunk_elements) // len(weight))
     sums, normalisers = [], []
     for part in hidden.to(weight.dtype).split(rows):
         logits = projection.logits(part, weight, bias)
@@ -143,6 +152,15 @@ def sum_pi_squared(
         return whole
     share = head.split.share(torch.cat(normalisers))[1]
     return head.split.sum(whole * (2 * share).exp())
+
+
+def chunk_on(device: torch.device) -> int:
+    """Return how many logits are held at once on ``device``: each chunk reads the whole head and rewrites its gradient,
+    so a large device takes few.
+    """
+    if device.type == "cpu":
+        return CHUNK_ELEMENTS
+    return min(MOST_ELEMENTS, max(CHUNK_ELEMENTS, memory_of(device) // _BYTES_FOR_ONE))
 
 
 def _computing(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor | None]:

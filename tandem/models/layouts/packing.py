@@ -128,10 +128,12 @@ class PackedLayout(AttentionLayout):
     ) -> torch.Tensor:
         """Attend causally: (b, L, H, D), (b, L, K, D) and (b, L, K, E) give (b, L, H, E)."""
         width = query.shape[1]
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        if window is not None and window < width and query.device.type != "cpu":
+            return windowed_attention(query, key, value, scale, window).transpose(1, 2)
         if window is not None and window < width and (width, window) not in self._masks:
             self._masks[width, window] = banded(width, window, self._device)
         mask = self._masks.get((width, window)) if window is not None else None
-        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         return causal_attention(query, key, value, scale, mask).transpose(1, 2)
 
 
@@ -140,7 +142,14 @@ def causal_attention(
 ) -> torch.Tensor:
     """Attend causally: (b, H, L, D), (b, K, S, D) and (b, K, S, E) give (b, H, L, E); L is S, or 1: the last. ``mask``
     (L, S) narrows.
+
+    On CUDA a grouped product in float32, or beside a mask, has only the kernel that makes a table of (H, L, S) scores:
+    keys and values are written out for each head then, which costs memory in L instead of its square.
     """
+    groups = query.shape[1] // key.shape[1]
+    narrow = query.dtype in (torch.bfloat16, torch.float16) and mask is None
+    if groups > 1 and query.device.type != "cpu" and not narrow:
+        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     return nn.functional.scaled_dot_product_attention(
         query,
         key,
@@ -150,6 +159,31 @@ def causal_attention(
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
+
+
+def windowed_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int
+) -> torch.Tensor:
+    """Attend to the ``window`` latest positions, the token's own included: (b, H, L, D), (b, K, L, D) and (b, K, L, E)
+    give (b, H, L, E).
+
+    Queries stand in blocks of ``window``, and each block sees its own keys and those of the block before: one mask of
+    (window, 2 · window) is enough for all, and nothing here or beneath grows with the square of L.
+    """
+    batch, length, count = query.shape[0], query.shape[2], -(-query.shape[2] // window)
+    first = causal_attention(query[:, :, :window], key[:, :, :window], value[:, :, :window], scale, None)
+    if count <= 1:
+        return first
+    query, key, value = (nn.functional.pad(x, (0, 0, 0, count * window - length)) for x in (query, key, value))
+    blocks = query[:, :, window:].unflatten(2, (-1, window)).transpose(1, 2).flatten(0, 1)  # (b · n, H, window, D)
+    keys, values = (
+        x.unfold(2, 2 * window, window).permute(0, 2, 1, 4, 3).flatten(0, 1)  # (b · n, K, 2 · window, D)
+        for x in (key, value)
+    )
+    own, seen = torch.arange(window, device=query.device)[:, None], torch.arange(2 * window, device=query.device)
+    others = causal_attention(blocks, keys, values, scale, (seen > own) & (seen <= own + window))
+    behind = others.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
+    return torch.cat([first, behind[:, :, : length - window]], 2)
 
 
 def banded(width: int, window: int, device: torch.device) -> torch.Tensor:

@@ -18,7 +18,7 @@ from transformers import DynamicCache, PreTrainedConfig
 
 from tandem.base.errors import TandemError
 from tandem.models.layouts.attention import AttentionLayout, Decoder
-from tandem.models.layouts.packing import Documents, PackedLayout, banded, causal_attention
+from tandem.models.layouts.packing import Documents, PackedLayout, banded, causal_attention, windowed_attention
 
 _CACHES = ("cache", "past_key_values", "cache_params", "state")
 """What decoders call their cache, in what they take and what they give."""
@@ -90,6 +90,8 @@ class WholeRows(AttentionLayout):
         tokens, mask = query.shape[2], None
         if window is not None and tokens == 1:
             key, value = key[:, :, -window:], value[:, :, -window:]
+        elif window is not None and window < tokens and query.device.type != "cpu":
+            return windowed_attention(query, key, value, scale, window).transpose(1, 2)
         elif window is not None and window < tokens:
             mask = banded(tokens, window, query.device)
         return causal_attention(query, key, value, scale, mask).transpose(1, 2)
