@@ -103,6 +103,14 @@ class ActorConfig(Node):
     """Sequence parallelism of training: neighbouring devices of the actor that share the tokens of each sample."""
     tag_device: Literal["cpu", "device"] = "cpu"
     """Where copies of the weights are kept (ref, old_actor, a teacher): in the host's memory, or beside the weights."""
+    gather_dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which dtype the actor's devices send each other the weights of a layer before they compute it; bfloat16 is
+    half the traffic, and no copy of a layer stays until its backward. The shards that are trained stay float32."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which dtype the gradients of the actor's devices are summed."""
+    reduce_every: Literal["micro_batch", "mini_batch"] = "micro_batch"
+    """When they are: mini_batch sums once for all its micro-batches, and holds whole gradients on each device until
+    then."""
     offload: bool | None = None
     """Keep the optimizer's moments in the host's memory while the engine generates; default: in colocate."""
     optim: OptimConfig = OptimConfig()

@@ -3,7 +3,8 @@
 For N parameters on R train ranks (parameters, gradients and moments are sharded over them), of which W are one model
 (tensor parallelism; else 1), fp32 master weights (with strategy megatron R is W: the other ranks have all of it, too):
 
-- weights 4N / R, and 2N / W more where the forward casts them to bfloat16; gradients 4T / R, Adam moments 8T / R, where
+- weights 4N / R, and 2N / W more where the forward casts them to bfloat16, unless layers are gathered so; whole
+  gradients until the end of a mini-batch where they are summed only then; gradients 4T / R, Adam moments 8T / R, where
   T is N, or with LoRA the adapters' parameters: rank x (rows + columns) of each adapted matrix;
 - tags: 4T / R for each copy beside the weights in place, and once more for the actor while another one takes its
   place; a reference that is the base with the adapters off is no copy; a teacher of its own: 4 bytes a parameter / R;
@@ -13,7 +14,8 @@ For N parameters on R train ranks (parameters, gradients and moments are sharded
   and values, and 4 vectors of the MLP's width (counted by hand on a Llama layer; Korthikanti et al., arXiv 2205.05198,
   count alike); attention gathers keys and values once more for each sample. W ranks share all of this but 8 vectors of
   the hidden size. With gradient checkpointing: the inputs of the layers, and one layer's inside;
-- log-probs: logits of one chunk (or of the whole micro-batch, if that is less), four times, and the gradient of the
+- log-probs: logits of one chunk (or of the whole micro-batch, if that is less), four times (a chunk is what the largest
+  accelerator holds at once; a smaller one takes a 32nd of its memory for all four), and the gradient of the
   head beside the one that it is added to, of V / W tokens; not for the critic;
 - rollout: weights (0 where the engine uses the actor's own); keys and values of the answers in flight, in columns that
   double from 64, and of their prompts; logits and probabilities of the rows that are drawn, four times.
@@ -45,8 +47,8 @@ from tandem.stages.facts import TEACHER
 
 BYTES = {"float32": 4, "bfloat16": 2}
 MASTER = 4
-CHUNK, DRAWN = 1 << 23, 1 << 24
-"""Elements of logits that are there at once, of scored and of sampled tokens."""
+CHUNK, MOST, DRAWN = 1 << 23, 1 << 28, 1 << 24
+"""Elements of logits that are there at once: of scored tokens on a CPU and on a large accelerator, of sampled ones."""
 COLUMNS = 64
 """Columns that the cache of a generated row begins with."""
 
@@ -163,8 +165,10 @@ def _trained(
         "optimizer": Part(2 * MASTER * trained // ranks),
         "activations": Part(_activations(model, facts, batch, split), turn),
     }
-    if model.dtype != "float32":
+    if model.dtype != "float32" and (shared is None or shared.gather_dtype == "float32"):
         found["cast weights"] = Part(BYTES[model.dtype] * facts.parameters // split, turn)
+    if shared is not None and shared.reduce_every == "mini_batch":
+        found["whole gradients"] = Part(BYTES[shared.reduce_dtype] * trained, turn)
     if copies:
         found["other tags"] = Part((copies + 1) * MASTER * trained // ranks)
     return {f"{role} {name}": part for name, part in found.items()}
@@ -222,7 +226,7 @@ def _logprobs(config: Config, facts: ModelFacts, placement: Placement) -> int:
     tokens = _micro_batch(config, facts, placement.devices, actor.micro_batch_tokens, actor).tokens
     answers = tokens * config.data.max_response_length // longest_sequence(config)
     head = 0 if model.trains_adapters else MASTER * vocabulary * (facts.hidden or 0)
-    return 4 * MASTER * min(answers * vocabulary, CHUNK) + head
+    return 4 * MASTER * min(answers * vocabulary, MOST if _accelerated(config) else CHUNK) + head
 
 
 def _rollout(config: Config, facts: ModelFacts, shares: bool) -> dict[str, Part]:
@@ -246,6 +250,12 @@ def _rollout(config: Config, facts: ModelFacts, shares: bool) -> dict[str, Part]
     if width < MASTER:
         found["cast weights"] = Part(width * facts.parameters // ranks, GENERATION)
     return {f"rollout {name}": part for name, part in found.items()}
+
+
+def _accelerated(config: Config) -> bool:
+    """Return whether roles compute on an accelerator, whose memory bounds what is there at once."""
+    device = config.runtime.device
+    return has_accelerator() if device == "auto" else device != "cpu"
 
 
 def _columns(tokens: int) -> int:

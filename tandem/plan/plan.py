@@ -32,7 +32,7 @@ from tandem.plan.checks.preference import check_preferences
 from tandem.plan.checks.resumed import check_resumed, resume_notes
 from tandem.plan.checks.reward import check_reward
 from tandem.plan.checks.run_folder import Saved, find_resumed
-from tandem.plan.checks.split import check_split
+from tandem.plan.checks.split import check_split, check_traffic
 from tandem.plan.checks.stages import check_stages
 from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
 from tandem.plan.checks.template import check_arguments, notes_on_template
@@ -289,6 +289,7 @@ def _contradictions(
     yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
     yield from check_split(config, facts)
     yield from check_megatron(config, facts)
+    yield from check_traffic(config, placed)
     yield from check_exported(config.trainer, config.actor_rollout_ref.model)
     yield from check_exact(config)
     yield from check_evaluation(config)

@@ -21,6 +21,7 @@ from tandem.models.probe import prove
 from tandem.train import sharding
 from tandem.train.packed_engine import PackedEngine
 from tandem.train.protocol import Exported
+from tandem.train.sharding import PLAIN, Traffic
 from tandem.train.updater import Updater
 
 _EXPORTS = {"merged": merged_weights, "adapter": adapter_weights, "base": base_weights}
@@ -29,8 +30,8 @@ _EXPORTS = {"merged": merged_weights, "adapter": adapter_weights, "base": base_w
 class FsdpEngine(PackedEngine):
     """Trains a ``CausalLM`` with AdamW; see ``TrainEngine`` for what the methods do, ``PackedEngine`` for the options.
 
-    ``mesh`` is one of ``rank_mesh``; None leaves the model unwrapped in this one process. ``total_updates`` is where a
-    falling schedule ends.
+    ``mesh`` is one of ``rank_mesh``; None leaves the model unwrapped in this one process. ``traffic``: what its ranks
+    hand each other. ``total_updates`` is where a falling schedule ends.
     """
 
     def __init__(
@@ -45,11 +46,12 @@ class FsdpEngine(PackedEngine):
         exact: bool = False,
         gradient_checkpointing: bool = False,
         mesh: DeviceMesh | None = None,
+        traffic: Traffic = PLAIN,
         device: torch.device | str = "cpu",
     ) -> None:
         group = None if mesh is None else sharding.data_parallel(mesh).get_group()
         super().__init__(
-            model.to(device),
+            model if sharding.cuts_layers(mesh) else model.to(device),
             max_tokens_per_micro_batch=max_tokens_per_micro_batch,
             temperature=temperature,
             max_samples_per_micro_batch=max_samples_per_micro_batch,
@@ -57,16 +59,21 @@ class FsdpEngine(PackedEngine):
             data_group=group,
             device=device,
         )
-        prove(model, "training")  # before it is sharded, where it will run
-        self._mesh = mesh
+        prove(model, "training")  # while it is whole: where it will run, or where its layers are cut from
+        self._mesh, self._traffic = mesh, traffic
         if gradient_checkpointing:
             model.checkpoint_gradients()
         if mesh is not None:
-            sharding.shard_layers(model, mesh)
+            sharding.shard_layers(model, mesh, traffic)
         require_on(model, self.device, "the engine of a train rank")
         self._trained = {name: p for name, p in model.model.named_parameters() if p.requires_grad}
         self._base: str | None = None
         self._updater = Updater(self._trained.values(), optim, total_updates, groups=sharding.groups_of(mesh))
+
+    def _before_backward(self, left: int) -> None:
+        if self._mesh is not None and self._traffic.once:
+            root: Any = self.model  # ``fully_shard`` has made it one of its modules
+            root.set_requires_gradient_sync(left == 0)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -164,5 +171,6 @@ class FsdpEngine(PackedEngine):
             temperature=self._temperature,
             exact=self._exact,
             mesh=None if self._mesh is None else sharding.flat(self._mesh),
+            traffic=self._traffic,
             device=self.device,
         )

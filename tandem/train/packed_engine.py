@@ -100,7 +100,9 @@ class PackedEngine(ABC):
         total = LossSum(torch.zeros((), device=self.device))
         rows = self._micro_batches(ordered, objective.whole_groups)
         fillers = self._missing(len(rows))
+        left = len(rows) + fillers
         for part in rows:
+            left -= 1
             micro = ordered[part]
             samples = self._pack(micro)
             columns = {name: _dense(micro, name).to(self.device) for name in needed}
@@ -112,9 +114,11 @@ class PackedEngine(ABC):
                 columns[AT_CANDIDATES], logprobs = samples.padded(logprobs[:, 1:]), logprobs[:, 0]
             padded = None if entropies is None else samples.padded(entropies)
             result = objective.numerator(columns, samples.padded(logprobs), padded)
+            self._before_backward(left)
             self._backward(result.loss)
             total += replace(result, loss=result.loss.detach())
-        for _ in range(fillers):
+        for behind in reversed(range(fillers)):
+            self._before_backward(behind)
             self._backward(self._run_filler().sum() * 0.0)
         return self._over_ranks(total)
 
@@ -276,6 +280,10 @@ class PackedEngine(ABC):
 
         found: Found = self.model(samples.input_ids, samples.positions, samples.layout, read, samples.images)
         return found
+
+    def _before_backward(self, left: int) -> None:
+        """Note that a backward of ``forward_backward`` comes, and ``left`` more after it, on every rank as many."""
+        del left
 
     def _backward(self, loss: torch.Tensor) -> None:
         loss.backward()

@@ -7,11 +7,12 @@ the same samples: with ``TENSOR`` they are one model among them, with ``SEQUENCE
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tandem.base.errors import DataError
@@ -20,6 +21,32 @@ from tandem.models.layouts.shared_row import Share
 from tandem.train.tensor_parallel import split_layers
 
 DATA, TENSOR, SEQUENCE = "data", "tensor", "sequence"
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What goes from rank to rank. ``gathered``: the dtype in which weights of a layer meet for its forward and
+    backward; ``reduced``: that in which gradients are summed. Shards are as they are. ``once``: gradients are summed at
+    the last micro-batch of several, which keeps whole ones on each rank until then.
+    """
+
+    gathered: torch.dtype = torch.float32
+    reduced: torch.dtype = torch.float32
+    once: bool = False
+
+    def policy(self, *, layer: bool) -> MixedPrecisionPolicy:
+        """Return what ``fully_shard`` is told of a layer, or of what is no layer: embedding, last norm and head are
+        gathered as they are, since what they give is summed in float32.
+        """
+        low = layer and self.gathered != torch.float32
+        return MixedPrecisionPolicy(
+            param_dtype=self.gathered if low else None,
+            reduce_dtype=None if self.reduced == torch.float32 and not low else self.reduced,
+            cast_forward_inputs=False,
+        )
+
+
+PLAIN = Traffic()
 
 
 def rank_mesh(device_type: str, ranks: int, tensor_parallel: int = 1, sequence_parallel: int = 1) -> DeviceMesh:
@@ -65,12 +92,20 @@ def groups_of(mesh: DeviceMesh | None) -> tuple[dist.ProcessGroup, ...]:
     return () if mesh is None else tuple(mesh.get_all_groups())
 
 
-def shard_layers(model: CausalLM, mesh: DeviceMesh) -> None:
+def cuts_layers(mesh: DeviceMesh | None) -> bool:
+    """Return whether ``shard_layers`` takes a whole model from the host's memory and moves it layer by layer, so that
+    no device ever has it whole. One that is split over devices is cut where it lies.
+    """
+    return mesh is not None and TENSOR not in (mesh.mesh_dim_names or ())
+
+
+def shard_layers(model: CausalLM, mesh: DeviceMesh, traffic: Traffic = PLAIN) -> None:
     """Split each layer over the ranks that share a model, or rows over those that share rows, if several do. Then shard
     each decoder layer, and the rest (embedding, last norm, head) as one; gradients are summed over ranks.
 
-    All are given back after each forward, the rest too: whoever writes into shards between two forwards, as an
-    optimizer or a weight tag does, must find its change in the second.
+    The model may lie on the CPU: each layer is whole on the mesh's device only while it is cut. All are given back
+    after each forward, the rest too: whoever writes into shards between two forwards, as an optimizer or a weight tag
+    does, must find its change in the second.
     """
     names = mesh.mesh_dim_names or ()
     if TENSOR in names:
@@ -80,8 +115,8 @@ def shard_layers(model: CausalLM, mesh: DeviceMesh) -> None:
         share_rows(model, mesh[SEQUENCE])
         mesh = flat(mesh)
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True, mp_policy=traffic.policy(layer=True))
+    fully_shard(model, mesh=mesh, reshard_after_forward=True, mp_policy=traffic.policy(layer=False))
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # the denominator divides, once

@@ -98,3 +98,30 @@ def test_rows_that_can_not_be_shared_are_refused(
     write_model(place / "model", **MODEL_CONFIG, model_type=family)
     plan = plan_of(f"execution.resource={{actor: [1, {devices}]}}", f"{ROWS}={devices}", *words)
     assert [problem.key for problem in plan.problems if reason in problem.reason] == [ROWS]
+
+
+@pytest.mark.parametrize(
+    ("key", "words", "reason"),
+    [
+        ("gather_dtype=bfloat16", (), "the actor has one device"),
+        ("reduce_every=mini_batch", (), "the actor has one device"),
+        ("gather_dtype=bfloat16", (TWO,), "the forward computes in float32"),
+        ("reduce_dtype=bfloat16", (TWO, f"{SPLIT}=2"), "a model that is split"),
+    ],
+)
+def test_traffic_that_there_is_none_of_is_refused(
+    plan_of: Plans, key: str, words: tuple[str, ...], reason: str
+) -> None:
+    (found,) = [problem for problem in plan_of(f"{ACTOR}.{key}", *words).problems if reason in problem.reason]
+    assert found.key == f"{ACTOR}.{key.partition('=')[0]}"
+    assert found.remedy.startswith("Write ")
+
+
+def test_less_traffic_between_devices_costs_and_saves_memory(place: Path, plan_of: Plans) -> None:
+    less = (f"{ACTOR}.gather_dtype=bfloat16", f"{ACTOR}.reduce_dtype=bfloat16", f"{ACTOR}.reduce_every=mini_batch")
+    low = (TWO, "actor_rollout_ref.model.dtype=bfloat16")
+    assert plan_of(*low, *less).problems == ()
+    write_model(place / "model", parameters=640_000, **MODEL_CONFIG)
+    plain, plan = plan_of(*low), plan_of(*low, *less)
+    assert plain.memory[0].parts["actor cast weights"] == plan.memory[0].parts["actor whole gradients"] == 2 * 640_000
+    assert "actor cast weights" not in plan.memory[0].parts

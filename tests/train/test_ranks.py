@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from tandem.models.head.logprobs import token_logprobs
 from tandem.train import checkpoint
 from tandem.train.objective import PolicyObjective
+from tandem.train.sharding import Traffic
 
 MakeAny = Callable[..., Any]
 
@@ -161,3 +163,61 @@ def test_shards_are_copied_into_in_place(on_ranks: MakeAny, make_batch: MakeAny,
         assert torch.equal(engine.forward(batch, ["logprobs"])["logprobs"].values, before)
 
     on_ranks(2, body)
+
+
+def test_traffic_in_bfloat16_and_summed_once_gives_the_gradients_of_one_rank_up_to_rounding(
+    on_ranks: MakeAny, make_batch: MakeAny, make_engine: MakeAny, grads_of: MakeAny
+) -> None:
+    """Two samples on one rank beside one on the other, a micro-batch each: gradients are summed when they should be."""
+    whole, objective = make_batch([7, 2, 9], group_size=1), PolicyObjective(kl_coef=0.1)
+    low = torch.bfloat16
+    every = {  # sums of each layer in two micro-batches, and the relative error of a gradient
+        "plain": (Traffic(), 2, 1e-5),
+        "once": (Traffic(once=True), 1, 1e-5),
+        "reduced": (Traffic(reduced=low), 2, 0.01),
+        "reduced once": (Traffic(reduced=low, once=True), 1, 0.01),
+        "gathered": (Traffic(gathered=low), 2, 0.05),
+        "everything": (Traffic(low, low, once=True), 1, 0.05),
+    }
+
+    def body(mesh: DeviceMesh, rank: int) -> None:
+        mine, single = whole[[[0, 1], [2]][rank]], make_engine()
+        single.forward_backward(whole, objective)
+        expected = grads_of(single)
+        for name, (traffic, sums, tolerance) in every.items():
+            engine = make_engine(mesh=mesh, max_tokens=14, traffic=traffic)
+            if traffic.gathered == low:
+                engine.model.compute_dtype = low
+            assert summed(partial(engine.forward_backward, mine, objective)) == 3 * sums, (
+                name
+            )  # two layers and the rest
+            once = {weight: grad.full_tensor() for weight, grad in grads_of(engine).items()}
+            assert once.keys() == expected.keys()
+            for weight, grad in once.items():
+                assert grad.dtype == torch.float32
+                error = float((grad - expected[weight]).norm() / expected[weight].norm())
+                rounded = tolerance > 1e-3
+                assert (1e-4 if rounded else -1.0) < error < tolerance, (name, weight, error)
+            engine.forward_backward(mine, objective)  # a second mini-batch's part before the step is added
+            for weight, grad in grads_of(engine).items():
+                torch.testing.assert_close(grad.full_tensor(), 2 * once[weight], atol=1e-4, rtol=0.01)
+            assert engine.optim_step(objective.denominator(whole)).applied
+            assert all(tensor.dtype == torch.float32 for _, tensor in engine.export()), name
+
+    on_ranks(2, body)
+
+
+def summed(work: Callable[[], Any]) -> int:
+    """How often gradients of a layer, or of what is none, are summed over ranks in ``work``."""
+    count = 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return plain(*args, **kwargs)
+
+    plain = _fsdp_param_group.foreach_reduce
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fsdp_param_group, "foreach_reduce", counted)
+        work()
+    return count

@@ -8,10 +8,37 @@ from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.models.families import IMAGE_FAMILIES, PER_DOCUMENT, SPLIT
 from tandem.plan.model import ModelFacts
+from tandem.plan.placement import Placement
 
 ACTOR = "actor_rollout_ref.actor"
 TENSOR, SEQUENCE = f"{ACTOR}.tensor_model_parallel_size", f"{ACTOR}.ulysses_sequence_parallel_size"
 _WHOLE = "Write 1: parameters are sharded over all devices of the actor anyway"
+
+
+def check_traffic(config: Config, placed: tuple[Placement, ...]) -> Iterator[Problem]:
+    """Yield what the config says of traffic between the actor's devices, where there is none, or it can't be so."""
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    devices = next((placement.devices for placement in placed if placement.role == "actor"), 1)
+    written = (
+        ("gather_dtype", actor.gather_dtype, "float32"),
+        ("reduce_dtype", actor.reduce_dtype, "float32"),
+        ("reduce_every", actor.reduce_every, "micro_batch"),
+    )
+    for name, value, default in written:
+        if value == default:
+            continue
+        if devices == 1:
+            reason = "the actor has one device, which nobody sends weights or gradients"
+            yield Problem(f"{ACTOR}.{name}", value, reason, f"Write {default}, or more devices in execution.resource")
+        elif actor.strategy == "megatron":
+            reason = "strategy megatron says itself what its devices send each other"
+            yield Problem(f"{ACTOR}.{name}", value, reason, f"Write {default}, or strategy: fsdp2")
+        elif actor.tensor_model_parallel_size > 1:
+            reason = f"a model that is split ({TENSOR} {actor.tensor_model_parallel_size}) meets in float32"
+            yield Problem(f"{ACTOR}.{name}", value, reason, f"Write {default}, or {TENSOR}: 1")
+        elif name == "gather_dtype" and model.dtype == "float32":
+            reason = "the forward computes in float32 (actor_rollout_ref.model.dtype), from weights that are so"
+            yield Problem(f"{ACTOR}.{name}", value, reason, "Write model.dtype: bfloat16 too, or gather_dtype: float32")
 
 
 def check_split(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:

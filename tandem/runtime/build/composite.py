@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from tandem.base.errors import ConfigError, ContractError, Problem
+from tandem.config.model import ActorConfig, CriticConfig, ModelConfig
 from tandem.config.model import ActorRolloutRef as Section
-from tandem.config.model import CriticConfig, ModelConfig
 from tandem.config.schema import Config, DataConfig, SftDataConfig
 from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import with_adapters
@@ -47,6 +47,7 @@ from tandem.stages.facts import REF
 from tandem.train.engine import FsdpEngine
 from tandem.train.megatron.engine import MegatronEngine
 from tandem.train.packed_engine import PackedEngine
+from tandem.train.sharding import Traffic
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -211,7 +212,8 @@ def build_train_engine(
 ) -> PackedEngine:
     """Build what trains ``model`` on ``device`` as the config says; with a ``mesh``, as one of its ranks."""
     section = config.actor_rollout_ref
-    engine = MegatronEngine if section.actor.strategy == "megatron" else FsdpEngine
+    sharded = partial(FsdpEngine, traffic=traffic_of(section.actor))
+    engine: Callable[..., PackedEngine] = MegatronEngine if section.actor.strategy == "megatron" else sharded
     return engine(
         model,
         optim=section.actor.optim,
@@ -224,3 +226,9 @@ def build_train_engine(
         mesh=mesh,
         device=device,
     )
+
+
+def traffic_of(actor: ActorConfig) -> Traffic:
+    """Return what the actor's devices hand each other."""
+    gathered, reduced = getattr(torch, actor.gather_dtype), getattr(torch, actor.reduce_dtype)
+    return Traffic(gathered, reduced, once=actor.reduce_every == "mini_batch")
