@@ -15,6 +15,7 @@ from tandem.base.errors import DataError
 from tandem.data.chat import Message, encode_chat_prompt, render_chat
 from tandem.data.tools import Tools, require_place_for_tools
 from tandem.episodes.conversation import check_form, checked_new, continuation
+from tandem.episodes.parsers import FORMATS
 from tandem.models.tokenizer import decode_text, encode_plain, encode_text
 
 if TYPE_CHECKING:
@@ -102,7 +103,10 @@ def check_offer(tokenizer: PreTrainedTokenizerBase, tools: Tools, tool_format: s
         return
     require_place_for_tools(tokenizer)
     if tool_format is None:
-        raise DataError("the chat template doesn't show how the model writes calls: write episode.tool_format")
+        raise DataError(
+            "the chat template doesn't show how the model writes calls: write "
+            f"actor_rollout_ref.rollout.episode.tool_format, one of {', '.join(FORMATS)}"
+        )
 
 
 def plain(message: Mapping[str, Any]) -> Message:

@@ -66,7 +66,8 @@ def episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return means over episodes of what was counted in each, and the shares of those that a limit has cut, by
     limit.
     """
-    counted = ("turns", "tool_calls", "tool_errors", "unparsed", "tool_seconds", "seconds", "sampled", "rewritten")
+    counts = ("turns", "tool_calls", "tool_errors", "unparsed", "sampled", "rewritten")
+    counted = (*counts, "seconds", "tool_seconds", "engine_seconds")
     found = {f"episode/{name}": sum(float(one[name]) for one in episodes) / len(episodes) for name in counted}
     cuts = {limit: sum(one["cut"] == limit for one in episodes) / len(episodes) for limit in ("turns", "tokens")}
     rewarded = [sum(one["turn_rewards"]) for one in episodes if "turn_rewards" in one]

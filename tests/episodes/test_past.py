@@ -93,7 +93,9 @@ def test_tools_whose_calls_could_not_be_read_are_not_offered() -> None:
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
     check_offer(MADE, tools, "hermes")
     check_offer(MADE, [], None)
-    with pytest.raises(DataError, match=r"write episode\.tool_format"):
+    with pytest.raises(
+        DataError, match=r"write actor_rollout_ref\.rollout\.episode\.tool_format, one of hermes, .*pythonic"
+    ):
         check_offer(MADE, tools, None)
 
 

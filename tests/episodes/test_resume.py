@@ -20,7 +20,8 @@ EXACT = (  # else the engine's batches, and so their rounding, depend on the tim
     *(*TALK, "trainer.exact=true", "data.train_batch_size=2", "data.max_response_length=24"),
     *("trainer.total_steps=2", "trainer.save_interval=1"),
 )
-CLOCKS = (*TIMES, "episode/seconds", "episode/tool_seconds", "rollout/work_s", "rollout/longest")
+EPISODE_CLOCKS = ("episode/seconds", "episode/tool_seconds", "episode/engine_seconds")
+CLOCKS = (*TIMES, *EPISODE_CLOCKS, "rollout/work_s", "rollout/longest")
 
 
 def lines(run: Run) -> list[dict[str, Any]]:

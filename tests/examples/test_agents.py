@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import openai
 import pytest
 from typer.testing import CliRunner
 
@@ -15,11 +16,14 @@ from tandem.base.user_code import load_class
 from tandem.cli.app import app
 from tandem.config.load import load_words
 from tandem.config.schema import Config, SftConfig
+from tandem.episodes.address.server import LOOPBACK, Address, Seat, listening, serve
 from tandem.episodes.built_in import find_episode
 from tandem.episodes.parsers import parse_pythonic
 from tandem.episodes.tools import load_tools
+from tandem.models.tokenizer import load_tokenizer
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.plan.plan import compile_plan
+from tandem.runtime.build.finished import Served, model_at_desk
 
 AGENTS = Path("examples/agents")
 VARIED = {"type": "vowels", "file": str(Path(__file__).with_name("vowels.py"))}
@@ -106,26 +110,84 @@ def test_the_games_of_the_warm_up_have_true_hints_that_nobody_heeds() -> None:
     assert heeded < len(games) / 20
 
 
-def test_the_calculator_runs_shortened(tmp_path: Path) -> None:
-    def run(command: str, *words: str) -> list[dict[str, Any]]:
-        result = CliRunner().invoke(app, [command, *words])
-        assert result.exit_code == 0, result.output
-        out = next(word.partition("=")[2] for word in words if word.startswith("trainer.output_dir"))
-        return read_rows(Path(out) / METRICS_FILE)
+def run(command: str, *words: str) -> list[dict[str, Any]]:
+    """Run a command; return the lines of its metrics."""
+    result = CliRunner().invoke(app, [command, *words])
+    assert result.exit_code == 0, result.output
+    out = next(word.partition("=")[2] for word in words if word.startswith("trainer.output_dir"))
+    return read_rows(Path(out) / METRICS_FILE)
 
-    small = ["data.train_batch_size=4", "trainer.total_steps=2"]
-    tiny = ["model.new.hidden_size=16", "model.new.num_layers=1"]
-    run("sft", f"{AGENTS}/calculator/sft.yaml", f"trainer.output_dir={tmp_path / 'sft'}", *small, *tiny)
+
+@pytest.fixture(scope="module")
+def warmed_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a shortened warm-up of a tiny model: it begins to call, and its calls can't be read."""
+    folder = tmp_path_factory.mktemp("calculator") / "sft"
+    tiny = ["model.new.hidden_size=16", "model.new.num_layers=1", "optim.lr=0.03"]
+    short = ["data.train_batch_size=16", "trainer.total_steps=20"]
+    run("sft", f"{AGENTS}/calculator/sft.yaml", f"trainer.output_dir={folder}", *short, *tiny)
+    return folder
+
+
+def test_the_calculator_runs_shortened_and_its_turns_are_trained_as_they_were_drawn(
+    warmed_up: Path, tmp_path: Path
+) -> None:
     rows = run(
         "train",
         f"{AGENTS}/calculator/grpo.yaml",
         f"trainer.output_dir={tmp_path / 'grpo'}",
-        f"actor_rollout_ref.model.path={tmp_path / 'sft' / 'final'}",
+        f"actor_rollout_ref.model.path={warmed_up / 'final'}",
         f"reward_manager={json.dumps(VARIED)}",
+        "algorithm.old_logprobs=recompute",
+        "execution.max_staleness=0",
         "runtime.threads=true",
         "evaluation.interval=0",
         "evaluation.at_start=false",
-        *small,
+        "data.max_response_length=200",  # what the model is told of a call that can't be read
+        "data.train_batch_size=4",
+        "trainer.total_steps=2",
     )
     trained = [row for row in rows if "reward/mean" in row]
-    assert len(trained) == 2 and all(row["episode/turns"] >= 1 for row in trained)
+    assert len(trained) == 2 and all(row["episode/turns"] > 1 for row in trained)
+    assert all(row["mismatch/abs"] <= 1e-5 for row in trained)
+
+
+TRACE = source("calculator/sums.py", "Traces").get_train_dataset()[1]["messages"]
+ADD = [tool.definition for tool in load_tools(str(AGENTS / "calculator/calculator.py")).values()]
+
+
+def asked(warmed_up: Path, *words: str) -> Any:
+    """The answer to the question, the call and the result of a trace, in the forms of OpenAI's client."""
+    (call,) = parse_pythonic(TRACE[1]["content"]).calls
+    function = {"name": call.name, "arguments": json.dumps(call.arguments)}
+    called = {"role": "assistant", "tool_calls": [{"id": "call0", "type": "function", "function": function}]}
+    messages: Any = [TRACE[0], called, {**TRACE[2], "tool_call_id": "call0"}]
+
+    async def ask(served: Served) -> Any:
+        address, at = Address(served.sampling, served.name), listening()
+        server, task = serve(address, at)
+        with address.seated(Seat(served.desk.ask), "secret") as key:
+            url = f"http://{LOOPBACK}:{at.getsockname()[1]}/v1"
+            async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
+                chat = client.chat.completions.create
+                ids = {"return_token_ids": True}
+                try:
+                    return await chat(model="sft", messages=messages, tools=ADD, max_tokens=9, extra_body=ids)  # type: ignore[call-overload]
+                finally:
+                    server.should_exit = True
+                    await task
+
+    with model_at_desk(str(warmed_up), words) as served:
+        return asyncio.run(ask(served))
+
+
+def test_the_served_calculator_sees_the_call_and_its_result_as_in_a_trace(warmed_up: Path) -> None:
+    answer = asked(warmed_up, "actor_rollout_ref.rollout.episode.tool_format=pythonic")
+    tokenizer = load_tokenizer(warmed_up / "final")
+    seen = "".join([TRACE[0]["content"], TRACE[1]["content"], "\n", TRACE[2]["content"], ">"])
+    assert tokenizer.decode(answer.model_extra["prompt_token_ids"]) == seen
+    assert answer.choices[0].model_extra["token_ids"]
+
+
+def test_a_served_model_whose_calls_can_not_be_read_tells_what_to_write(warmed_up: Path) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"write actor_rollout_ref\.rollout\.episode\.tool_format"):
+        asked(warmed_up)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,6 +64,8 @@ class _Play:
     tools: Tools | None = None
     cut: str = ""
     rewritten: int = 0
+    asked_at: float = 0.0
+    engine_seconds: float = 0.0
     ended: Ended | None = None
 
 
@@ -76,10 +79,18 @@ class EpisodeGroups:
     """Groups of ``sampling.n`` episodes each. See ``Making``.
 
     ``sampling.max_tokens`` bounds all that follows the first prompt of an episode. A turn's random stream depends on
-    the group's origin, the prompt, the episode's index and the number of the turn.
+    the group's origin, the prompt, the episode's index and the number of the turn. ``clock`` gives seconds.
     """
 
-    def __init__(self, pool: EpisodePool, rules: EpisodeRules, sampling: Sampling, tokenizer: Any) -> None:
+    def __init__(
+        self,
+        pool: EpisodePool,
+        rules: EpisodeRules,
+        sampling: Sampling,
+        tokenizer: Any,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self.sampling = replace(sampling, n=1)
         self._n = sampling.n
         self._pool, self._rules, self._tokenizer = pool, rules, tokenizer
@@ -132,6 +143,7 @@ class EpisodeGroups:
             return
         sample, stop = stopped(self._tokenizer, output.samples[0], asks.question.get("stop") or ())
         context = play.trajectory.context
+        play.engine_seconds += self._clock() - play.asked_at
         play.trajectory.sample(sample)
         self._pool.answer(asks.id, asks.number, self._reply(play, asks.question, sample, stop, context))
 
@@ -175,6 +187,7 @@ class EpisodeGroups:
         self._asked = {key: asks for key, asks in self._asked.items() if asks.id != event.id}
         if isinstance(event, Restarted):
             play.trajectory, play.messages, play.tools, play.cut, play.rewritten = None, None, None, "", 0
+            play.engine_seconds = 0.0
             return
         del self._plays[event.id]
         play.ended = event
@@ -216,7 +229,7 @@ class EpisodeGroups:
             trajectory.insert(added.ids, anew=added.anew)
             play.rewritten += added.anew
         key = f"{asks.id} question {asks.number}"
-        self._asked[key] = asks
+        self._asked[key], play.asked_at = asks, self._clock()
         own = () if question.get("seed") is None else ("seed", *question["seed"])
         seed = derive_seed(*origin, *own) if turn == 0 else derive_seed(*origin, "turn", turn, *own)
         context = torch.tensor(trajectory.context, dtype=torch.int64)
@@ -368,6 +381,7 @@ def _facts(play: _Play, path: Trajectory) -> dict[str, Any]:
         "tool_errors": facts["tool_errors"],
         "unparsed": facts["unparsed"],
         "tool_seconds": facts["tool_ms"] / 1000,
+        "engine_seconds": play.engine_seconds,
         "seconds": play.ended.seconds,
         "sampled": sum(path.turns),
         "cut": play.cut,
