@@ -32,6 +32,7 @@ from tandem.base.errors import TandemError
 LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.0002  # between looks at an operation that has just begun, and later
 _LATER_S = 0.005
+_REACH_S = 30.0
 _KEPT = 4  # meetings: with and without those that take some versions only
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
@@ -85,18 +86,21 @@ class Circle:
     def join(self) -> None:
         """Return once all members are there; at once after the first time.
 
-        Raises ``BrokenCircleError`` where they don't come, or where the meeting can't be reached.
+        Raises ``BrokenCircleError`` where they don't come, and ``TandemError`` where the meeting can't be reached from
+        here: that is no fault of another member's.
         """
         if self._group is not None:
             return
         meeting = self._meeting
         patience = timedelta(seconds=meeting.seconds)
+        # It is there already, and others wait for this member. TCPStore takes the time that it has twice.
+        reaching = timedelta(seconds=min(_REACH_S, meeting.seconds / 4))
         try:
-            store = TCPStore(meeting.host, meeting.port, None, False, patience, wait_for_workers=False)
+            store = TCPStore(meeting.host, meeting.port, None, False, reaching, wait_for_workers=False)
         except RuntimeError as error:
             where = f"{meeting.host}:{meeting.port}"
-            raise BrokenCircleError(
-                f"can't reach {where}, where the members of a broadcast of weights meet, in {meeting.seconds:g} s: the "
+            raise TandemError(
+                f"can't reach {where}, where the members of a broadcast of weights meet: the "
                 "process that drives the run listens there. Open the ports between these machines, or write "
                 "execution.weight_sync.transport: shared_memory"
             ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -306,8 +307,26 @@ def test_a_port_that_can_not_be_reached_is_named_with_what_to_do() -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
     meeting = Meeting(LOOPBACK, port, "weights 1", size=2, backend="gloo", seconds=1.0)
-    with pytest.raises(BrokenCircleError, match=rf"can't reach 127\.0\.0\.1:{port}.*transport: shared_memory"):
+    with pytest.raises(TandemError, match=rf"can't reach 127\.0\.0\.1:{port}.*transport: shared_memory") as caught:
         Circle(meeting, 0, "sender 0", CPU).join()
+    assert not isinstance(caught.value, BrokenCircleError)
+
+
+def test_a_receiver_that_can_not_reach_the_meeting_is_told_apart_from_those_who_wait_for_it() -> None:
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        port = taken.getsockname()[1]
+
+    class Elsewhere(Process):
+        def receive(self, meeting: Meeting, index: int, senders: int, number: int, piece_bytes: int) -> None:
+            super().receive(replace(meeting, port=port), index, senders, number, piece_bytes)
+
+    one, lost = Engine(Process("rollout-0")), Engine(Elsewhere("rollout-1"))
+    run = Sent(deadline_s=6.0, one=one, lost=lost)
+    with pytest.raises(TandemError, match=rf"can't reach 127\.0\.0\.1:{port}.*Open the ports"):
+        run.sync.push(1)
+    run.sync.leave("lost")
+    run.sync.wait()
+    assert same(one.serving, run.live) and lost.loads == []
 
 
 def test_a_backend_that_needs_a_gpu_is_refused_by_a_process_without_one() -> None:
