@@ -104,6 +104,7 @@ class Circle:
                 "process that drives the run listens there. Open the ports between these machines, or write "
                 "execution.weight_sync.transport: shared_memory"
             ) from error
+        store.set_timeout(patience)
         shared = PrefixStore(f"{meeting.key}/{self._name}", store)
         self._await_all(shared)
         try:
