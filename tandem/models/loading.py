@@ -34,6 +34,7 @@ from tandem.models.families import IMAGE_FAMILIES, refuse_family
 from tandem.models.folder.described import fault_of_config, fault_of_generation
 from tandem.models.folder.stored import faults_of_weights, header_of, packed_weight, weight_files
 from tandem.models.head.projection import measured_transform
+from tandem.models.hub import where_from
 from tandem.models.lora import merged_weights
 from tandem.models.precision import Precision
 from tandem.models.token_ids import TokenIds
@@ -255,6 +256,7 @@ def from_pretrained(
     _refuse_described(path)
     config = _checked_config(path, trust_remote_code)
     auto = _auto(config.model_type) if auto is None else auto
+    options |= where_from(path)
     try:
         loaded: Any = auto.from_pretrained(
             str(path), dtype=torch.float32, trust_remote_code=trust_remote_code, output_loading_info=True, **options
@@ -341,7 +343,8 @@ def _checked_config(path: str | Path, trust_remote_code: bool) -> Any:
     packed numbers as they are.
     """
     try:
-        config: Any = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
+        more = where_from(path)
+        config: Any = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code, **more)
     except Exception as error:  # as where the weights are read
         raise _unreadable(path, error) from error
     section = getattr(config, "quantization_config", None)

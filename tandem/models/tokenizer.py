@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tandem.base.errors import DataError, TandemError
 from tandem.base.lazy import LazyModule
 from tandem.models.folder.described import fault_of_generation
+from tandem.models.hub import where_from
 
 if TYPE_CHECKING:
     import tokenizers
@@ -267,7 +268,8 @@ def _quiet_hub() -> Iterator[None]:
 def _from_hub(name: str, trust_remote_code: bool) -> Any:
     try:
         with _quiet_hub():
-            return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+            more = where_from(name)
+            return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **more)
     except (OSError, ValueError) as error:
         raise TandemError(
             f"tokenizer {name!r}: no such folder, and the hub gave none ({str(error).splitlines()[0]}). "
