@@ -44,7 +44,7 @@ def entry(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     for home, names in {"entry": ("run_train", "run_sft"), "eval": ("run_eval",), "export": ("run_export",)}.items():
         module: Any = ModuleType(f"tandem.control.{home}")
         for name in names:
-            setattr(module, name, lambda *arguments, name=name: calls.append((name, *arguments)) or 0)
+            setattr(module, name, lambda *words, name=name, **flags: calls.append((name, *words, *flags.items())) or 0)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return calls
 
@@ -181,7 +181,7 @@ def test_sft_eval_and_export_hand_over(place: Path, entry: list[Any]) -> None:
     assert tandem("export", "runs/first/step-3", "out").exit_code == 0
     assert entry[0][0] == "run_sft"
     assert entry[0][1].trainer.seed == 3
-    assert entry[1] == ("run_eval", Path("runs/first"), ["evaluation.n=4"])
+    assert entry[1] == ("run_eval", Path("runs/first"), ["evaluation.n=4"], ("checkpoints", False))
     assert entry[2] == ("run_export", Path("runs/first/step-3"), Path("out"), None)
 
 
