@@ -87,6 +87,17 @@ def test_zoom_and_smoothing_are_those_of_all_charts(page: Any, runs: Path) -> No
         assert page.evaluate(ends, "Reward")[1] == 1200  # 6 steps of 2 s at 100 tokens a second
 
 
+def test_an_evaluation_before_the_first_step_is_seen_beside_curves_that_begin_later(page: Any, tmp_path: Path) -> None:
+    make_run(tmp_path / "one")
+    metrics = tmp_path / "one" / "metrics.jsonl"
+    metrics.write_text(f'{{"step": 0, "eval/reward": 0.1}}\n{metrics.read_text()}')
+    with serving(tmp_path) as address:
+        opened(page, address)
+        page.wait_for_selector("figure[data-title='Held-out reward'] canvas")
+        begins = "title => document.querySelector(`figure[data-title='${title}']`).chart.drawn.scales.x.min"
+        assert [page.evaluate(begins, title) for title in ("Reward", "Held-out reward")] == [1, 0]
+
+
 def test_prompts_that_fell_lead_to_their_answers(page: Any, runs: Path) -> None:
     with serving(runs) as address:
         opened(page, address)

@@ -142,13 +142,16 @@
     charts.add(own.drawn);
   }
 
-  // All charts show the same stretch; a double click shows everything again.
+  // All charts show the same stretch; a double click shows everything again: what each has, for they begin and end apart.
   function zoomAll(source) {
     if (zooming || !charts.has(source)) return;
     zooming = true;
-    const { min, max } = source.scales.x;
+    const { min, max } = source.scales.x, whole = min <= source.data[0][0] && max >= source.data[0].at(-1);
     for (const chart of charts) {
-      if (chart !== source && chart.cursor.sync && chart.cursor.sync.key) chart.setScale("x", { min, max });
+      if (chart === source || !chart.cursor.sync || !chart.cursor.sync.key) continue;
+      const own = chart.data[0];
+      if (!whole) chart.setScale("x", { min, max });
+      else if (own.length > 1) chart.setScale("x", { min: own[0], max: own.at(-1) });
     }
     zooming = false;
   }
