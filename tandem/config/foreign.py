@@ -129,7 +129,7 @@ FOREIGN = {
     "attention_softmax_in_fp32": Foreign(_MEGATRON, takes=_SWITCH),
     "no_rope_fusion": Foreign(_MEGATRON, takes=_SWITCH),
     "qkv_format": Foreign(_MEGATRON),
-    "use_distributed_optimizer": Foreign("Leave it out: it is sharded", same=("",), takes=_SWITCH),
+    "use_distributed_optimizer": Foreign("Leave it out: fsdp2 shards it, megatron does not", takes=_SWITCH),
     "overlap_grad_reduce": Foreign(_MEGATRON, takes=_SWITCH),
     "overlap_param_gather": Foreign(_MEGATRON, takes=_SWITCH),
     "optimizer_cpu_offload": Foreign(_MEGATRON, takes=_SWITCH),
