@@ -38,8 +38,8 @@ def test_a_held_out_question_goes_through_the_chat_template_too(
 
     loaded = sft.model_tokenizer
 
-    def with_template(model: object) -> object:
-        tokenizer = loaded(model)  # type: ignore[arg-type]
+    def with_template(*configs: object) -> object:
+        tokenizer = loaded(*configs)  # type: ignore[arg-type]
         tokenizer.chat_template = (
             "{% for m in messages %}{% if m['role'] == 'user' %}0{{ m['content'] }}\n1"
             "{% else %}{{ m['content'] }}\n{% endif %}{% endfor %}"

@@ -99,8 +99,8 @@ class Run:
         self.group.forward_backward(BATCH, OBJECTIVE)
         assert self.group.call(TrainRank.optim_step, OBJECTIVE.denominator(BATCH)).applied
 
-    def answers(self, name: str) -> list[list[list[int]]]:
-        return list(tokens(list(self.engines[name].generate(requests(4), SAMPLING))).values())
+    def answers(self, name: str) -> dict[int | str, list[list[int]]]:
+        return tokens(list(self.engines[name].generate(requests(4), SAMPLING)))
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_engines_and_actor_fwd_have_what_two_ranks_trained(run: Run, model: Path
     assert sum(parts) == run.sync.nbytes and max(parts) - min(parts) < 20_000 + largest
     trained = HfEngine(load_causal_lm(model), max_num_seqs=4)
     trained.load(run.group.export(), 2)
-    answers = list(tokens(list(trained.generate(requests(4), SAMPLING))).values())
+    answers = tokens(list(trained.generate(requests(4), SAMPLING)))
     assert run.answers("rollout-0") == run.answers("rollout-1") == answers
     run.forward.adopt(2, 2, 30.0)
     scored, expected = (of.forward(BATCH, ["logprobs"])["logprobs"].values for of in (run.scorer, run.group))
