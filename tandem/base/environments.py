@@ -43,12 +43,9 @@ def wrong_environment(env: str) -> str | None:
     if not env.endswith(".py"):
         name = _module_of(env)
         return f"there is no module {name!r}" if lacks(name.partition(".")[0]) else None
-    try:
-        body = ast.parse(regular(Path(env)).read_bytes()).body
-    except OSError as error:
-        return f"can't be read: {error.strerror or error}"
-    except (SyntaxError, ValueError) as error:
-        return f"not Python: {error}"
+    body = _statements(env)
+    if isinstance(body, str):
+        return body
     defined = {getattr(node, "name", None) for node in body}
     imported = {alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names}
     return None if _LOADER in defined | imported else f"it defines no function {_LOADER}"
@@ -63,13 +60,20 @@ def wrong_class(env: str) -> str | None:
         return "it names no class: that is MODULE:CLASS, or FILE.py:CLASS"
     if not place.endswith(".py"):
         return f"there is no module {place!r}" if lacks(place.partition(".")[0]) else None
-    try:
-        body = ast.parse(regular(Path(place)).read_bytes()).body
-    except OSError as error:
-        return f"{place} can't be read: {error.strerror or error}"
-    except (SyntaxError, ValueError) as error:
-        return f"{place} is not Python: {error}"
+    body = _statements(place)
+    if isinstance(body, str):
+        return f"{place} {body}"
     return None if any(getattr(node, "name", None) == name for node in body) else f"{place} defines no class {name}"
+
+
+def _statements(file: str) -> list[ast.stmt] | str:
+    """Return what stands at the top of a file of Python, or what is wrong with the file."""
+    try:
+        return ast.parse(regular(Path(file)).read_bytes()).body
+    except OSError as error:
+        return f"can't be read: {error.strerror or error}"
+    except (SyntaxError, ValueError) as error:
+        return f"is not Python: {error}"
 
 
 def load_environment(env: str, args: Mapping[str, Any]) -> Any:

@@ -1,8 +1,8 @@
 """A process in which episodes run as coroutines, many at a time. It ends with its parent.
 
 Messages are JSON both ways. In: ``begin`` an episode, an ``answer`` to its question or a ``part`` of it, ``cancel`` it.
-Out: ``ready`` or
-``broken``, an ``asks`` of an episode, an episode ``ended``. Whatever an episode prints goes to standard error.
+Out: ``ready`` or ``broken``, an ``asks`` of an episode, an episode ``ended``. Whatever an episode prints goes to
+standard error.
 """
 
 from __future__ import annotations
