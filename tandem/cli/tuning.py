@@ -11,7 +11,7 @@ from typing import Any
 from tandem.base.errors import DataError
 from tandem.config.load import load_words
 from tandem.config.schema import Config
-from tandem.plan.placement import placements
+from tandem.plan.parts.placement import placements
 from tandem.speed.advice import Advice, Choice, advise, resource_of
 from tandem.speed.measured import Measured, read_measured
 from tandem.speed.step_bound import Limit, Setting

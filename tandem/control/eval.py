@@ -14,7 +14,7 @@ from tandem.config.schema import NO_REWARD, Config
 from tandem.control.entry import quiet
 from tandem.observe.metrics import CONFIG_FILE
 from tandem.observe.table import scored_table
-from tandem.plan.checks.run_folder import RESUME
+from tandem.plan.checks.run.run_folder import RESUME
 from tandem.plan.plan import PREFERENCE, Plan, compile_plan
 from tandem.roles.reward import build_reward_manager
 from tandem.roles.rollout.making import SingleAnswers

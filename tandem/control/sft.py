@@ -22,7 +22,7 @@ from tandem.data.mixture import Counted, rows_in_words
 from tandem.models.lora import Tuned
 from tandem.models.numerics import prepare_process
 from tandem.observe.run_log import RunLog
-from tandem.plan.mix import example_columns
+from tandem.plan.files.mix import example_columns
 from tandem.plan.sft import check_own_trainer
 from tandem.roles.examples import padded_batch
 from tandem.session.idle import require_updates

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
-from tandem.plan.engine import after_swap, engine_capabilities, engine_width
-from tandem.plan.preference import learns_preferences
+from tandem.plan.parts.engine import after_swap, engine_capabilities, engine_width
+from tandem.plan.parts.preference import learns_preferences
 from tandem.rollout.registry import engines
 
 

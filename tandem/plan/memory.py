@@ -35,14 +35,14 @@ from tandem.base.machine import has_accelerator, physical_memory
 from tandem.config.model import ActorConfig, ModelConfig
 from tandem.config.schema import Config
 from tandem.models.families import PER_DOCUMENT
-from tandem.plan.adapters import adapter_parameters
-from tandem.plan.batch import longest_sequence, mini_batch_prompts
-from tandem.plan.critic import critic_model, plan_critic
-from tandem.plan.engine import engine_width
-from tandem.plan.model import ModelFacts, sampled_tokens
-from tandem.plan.placement import Placement
-from tandem.plan.preference import samples_per_prompt
-from tandem.plan.teacher import teacher_parameters
+from tandem.plan.files.model import ModelFacts, sampled_tokens
+from tandem.plan.parts.adapters import adapter_parameters
+from tandem.plan.parts.batch import longest_sequence, mini_batch_prompts
+from tandem.plan.parts.critic import critic_model, plan_critic
+from tandem.plan.parts.engine import engine_width
+from tandem.plan.parts.placement import Placement
+from tandem.plan.parts.preference import samples_per_prompt
+from tandem.plan.parts.teacher import teacher_parameters
 from tandem.stages.facts import TEACHER
 
 BYTES = {"float32": 4, "bfloat16": 2}

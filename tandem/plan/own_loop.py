@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
-from tandem.plan.checks.episode import EPISODE, plays_episodes
-from tandem.plan.checks.split import ACTOR
-from tandem.plan.entries import advantage_name
+from tandem.plan.checks.model.split import ACTOR
+from tandem.plan.checks.samples.episode import EPISODE, plays_episodes
+from tandem.plan.parts.entries import advantage_name
 from tandem.plan.plan import PREFERENCE, Plan
 from tandem.plan.reads.form import unread
 from tandem.plan.reads.own_trainer import LOOP_READS

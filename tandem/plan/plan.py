@@ -14,29 +14,24 @@ from typing import Literal
 from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import Config
 from tandem.models.families import notes_on_families
-from tandem.plan.adapters import pushed_part
-from tandem.plan.batch import BatchPlan, plan_batch
-from tandem.plan.checks.adapters import check_adapters, check_exported, check_pushed, notes_on_targets
-from tandem.plan.checks.algorithm import check_algorithm
-from tandem.plan.checks.correction import correction_notes
-from tandem.plan.checks.critic import check_critic, check_critic_schedule, read_critic
-from tandem.plan.checks.data import check_data, notes_on_files
 from tandem.plan.checks.engine import check_engine, engine_notes
-from tandem.plan.checks.episode import check_episode
-from tandem.plan.checks.execution import check_execution
-from tandem.plan.checks.folder import check_ends, check_files_of, check_nucleus, check_template, notes_on_ends
-from tandem.plan.checks.images import check_images, sees
-from tandem.plan.checks.megatron import check_megatron
-from tandem.plan.checks.model import check_context, check_exact, exact_notes, read_checked
-from tandem.plan.checks.preference import check_preferences
-from tandem.plan.checks.resumed import check_resumed, resume_notes
-from tandem.plan.checks.reward import check_reward
-from tandem.plan.checks.run_folder import Saved, find_resumed
-from tandem.plan.checks.split import check_split, check_traffic
-from tandem.plan.checks.stages import check_stages
-from tandem.plan.checks.teacher import check_teacher, notes_on_teacher
-from tandem.plan.checks.template import check_arguments, notes_on_template
-from tandem.plan.checks.trainer import (
+from tandem.plan.checks.learning.algorithm import check_algorithm
+from tandem.plan.checks.learning.correction import correction_notes
+from tandem.plan.checks.learning.critic import check_critic, check_critic_schedule, read_critic
+from tandem.plan.checks.learning.preference import check_preferences
+from tandem.plan.checks.learning.stages import check_stages
+from tandem.plan.checks.learning.teacher import check_teacher, notes_on_teacher
+from tandem.plan.checks.model.adapters import check_adapters, check_exported, check_pushed, notes_on_targets
+from tandem.plan.checks.model.folder import check_ends, check_files_of, check_nucleus, check_template, notes_on_ends
+from tandem.plan.checks.model.images import check_images, sees
+from tandem.plan.checks.model.megatron import check_megatron
+from tandem.plan.checks.model.model import check_context, check_exact, exact_notes, read_checked
+from tandem.plan.checks.model.split import check_split, check_traffic
+from tandem.plan.checks.model.template import check_arguments, notes_on_template
+from tandem.plan.checks.run.execution import check_execution
+from tandem.plan.checks.run.resumed import check_resumed, resume_notes
+from tandem.plan.checks.run.run_folder import Saved, find_resumed
+from tandem.plan.checks.run.trainer import (
     check_evaluation,
     check_hidden,
     check_kept,
@@ -46,15 +41,21 @@ from tandem.plan.checks.trainer import (
     metrics_to_keep_by,
     notes_on_rows,
 )
-from tandem.plan.critic import CriticPlan, plan_critic
-from tandem.plan.dispatch import begins_longest_first
-from tandem.plan.engine import shares_weights
-from tandem.plan.entries import Entries, import_plugins, look_up, unknown_names
-from tandem.plan.flow import Flow, plan_flow
+from tandem.plan.checks.samples.data import check_data, notes_on_files
+from tandem.plan.checks.samples.episode import check_episode
+from tandem.plan.checks.samples.reward import check_reward
+from tandem.plan.files.model import ModelFacts
+from tandem.plan.files.rows import trained_rows
 from tandem.plan.later import what_comes_later
 from tandem.plan.memory import MemoryPlan, notes_on_memory, plan_memory
-from tandem.plan.model import ModelFacts
-from tandem.plan.placement import (
+from tandem.plan.parts.adapters import pushed_part
+from tandem.plan.parts.batch import BatchPlan, plan_batch
+from tandem.plan.parts.critic import CriticPlan, plan_critic
+from tandem.plan.parts.dispatch import begins_longest_first
+from tandem.plan.parts.engine import shares_weights
+from tandem.plan.parts.entries import Entries, import_plugins, look_up, unknown_names
+from tandem.plan.parts.flow import Flow, plan_flow
+from tandem.plan.parts.placement import (
     Placement,
     choose_runtime,
     device_groups,
@@ -62,21 +63,20 @@ from tandem.plan.placement import (
     train_ranks,
     uses_reference,
 )
-from tandem.plan.preference import learns_preferences
-from tandem.plan.reads.form import unread
-from tandem.plan.reads.train import READS, Setting
-from tandem.plan.reward import ScoringPlan, plan_scoring, reward_notes
-from tandem.plan.rows import trained_rows
-from tandem.plan.stages import (
+from tandem.plan.parts.preference import learns_preferences
+from tandem.plan.parts.stages import (
     old_logprobs_from,
     plan_base_tags,
     plan_tags,
     source_columns,
     step_facts,
 )
+from tandem.plan.parts.teacher import Teacher, teachers
+from tandem.plan.parts.transport import Transport, check_transport, plan_transport
+from tandem.plan.reads.form import unread
+from tandem.plan.reads.train import READS, Setting
+from tandem.plan.reward import ScoringPlan, plan_scoring, reward_notes
 from tandem.plan.swap import check_swap
-from tandem.plan.teacher import Teacher, teachers
-from tandem.plan.transport import Transport, check_transport, plan_transport
 from tandem.stages.facts import REWARD, OldLogprobs, Step
 from tandem.stages.stage import PlannedStage, Stage
 from tandem.stages.table import BUILT_IN, plan_step

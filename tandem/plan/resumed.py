@@ -11,9 +11,9 @@ from tandem.base.hidden import hide_in
 from tandem.base.regular import regular
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config, SftConfig
-from tandem.plan.model import model_folder
-from tandem.plan.preference import learns_preferences
-from tandem.plan.stages import plan_base_tags, plan_tags
+from tandem.plan.files.model import model_folder
+from tandem.plan.parts.preference import learns_preferences
+from tandem.plan.parts.stages import plan_base_tags, plan_tags
 from tandem.stages.facts import REF
 
 SETTINGS = "settings"

@@ -11,8 +11,8 @@ from tandem.base.registry import Signature
 from tandem.config.schema import Config
 from tandem.data.files import open_tables
 from tandem.data.rows import Row
-from tandem.plan.checks.data import SAMPLED_ROWS
-from tandem.plan.checks.reward import scorers_of
+from tandem.plan.checks.samples.data import SAMPLED_ROWS
+from tandem.plan.checks.samples.reward import scorers_of
 from tandem.reward.scorers.programs import read_tests
 from tandem.reward.static import describe
 

@@ -11,21 +11,21 @@ from tandem.base.errors import ConfigError, Problem
 from tandem.config.schema import SftConfig
 from tandem.models.families import notes_on_families
 from tandem.models.layouts.positions import Context
-from tandem.plan.checks.adapters import check_adapters, check_exported, notes_on_targets
-from tandem.plan.checks.data import check_sft_data
-from tandem.plan.checks.folder import check_files_of, check_sft_template
-from tandem.plan.checks.images import check_sft_images, sees
-from tandem.plan.checks.model import read_checked
-from tandem.plan.checks.resumed import check_resumed, resume_notes
-from tandem.plan.checks.run_folder import find_resumed
-from tandem.plan.checks.template import check_arguments, notes_on_conversations
-from tandem.plan.checks.trainer import check_hidden, check_kept, check_schedule, check_trainer, note_on_repeats
-from tandem.plan.mix import MixShare, mix_names
-from tandem.plan.model import ModelFacts
+from tandem.plan.checks.model.adapters import check_adapters, check_exported, notes_on_targets
+from tandem.plan.checks.model.folder import check_files_of, check_sft_template
+from tandem.plan.checks.model.images import check_sft_images, sees
+from tandem.plan.checks.model.model import read_checked
+from tandem.plan.checks.model.template import check_arguments, notes_on_conversations
+from tandem.plan.checks.run.resumed import check_resumed, resume_notes
+from tandem.plan.checks.run.run_folder import find_resumed
+from tandem.plan.checks.run.trainer import check_hidden, check_kept, check_schedule, check_trainer, note_on_repeats
+from tandem.plan.checks.samples.data import check_sft_data
+from tandem.plan.files.mix import MixShare, mix_names
+from tandem.plan.files.model import ModelFacts
+from tandem.plan.files.rows import count_rows
 from tandem.plan.reads.form import unread
 from tandem.plan.reads.own_trainer import TRAINER_READS
 from tandem.plan.reads.sft import READS, SftSetting
-from tandem.plan.rows import count_rows
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
-from tandem.plan.adapters import pushed_part
 from tandem.plan.checks.engine import check_engine
-from tandem.plan.engine import after_swap, shares_weights
-from tandem.plan.entries import Entries, unknown
+from tandem.plan.parts.adapters import pushed_part
+from tandem.plan.parts.engine import after_swap, shares_weights
+from tandem.plan.parts.entries import Entries, unknown
 from tandem.rollout.registry import engines
 
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tandem.config.schema import Config
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.store import LocalStore
-from tandem.plan.engine import after_swap
+from tandem.plan.parts.engine import after_swap
 from tandem.plan.plan import Plan
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.rollout.engine_pool import EnginePool

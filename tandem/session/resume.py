@@ -14,8 +14,8 @@ from tandem.base.run_folder import CHECKPOINTS
 from tandem.config.trainer import AUTO, LATEST, TrainerConfig
 from tandem.data.sampler import Sampler
 from tandem.observe.trackers import RunInfo
-from tandem.plan.checks.resumed import beyond_the_end
-from tandem.plan.checks.run_folder import nothing_to_resume, paths_read
+from tandem.plan.checks.run.resumed import beyond_the_end
+from tandem.plan.checks.run.run_folder import nothing_to_resume, paths_read
 from tandem.session.progress import Progress
 from tandem.train import checkpoint
 from tandem.train.checkpoint import Checkpoint

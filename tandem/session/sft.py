@@ -27,8 +27,8 @@ from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import character_tokenizer, encode_plain
 from tandem.observe.progress import shows_start
 from tandem.observe.run_log import RunLog
-from tandem.plan.checks.resumed import beyond_the_end
-from tandem.plan.checks.trainer import check_schedule
+from tandem.plan.checks.run.resumed import beyond_the_end
+from tandem.plan.checks.run.trainer import check_schedule
 from tandem.plan.resumed import settings_of
 from tandem.roles.accuracy import greedy_accuracy
 from tandem.roles.examples import as_samples

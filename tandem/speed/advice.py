@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from tandem.config.execution import Devices
 from tandem.config.schema import Config
-from tandem.plan.engine import engine_width
-from tandem.plan.placement import device_groups, placements
+from tandem.plan.parts.engine import engine_width
+from tandem.plan.parts.placement import device_groups, placements
 from tandem.speed.measured import Measured, hold_a_partition, setting_of
 from tandem.speed.step_bound import Limit, Mode, Parts, Setting, best_step
 

@@ -13,9 +13,9 @@ from tandem.base.errors import ConfigError, DataError
 from tandem.config.load import load_config
 from tandem.config.schema import Config
 from tandem.observe.metrics import CONFIG_FILE, METRICS_FILE, Row, read_rows
-from tandem.plan.engine import engine_width
-from tandem.plan.flow import plan_flow
-from tandem.plan.placement import placements
+from tandem.plan.parts.engine import engine_width
+from tandem.plan.parts.flow import plan_flow
+from tandem.plan.parts.placement import placements
 from tandem.speed.step_bound import Limit, Parts, Setting, best_step
 from tandem.stages.table import generate, old_logprobs, push, score, timed_as, train, values
 

@@ -276,7 +276,7 @@ def test_another_tokenizer_is_refused_though_the_plan_could_not_read_it(
     words = (task, by(odd), distillation(ONLY["reverse_kl"]), *SHORT, f"trainer.output_dir={tmp_path / 'run'}")
     with pytest.raises(ConfigError, match="tokenizer is another"):
         train(*words)
-    monkeypatch.setattr("tandem.plan.checks.teacher.vocabulary_of", lambda folder: None)
+    monkeypatch.setattr("tandem.plan.checks.learning.teacher.vocabulary_of", lambda folder: None)
     with pytest.raises(ConfigError, match="tokenizer is another than the actor's: token"):
         train(*words)
     assert load_tokenizer(teacher).get_vocab() != load_tokenizer(odd).get_vocab()

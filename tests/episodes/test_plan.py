@@ -216,7 +216,7 @@ def test_an_environment_that_is_not_there_is_refused(
 def test_a_class_that_is_not_there_is_refused(
     furnished: Path, plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, env: str, reason: str
 ) -> None:
-    monkeypatch.setattr("tandem.plan.checks.environment.lacks", lambda package: False)
+    monkeypatch.setattr("tandem.plan.checks.samples.environment.lacks", lambda package: False)
     (problem,) = plan_of(f"{EPISODE}={{type: openenv, env: '{env}'}}", "data.chat=true").problems
     assert problem.key == f"{EPISODE}.env" and reason in problem.reason
 
@@ -248,8 +248,8 @@ def test_a_good_environment_is_none_of_the_plans_business(furnished: Path, plan_
 def test_a_missing_package_is_named_with_its_extra(
     furnished: Path, plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, word: str, key: str, extra: str
 ) -> None:
-    monkeypatch.setattr("tandem.plan.checks.environment.lacks", lambda package: True)
-    monkeypatch.setattr("tandem.plan.checks.tools.lacks", lambda package: True)
+    monkeypatch.setattr("tandem.plan.checks.samples.environment.lacks", lambda package: True)
+    monkeypatch.setattr("tandem.plan.checks.samples.tools.lacks", lambda package: True)
     (problem,) = plan_of(f"{EPISODE}={word}", "data.chat=true").problems
     assert problem.key == f"{EPISODE}.{key}"
     assert f"pip install 'tandem-rl[{extra}]'" in problem.remedy

@@ -16,9 +16,9 @@ from tandem.base.manifest import MANIFEST, write_manifest
 from tandem.config.model import ModelConfig
 from tandem.models.loading import load_causal_lm, load_model
 from tandem.models.value_model import load_value_model
-from tandem.plan.checks.folder import check_files_of
-from tandem.plan.checks.model import read_checked
-from tandem.plan.model import read_model
+from tandem.plan.checks.model.folder import check_files_of
+from tandem.plan.checks.model.model import read_checked
+from tandem.plan.files.model import read_model
 from tandem.session.keep.exports import copy_model
 from tests.e2e.seven import make_task
 from tools.families import build

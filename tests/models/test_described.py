@@ -14,7 +14,7 @@ from tandem.config.model import ModelConfig
 from tandem.models.families import fault_of_family, language_models
 from tandem.models.folder.described import ACTIVATIONS, ROPES, fault_of_config
 from tandem.models.loading import describe_causal_lm, fault_of_model, load_causal_lm
-from tandem.plan.checks.model import read_checked
+from tandem.plan.checks.model.model import read_checked
 from tandem.session.keep.exports import copy_model
 from tests.plan.folders import MODEL_CONFIG, write_model
 from tools.families import FAMILIES, tiny

@@ -20,8 +20,8 @@ from tandem.models.loading import as_causal_lm
 from tandem.models.lora import adapter_weights, get_lora_model, merged_weights, modules_to_adapt
 from tandem.models.probe import prove
 from tandem.models.value_model import load_value_model
-from tandem.plan.checks.adapters import check_adapters
-from tandem.plan.model import read_model
+from tandem.plan.checks.model.adapters import check_adapters
+from tandem.plan.files.model import read_model
 from tools.families import FAMILIES, build
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tandem.base.errors import ConfigError
 from tandem.config.load import config_from_tree
 from tandem.config.schema import Config
-from tandem.plan.batch import plan_batch
-from tandem.plan.placement import device_groups, placements
+from tandem.plan.parts.batch import plan_batch
+from tandem.plan.parts.placement import device_groups, placements
+from tandem.plan.parts.stages import SOURCE_COLUMNS
 from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.reward import ScoringPlan
-from tandem.plan.stages import SOURCE_COLUMNS
 from tandem.stages.stage import PlannedStage
 
 Plans = Callable[..., Plan]

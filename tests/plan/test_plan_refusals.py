@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.base.errors import Problem
-from tandem.plan.checks.trainer import installed
+from tandem.plan.checks.run.trainer import installed
 from tests.plan.folders import write_model
 from tests.plan.refusals import REFUSALS
 

@@ -16,7 +16,7 @@ from tandem.config.schema import Config, SftConfig
 from tandem.config.suggest import MODES
 from tandem.config.tree import keys_of, paths_of
 from tandem.control.entry import run_train
-from tandem.plan.entries import look_up
+from tandem.plan.parts.entries import look_up
 from tandem.plan.plan import Plan, compile_plan
 from tandem.plan.reads.train import READS, Setting
 from tandem.plan.sft import SftPlan, check_own_trainer

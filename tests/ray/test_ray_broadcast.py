@@ -15,7 +15,7 @@ import torch
 
 from tandem.base.errors import DiedError, EngineDiedError
 from tandem.models.loading import load_causal_lm
-from tandem.plan.placement import Placement
+from tandem.plan.parts.placement import Placement
 from tandem.remote.calls import import_ray
 from tandem.roles.probing import TOLERANCES, LogprobProbe, ask
 from tandem.roles.sending import SendingRanks

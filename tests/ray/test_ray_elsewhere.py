@@ -14,7 +14,7 @@ import pytest
 from tandem.base.errors import ContractError, EngineDiedError, TandemError
 from tandem.models.fingerprint import fingerprint
 from tandem.models.loading import load_causal_lm
-from tandem.plan.placement import Placement
+from tandem.plan.parts.placement import Placement
 from tandem.rollout.hf import HfEngine
 from tandem.rollout.protocol import Sampling
 from tandem.rollout.spec import EngineSpec

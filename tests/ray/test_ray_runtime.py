@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tandem.base.errors import ContractError, DiedError, EngineDiedError
 from tandem.config.model import OptimConfig
 from tandem.models.loading import load_causal_lm
-from tandem.plan.placement import Placement
+from tandem.plan.parts.placement import Placement
 from tandem.remote.calls import import_ray
 from tandem.roles.train_group import RankError, TrainGroup
 from tandem.roles.train_rank import TrainRank

@@ -13,8 +13,8 @@ import tandem
 from tandem.base.errors import TandemError
 from tandem.config.load import config_from_tree
 from tandem.config.schema import Config
-from tandem.plan.entries import look_up
-from tandem.plan.stages import step_facts
+from tandem.plan.parts.entries import look_up
+from tandem.plan.parts.stages import step_facts
 from tandem.stages.facts import Step
 from tandem.stages.registry import STAGES, register_stage
 from tandem.stages.stage import Phase, Stage

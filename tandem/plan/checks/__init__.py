@@ -1,1 +1,1 @@
-"""Contradictions in a config, by section."""
+"""Contradictions in a config, by what they are in: samples, model, what is learned, the run."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from tandem.base.device_kinds import device_kind
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
-from tandem.plan.checks.algorithm import COLDEST
-from tandem.plan.checks.correction import cut_sampling, readers
-from tandem.plan.dispatch import check_dispatch
-from tandem.plan.engine import engine_capabilities, shares_weights
-from tandem.plan.entries import Entries
+from tandem.plan.checks.learning.correction import cut_sampling, readers
+from tandem.plan.checks.parameters import COLDEST
+from tandem.plan.parts.dispatch import check_dispatch
+from tandem.plan.parts.engine import engine_capabilities, shares_weights
+from tandem.plan.parts.entries import Entries
 from tandem.rollout.capabilities import ANY_DEVICE, Distribution
 from tandem.rollout.interpreter import fault_of_interpreter
 

@@ -40,6 +40,9 @@ NAMED: dict[str, Any] = {
 }
 """Types that an annotation in unread source may name."""
 
+COLDEST = 0.01
+"""The lowest temperature that samples: logits a hundred times as far apart leave one token."""
+
 UNIONS = (typing.Union, types.UnionType)
 CONTAINERS = {"list": list, "List": list, "Sequence": list, "dict": dict, "Dict": dict, "Mapping": dict}
 

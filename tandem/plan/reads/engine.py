@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from tandem.config.schema import Config
-from tandem.plan.engine import after_swap, engine_asks_for, engine_capabilities, engines_with
+from tandem.plan.parts.engine import after_swap, engine_asks_for, engine_capabilities, engines_with
 from tandem.plan.reads.form import Reads, S
 from tandem.rollout.capabilities import EngineCapabilities
 

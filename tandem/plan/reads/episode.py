@@ -7,9 +7,9 @@ from collections.abc import Callable
 from tandem.config.model import SandboxConfig
 from tandem.config.schema import Config
 from tandem.episodes.python_tool import NAME as PYTHON
-from tandem.plan.checks.episode import EPISODE, plays_episodes
+from tandem.plan.checks.samples.episode import EPISODE, plays_episodes
+from tandem.plan.parts.teacher import learns_from_reward
 from tandem.plan.reads.form import Reads, S
-from tandem.plan.teacher import learns_from_reward
 
 _PLAYED = (
     "file",

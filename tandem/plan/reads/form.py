@@ -14,7 +14,7 @@ from tandem.config.model import ModelConfig
 from tandem.config.node import Node, TypedNode
 from tandem.config.schema import DataConfig, SftDataConfig
 from tandem.config.trainer import TrainerConfig
-from tandem.plan.mix import has_united_rows
+from tandem.plan.files.mix import has_united_rows
 
 S = TypeVar("S")
 """What a run is to be: its config, and what else decides who reads a key."""

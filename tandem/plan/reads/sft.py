@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tandem.config.schema import SftConfig
 from tandem.data.examples import ExampleColumns
-from tandem.plan.mix import example_columns
+from tandem.plan.files.mix import example_columns
 from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads, template_reads
 
 

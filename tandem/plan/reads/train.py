@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem.config.schema import Config
-from tandem.plan.checks.folder import renders
-from tandem.plan.engine import engine_capabilities
-from tandem.plan.entries import Entries
-from tandem.plan.placement import train_ranks
-from tandem.plan.preference import learns_preferences
+from tandem.plan.checks.model.folder import renders
+from tandem.plan.parts.engine import engine_capabilities
+from tandem.plan.parts.entries import Entries
+from tandem.plan.parts.placement import train_ranks
+from tandem.plan.parts.preference import learns_preferences
+from tandem.plan.parts.teacher import learns_from_reward, uses_teacher
 from tandem.plan.reads.engine import engine_reads
 from tandem.plan.reads.episode import episode_reads
 from tandem.plan.reads.form import Reads, adapter_reads, checkpoint_reads, file_reads, schedule_reads, template_reads
-from tandem.plan.teacher import learns_from_reward, uses_teacher
 
 ROLLOUT = "actor_rollout_ref.rollout"
 MODEL = "actor_rollout_ref.model"

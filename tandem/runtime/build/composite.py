@@ -23,10 +23,10 @@ from tandem.models.loading import as_causal_lm, load_model
 from tandem.models.numerics import prepare_process
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
-from tandem.plan.batch import name_epochs
 from tandem.plan.own_loop import check_own_loop, unread_in_own_loop
+from tandem.plan.parts.batch import name_epochs
+from tandem.plan.parts.stages import columns_known
 from tandem.plan.plan import Plan, compile_plan
-from tandem.plan.stages import columns_known
 from tandem.roles.actor import Actor
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.advantages import AdvantageStage

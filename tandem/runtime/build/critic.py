@@ -12,9 +12,9 @@ from tandem.config.schema import AlgorithmConfig, Config
 from tandem.models.numerics import prepare_process
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
 from tandem.models.value_model import ValueModel, load_value_model
-from tandem.plan.critic import critic_model, other_tokens
-from tandem.plan.model import model_folder
+from tandem.plan.files.model import model_folder
 from tandem.plan.own_loop import NOT_FOR_A_LOOP
+from tandem.plan.parts.critic import critic_model, other_tokens
 from tandem.plan.plan import Plan, compile_plan
 from tandem.roles.batching import Batching
 from tandem.roles.critic import CRITIC, Critic

@@ -21,7 +21,7 @@ from tandem.models.lora import merged_weights
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import load_tokenizer
 from tandem.models.weights import copy_weights
-from tandem.plan.placement import Placement, device_groups
+from tandem.plan.parts.placement import Placement, device_groups
 from tandem.plan.plan import Pushed
 from tandem.rollout.spec import EngineSpec
 from tandem.train.engine import FsdpEngine

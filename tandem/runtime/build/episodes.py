@@ -17,7 +17,7 @@ from tandem.episodes.python_tool import NAME as PYTHON
 from tandem.episodes.servers import server_definitions
 from tandem.episodes.toolbox import all_tools
 from tandem.episodes.tools import KEY
-from tandem.plan.checks.episode import plays_episodes
+from tandem.plan.checks.samples.episode import plays_episodes
 from tandem.roles.rollout.episodes import EpisodeGroups, EpisodeRules
 from tandem.rollout.protocol import Sampling
 

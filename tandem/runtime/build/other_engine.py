@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tandem.base.errors import ConfigError
 from tandem.config.schema import Config
-from tandem.plan.engine import engine_capabilities, probe_interval
 from tandem.plan.own_loop import check_own_loop
+from tandem.plan.parts.engine import engine_capabilities, probe_interval
 from tandem.plan.plan import compile_plan
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
 from tandem.roles.probing import LogprobProbe

@@ -26,9 +26,9 @@ from tandem.data.prompts import Prompt, PromptColumns, PromptSource
 from tandem.data.rows import Table
 from tandem.data.tasks import TaskTable
 from tandem.data.tools import Tools
-from tandem.plan.batch import epochs, name_epochs
-from tandem.plan.mix import example_columns, mix_names
-from tandem.plan.teacher import taught_sources
+from tandem.plan.files.mix import example_columns, mix_names
+from tandem.plan.parts.batch import epochs, name_epochs
+from tandem.plan.parts.teacher import taught_sources
 from tandem.reward.scoring import describe_error
 from tandem.runtime.build.composite import model_tokenizer
 from tandem.runtime.build.episodes import offered_tools

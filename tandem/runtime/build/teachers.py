@@ -11,8 +11,8 @@ from tandem.base.errors import ConfigError
 from tandem.config.schema import Config
 from tandem.models.causal_lm import CausalLM
 from tandem.models.tokenizer import load_tokenizer
-from tandem.plan.checks.teacher import another_tokenizer, comparable, differing
-from tandem.plan.entries import distillation_parameter
+from tandem.plan.checks.learning.teacher import another_tokenizer, comparable, differing
+from tandem.plan.parts.entries import distillation_parameter
 from tandem.plan.plan import Plan
 from tandem.roles.serving import Scorer
 from tandem.roles.teachers import Forward, TeacherStage, wanted_of_teacher

@@ -22,7 +22,7 @@ from tandem.base.errors import ContractError
 from tandem.dataflow.ledger import Ledger
 from tandem.dataflow.ray.store import RayStore
 from tandem.models.fingerprint import joined
-from tandem.plan.placement import Placement
+from tandem.plan.parts.placement import Placement
 from tandem.roles.train_group import TrainGroup
 from tandem.rollout.spec import EngineSpec
 from tandem.runtime.ray.cluster import Slot, connect, disconnect, release, reserve

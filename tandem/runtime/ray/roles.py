@@ -20,7 +20,7 @@ from tandem.models.fingerprint import fingerprint, joined
 from tandem.models.loading import describe_causal_lm
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import check_vocabulary
-from tandem.plan.engine import after_swap
+from tandem.plan.parts.engine import after_swap
 from tandem.plan.plan import Plan, Pushed
 from tandem.remote.calls import import_ray
 from tandem.roles.actor_rollout_ref import ActorRolloutRef

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from tandem.dataflow.partition import Order
 from tandem.dataflow.store import DataPlane
 from tandem.observe.run_log import RunLog
-from tandem.plan.critic import critic_model
+from tandem.plan.parts.critic import critic_model
 from tandem.plan.resumed import settings_of
 from tandem.roles.advantages import AdvantageReport
 from tandem.session.build.parts import Parts

@@ -8,7 +8,7 @@ from functools import partial
 
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.store import DataPlane
-from tandem.plan.engine import after_swap, engine_capabilities, probe_interval
+from tandem.plan.parts.engine import after_swap, engine_capabilities, probe_interval
 from tandem.roles.probing import LogprobProbe
 from tandem.roles.rollout.updated import UpdatedWorker
 from tandem.roles.rollout.utilization import ScoringWait, StepClock

@@ -22,7 +22,7 @@ from tandem.models.adapters import save_adapter
 from tandem.models.causal_lm import CausalLM
 from tandem.models.loading import check_weight_files, fault_of_model, merge_adapter, save_pretrained_atomic
 from tandem.models.precision import Precision
-from tandem.plan.model import model_folder, read_model
+from tandem.plan.files.model import model_folder, read_model
 from tandem.train.protocol import Exported
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Contradictions in what samples come from: rows, environments, tools, scorers."""
