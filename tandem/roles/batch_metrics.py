@@ -38,6 +38,7 @@ def batch_metrics(batch: DataProto, step: int) -> dict[str, float]:
         "reward/groups_without_signal": float(_flat_groups(batch, rewards, valid)),
         "length/mean": _mean(lengths),
         "length/max": float(lengths.max()) if len(lengths) else 0.0,
+        **_quantiles(lengths),
         "length/truncated": _mean(batch.dense("truncated").double()),
         "length/prompt": _mean(batch.ragged("prompts").lengths.double()),
         "lag/mean": _mean(lags.double()),
@@ -107,6 +108,14 @@ def _flat_groups(batch: DataProto, rewards: torch.Tensor, valid: torch.Tensor) -
     low = torch.zeros(len(ids), dtype=rewards.dtype).scatter_reduce(0, slot, rewards, "amin", include_self=False)
     high = torch.zeros(len(ids), dtype=rewards.dtype).scatter_reduce(0, slot, rewards, "amax", include_self=False)
     return int((low == high).sum())
+
+
+def _quantiles(lengths: torch.Tensor) -> dict[str, float]:
+    """Return how the lengths are spread: each a length that there is."""
+    shares = {"length/p10": 0.1, "length/p50": 0.5, "length/p90": 0.9}
+    return {
+        key: float(lengths.quantile(share, interpolation="nearest")) for key, share in shares.items() if len(lengths)
+    }
 
 
 def _mean(values: torch.Tensor) -> float:

@@ -20,6 +20,8 @@ SCRIPTS = (
     "health.js",
     "main.js",
 )
+PAGES = ("docs/not-learning.md", "docs/rewards.md")
+"""Of the documentation, what findings name: they come with the package, so that who installed it can read on."""
 FILES = frozenset((*STYLES, *SCRIPTS))
 
 SERVED_POLICY = (
@@ -45,6 +47,13 @@ def self_contained(data: Any) -> str:
     body = f'<script type="application/json" id="data">{_embedded(data)}</script>\n'
     body += "".join(f"<script>{text}</script>\n" for text in scripts)
     return _shell().replace("<!--head-->", head).replace("<!--data-->", body)
+
+
+def pages() -> dict[str, str]:
+    """Return the pages that findings name: inside an installed package, beside one that is used from its repository."""
+    package = Path(__file__).parents[1]
+    root = package if (package / "docs").is_dir() else package.parent
+    return {name: (root / name).read_text("utf-8") for name in PAGES if (root / name).is_file()}
 
 
 def _embedded(data: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from tandem.base.folders import write_error
 from tandem.observe.metrics import to_json
 from tandem.observe.samples.parts import KINDS, Kind
-from tandem.view.document import self_contained
+from tandem.view.document import pages, self_contained
 from tandem.view.findings import find
 from tandem.view.runs import RunFolder
 from tandem.view.samples import SampleIndex
@@ -23,7 +23,7 @@ MOST_CHARACTERS = 4000
 
 def write_export(runs: Mapping[str, RunFolder], out: Path) -> int:
     """Write the page over ``runs`` to ``out``; return how many bytes it has. Raises ``WriteError``."""
-    data = {"runs": [_run(run) for run in runs.values()]}
+    data = {"runs": [_run(run) for run in runs.values()], "pages": pages()}
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         return out.write_bytes(self_contained(data).encode("utf-8"))
@@ -43,6 +43,7 @@ def _run(run: RunFolder) -> dict[str, Any]:
         **described,
         **tables,
         "curves": run.curves(),
+        "timeline": run.timeline(),
         "findings": [asdict(finding) for finding in find(run.metrics.rows, described["config"])],
     }
 

@@ -12,11 +12,12 @@ import yaml
 
 from tandem.base.errors import DataError, TandemError
 from tandem.base.hidden import hide_in
-from tandem.base.run_folder import ABOUT_FILE, CONFIG_FILE, METRICS_FILE
+from tandem.base.run_folder import ABOUT_FILE, CONFIG_FILE, METRICS_FILE, TRACE_FILE
 from tandem.observe.about import read_about, starts_in, state_of
 from tandem.observe.metrics import Row, to_json
 from tandem.observe.status.channel import ask
 from tandem.observe.status.status import Status
+from tandem.view.lanes import Lanes
 from tandem.view.samples import SampleIndex
 from tandem.view.tail import Tail
 
@@ -35,6 +36,7 @@ class RunFolder:
         self.name, self.path = name, path
         self.metrics = Tail(path / METRICS_FILE)
         self.samples = SampleIndex(path)
+        self._lanes = Lanes(path / TRACE_FILE)
         self._lock = threading.Lock()
 
     def look(self) -> None:
@@ -82,6 +84,12 @@ class RunFolder:
     def left_out(self) -> list[str]:
         """Return the files that can't be read, as far as they were looked at, and why."""
         return [*([self.metrics.trouble] if self.metrics.trouble else []), *self.samples.left_out()]
+
+    def timeline(self) -> list[dict[str, Any]]:
+        """Return who worked and who waited, newest spans of each lane; nothing where the run keeps no trace."""
+        with self._lock:
+            self._lanes.look()
+            return self._lanes.describe()
 
     def curves(self, after: int = 0, generation: int | None = None) -> dict[str, Any]:
         """Return the rows of ``metrics.jsonl`` after the first ``after``, by key; all where ``generation`` is another.

@@ -17,13 +17,21 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.observe.metrics import from_json, to_json
 from tandem.observe.samples.parts import Kind
-from tandem.view.document import FILES, FOLDER, SERVED_POLICY, served
+from tandem.view.document import FILES, FOLDER, SERVED_POLICY, pages, served
 from tandem.view.findings import find
 from tandem.view.runs import RunFolder
 from tandem.view.samples import NUMBERS, WORDS, Query
@@ -48,9 +56,11 @@ class Viewer:
         return [
             Route("/", self.page),
             Route("/page/{name:path}", self.file),
+            Route("/docs/{name}", self.words),
             Route("/api/runs", self.list),
             Route("/api/curves", self.curves),
             Route("/api/findings", self.findings),
+            Route("/api/timeline", self.timeline),
             Route("/api/samples", self.samples),
             Route("/api/group", self.group),
             Route("/api/prompts", self.prompts),
@@ -70,6 +80,13 @@ class Viewer:
             raise HTTPException(404)
         return FileResponse(FOLDER / name)
 
+    async def words(self, request: Request) -> Response:
+        """Send a page of the documentation that a finding names."""
+        found = pages().get(f"docs/{request.path_params['name']}")
+        if found is None:
+            raise HTTPException(404)
+        return PlainTextResponse(found)
+
     async def list(self, request: Request) -> Response:
         """Send all runs with their state, config and last numbers."""
         return _answer([await run_in_threadpool(_described, run) for run in self._runs.values()])
@@ -83,6 +100,10 @@ class Viewer:
         """Send what is off in a run."""
         run = self._run(request)
         return _answer(await run_in_threadpool(_findings, run))
+
+    async def timeline(self, request: Request) -> Response:
+        """Send who worked and who waited in a run."""
+        return _answer(await run_in_threadpool(self._run(request).timeline))
 
     async def samples(self, request: Request) -> Response:
         """Send a page of samples; what the query may say is in ``read_query``."""

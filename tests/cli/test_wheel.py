@@ -46,6 +46,7 @@ def test_every_example_and_every_licence_is_in_the_wheel(installed: Path) -> Non
     shipped = {path.relative_to(installed / "tandem/examples") for path in (installed / "tandem/examples").rglob("*")}
     kept = {path.relative_to(ROOT / "examples") for path in (ROOT / "examples").rglob("*")}
     assert shipped == {path for path in kept if "__pycache__" not in path.parts}
+    assert sorted(path.name for path in (installed / "tandem/docs").iterdir()) == ["not-learning.md", "rewards.md"]
     assert sorted(path.suffix for path in installed.iterdir()) == ["", ".dist-info"]
     assert list(installed.glob("*.dist-info/licenses/tandem/view/page/uplot/LICENSE"))
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tandem.base.errors import DataError, TandemError
 from tandem.observe.metrics import MetricLog
 from tandem.observe.samples.parts import parts_in
-from tandem.view.document import self_contained
+from tandem.view.document import PAGES, pages, self_contained
 from tandem.view.export import exported_samples
 from tandem.view.findings import find
 from tandem.view.runs import find_runs, spaced
@@ -133,7 +133,7 @@ def test_little_says_nothing_of_a_trend() -> None:
 def test_the_pages_that_findings_name_are_there() -> None:
     for bad, _ in CASES.values():
         for finding in find(bad, {"data.train_batch_size": 8}):
-            assert (Path(__file__).parents[2] / finding.page).is_file()
+            assert (Path(__file__).parents[2] / finding.page).read_text("utf-8") == pages()[finding.page]
 
 
 # --- the file to send on ---------------------------------------------------------------------------------------------
@@ -174,8 +174,11 @@ def test_the_file_needs_nothing_else_and_has_no_secret(tmp_path: Path) -> None:
     assert not [attrs for _, attrs in page.tags if "src" in attrs or "href" in attrs]
     policy = next(attrs["content"] for _, attrs in page.tags if "http-equiv" in attrs) or ""
     assert "default-src 'none'" in policy and policy.count("sha256-") == 8
-    assert "hunter2" not in text and not re.search(r"https?://", re.sub(r"<script>.*?</script>", "", text, flags=re.S))
-    (run,) = json.loads("".join(page.data))["runs"]
+    assert "hunter2" not in text and not re.search(r"https?://", re.sub(r"<script.*?</script>", "", text, flags=re.S))
+    data = json.loads("".join(page.data))
+    assert data.pop("pages").keys() == set(PAGES)  # which name addresses, as text
+    assert not re.search(r"https?://", json.dumps(data))
+    (run,) = data["runs"]
     assert run["name"] == "run" and len(run["kept"]["train"]) == 72 and run["prompts"]["train"][0]["uid"] == "row0"
     assert said[0].startswith(f"wrote {tmp_path / 'out' / 'view.html'}")
     with pytest.raises(TandemError, match="exists: choose another name"):

@@ -12,6 +12,8 @@
     runs() { return this.ask("runs"); }
     curves(run) { return this.ask("curves", { run }); }
     findings(run) { return this.ask("findings", { run }); }
+    timeline(run) { return this.ask("timeline", { run }); }
+    async page(name) { return (await fetch(name)).text(); }
     samples(run, query) { return this.ask("samples", { run, ...query, where: JSON.stringify(query.where || []) }); }
     group(run, kind, step, group) { return this.ask("group", { run, kind, step, group }); }
     prompts(run, kind) { return this.ask("prompts", { run, kind }); }
@@ -38,10 +40,13 @@
   class EmbeddedSource {
     constructor(data) {
       this.data = Object.fromEntries(data.runs.map((run) => [run.name, run]));
+      this.pages = data.pages || {};
     }
     async runs() { return Object.values(this.data); }
     async curves(run) { return this.data[run].curves; }
     async findings(run) { return this.data[run].findings; }
+    async timeline(run) { return this.data[run].timeline || []; }
+    async page(name) { return this.pages[name] || ""; }
     async samples(run, query) {
       const every = this.data[run].kept[query.kind];
       const text = (query.text || "").toLowerCase();

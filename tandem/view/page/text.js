@@ -110,6 +110,40 @@
     return T.el("label", {}, T.el("span", {}, label), made);
   };
 
+  // A page of the documentation: headings, tables and code of its Markdown; the rest is text as it is written.
+  T.page = function (markdown) {
+    const parts = T.el("div", { class: "page" }), lines = markdown.split("\n");
+    const cells = (line) => line.split(/(?<!\\)\|/).slice(1, -1).map((cell) => plain(cell.trim()));
+    // What begins at ``from`` and goes on as long as ``same`` says.
+    const run = (from, same) => {
+      let end = from;
+      while (end < lines.length && same(lines[end])) end++;
+      return lines.slice(from, end);
+    };
+    for (let i = 0; i < lines.length;) {
+      const head = /^(#+) (.*)/.exec(lines[i]);
+      let taken = [lines[i]];
+      if (head) parts.append(T.el("h3", {}, plain(head[2])));
+      else if (lines[i].startsWith("```")) {
+        taken = [lines[i], ...run(i + 1, (line) => !line.startsWith("```")), "```"];
+        parts.append(T.el("pre", { class: "text" }, taken.slice(1, -1).join("\n")));
+      } else if (lines[i].startsWith("|")) {
+        taken = run(i, (line) => line.startsWith("|"));
+        parts.append(T.table(cells(taken[0]), taken.slice(2).map((line) =>
+          T.el("tr", {}, cells(line).map((cell) => T.el("td", {}, cell))))));
+      } else if (lines[i].trim()) {
+        taken = run(i, (line) => line.trim() && !/^(#+ |```|\|)/.test(line));
+        parts.append(T.el("p", {}, plain(taken.join(" "))));
+      }
+      i += taken.length;
+    }
+    return parts;
+  };
+
+  function plain(markdown) {
+    return markdown.replace(/\[([^\]]*)\]\([^)]*\)/g, "$1").replace(/[`]|\*\*/g, "").replace(/\\\|/g, "|");
+  }
+
   T.table = function (head, rows, attributes) {
     return T.el("div", { class: "wide" }, T.el("table", attributes || {},
       T.el("thead", {}, T.el("tr", {}, head.map((cell) => T.el("th", { scope: "col" }, cell)))),
