@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,12 @@ from tandem.view.files import File, UnreadableError, files_in, of_kind, read
 
 NUMBERS = ("step", "reward", "advantage", "length", "prompt_length", "lag", "version", "trained_tokens")
 WORDS = ("uid", "data_source", "finish", "failure")
+PART = "part: "
+"""Before the name of a number that the scorer gave beside the reward, where samples are sorted or filtered by it."""
 _PLACE = ("group", "sample")
 _SEARCHED = ("prompt", "response", "failure", "ground_truth")
 _SEARCHES_KEPT = 8
+_MOST_PARTS = 32  # of a scorer that names its numbers after samples, the first ones
 SHORT = 600
 """Characters of a text in a list; all of it is asked for one sample at a time."""
 
@@ -51,6 +55,11 @@ class _Search:
     """The rows of each file in which a text stands; files are added as they are read."""
 
     found: dict[File, pa.Array]
+
+
+def is_number(name: str) -> bool:
+    """Return whether samples can be sorted by ``name``, and bounded."""
+    return name in NUMBERS or name.startswith(PART)
 
 
 class SampleIndex:
@@ -100,7 +109,7 @@ class SampleIndex:
             chosen = _filtered(table, query)
             if query.text:
                 chosen = chosen.take(self._containing(files, chosen, query.text))
-            order = pc.sort_indices(chosen, sort_keys=_order(query))
+            order = pc.sort_indices(chosen, sort_keys=_order(query, chosen.column_names))
             places = chosen.take(order.slice(query.offset, query.limit)).select(["_part", "_row"]).to_pylist()
             rows = self._rows(files, [(place["_part"], place["_row"]) for place in places])
         return {"total": len(chosen), "of": len(table), "rows": [_shortened(row) for row in rows]}
@@ -150,10 +159,11 @@ class SampleIndex:
         ]
 
     def names(self, kind: Kind) -> dict[str, list[str]]:
-        """Return the data sources and finish reasons that there are, for a choice."""
+        """Return the data sources, the finish reasons and the parts of rewards that there are, for a choice."""
         with self._lock:
             _, table = self._look(kind)
-        return {name: sorted(filter(None, table[name].unique().to_pylist())) for name in ("data_source", "finish")}
+        words = {name: sorted(filter(None, table[name].unique().to_pylist())) for name in ("data_source", "finish")}
+        return {**words, "parts": sorted(name for name in table.column_names if name.startswith(PART))}
 
     # --- what is held ------------------------------------------------------------------------------------------------
 
@@ -172,7 +182,7 @@ class SampleIndex:
             self._forget(kind, set(there))
             files = [file for file in there if file in self._tables or self._take_in(file)]
             tables = [_placed(self._tables[file], number) for number, file in enumerate(files)]
-            table = pa.concat_tables(tables) if tables else _placed(_EMPTY, 0)
+            table = pa.concat_tables(tables, promote_options="default") if tables else _placed(_EMPTY, 0)
             self._joined[kind] = there, files, table
         return files, table
 
@@ -187,9 +197,9 @@ class SampleIndex:
 
     def _take_in(self, file: File) -> bool:
         """Take in a file; return whether it could be read."""
-        table = self.read(file, [*_PLACE, *NUMBERS, *WORDS])
+        table = self.read(file, [*_PLACE, *NUMBERS, *WORDS, "scores"])
         if table is not None:
-            self._tables[file] = table
+            self._tables[file] = _parted(table)
         return table is not None
 
     def _containing(self, files: Sequence[File], chosen: pa.Table, text: str) -> pa.Array:
@@ -203,7 +213,7 @@ class SampleIndex:
         for number in np.unique(owner):
             file = files[number]
             if file not in search.found:
-                search.found[file] = _rows_with(self.read(file, _SEARCHED), text)
+                search.found[file] = np.union1d(_rows_with(self.read(file, _SEARCHED), text), _rows_noting(file, text))
             own = slice(*np.searchsorted(owner, [number, number + 1]))  # the rows of a part stand together, in order
             keep[own] = np.isin(rows[own], search.found[file])
         return pa.array(np.flatnonzero(keep))
@@ -243,7 +253,29 @@ def _placed(table: pa.Table, number: int) -> pa.Table:
     return table.append_column("_part", part).append_column("_row", row)
 
 
+def _parted(table: pa.Table) -> pa.Table:
+    """Return ``table`` with a column for each number in ``scores``, null where a sample has none of that name."""
+    scores = table["scores"].combine_chunks()
+    if isinstance(scores, pa.ChunkedArray):  # of a table without rows
+        scores = (
+            pa.concat_arrays(scores.chunks) if scores.num_chunks else pa.array([], table.schema.field("scores").type)
+        )
+    offsets = scores.offsets.to_numpy()
+    owner = np.repeat(np.arange(len(table)), np.diff(offsets))
+    first, last = (int(offsets[0]), int(offsets[-1])) if len(table) else (0, 0)
+    names = scores.keys.slice(first, last - first).dictionary_encode()
+    values = scores.items.slice(first, last - first).to_numpy(zero_copy_only=False)
+    table, which = table.drop_columns(["scores"]), names.indices.to_numpy()
+    for number, name in enumerate(names.dictionary.to_pylist()[:_MOST_PARTS]):
+        column = np.full(len(table), np.nan)
+        column[owner[which == number]] = values[which == number]
+        table = table.append_column(f"{PART}{name}", pa.array(column, from_pandas=True))
+    return table
+
+
 def _filtered(table: pa.Table, query: Query) -> pa.Table:
+    if any(name not in table.column_names for name, _ in (*query.at_least, *query.at_most)):
+        return table.slice(0, 0)  # a part of the reward that no sample has
     mask: Any = None
     tests = [pc.greater_equal(table[name], bound) for name, bound in query.at_least]
     tests += [pc.less_equal(table[name], bound) for name, bound in query.at_most]
@@ -253,12 +285,12 @@ def _filtered(table: pa.Table, query: Query) -> pa.Table:
     return table if mask is None else table.filter(mask)
 
 
-def _order(query: Query) -> list[tuple[str, str]]:
+def _order(query: Query, names: Sequence[str]) -> list[tuple[str, str]]:
     direction = "descending" if query.descending else "ascending"
     rest = [(name, "ascending") for name in ("step", "group", "sample") if name != query.sort]
     if query.sort != "step":
         rest[0] = ("step", "descending")
-    return [(query.sort, direction), *rest]
+    return [(query.sort, direction), *rest] if query.sort in names else rest
 
 
 def _rows_with(table: pa.Table | None, text: str) -> Any:
@@ -270,6 +302,19 @@ def _rows_with(table: pa.Table | None, text: str) -> Any:
         found = pc.match_substring(table[name], text, ignore_case=True)
         hits |= np.asarray(found.fill_null(False))
     return np.flatnonzero(hits)
+
+
+def _rows_noting(file: File, text: str) -> Any:
+    """Return the numbers of the rows of a file in whose notes, such as a judge's reply, ``text`` stands, (N,) int64."""
+    with suppress(UnreadableError):  # which is said where the notes are asked for
+        small = text.lower()
+        said = (
+            i
+            for i, notes in enumerate(read(file, ["notes"])["notes"].to_pylist())
+            if any(small in words.lower() for _, words in notes or () if words)
+        )
+        return np.fromiter(said, dtype=np.int64)
+    return np.zeros(0, dtype=np.int64)
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:

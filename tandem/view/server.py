@@ -34,7 +34,7 @@ from tandem.observe.samples.parts import Kind
 from tandem.view.document import FILES, FOLDER, SERVED_POLICY, pages, served
 from tandem.view.findings import find
 from tandem.view.runs import RunFolder
-from tandem.view.samples import NUMBERS, WORDS, Query
+from tandem.view.samples import WORDS, Query, is_number
 
 HOSTS = ["127.0.0.1", "localhost", "[::1]", "::1"]
 """Names under which it answers: a page elsewhere that lets a name of its own point here gets nothing."""
@@ -231,13 +231,14 @@ def read_query(asked: Mapping[str, str]) -> Query:
             if sign == "=" and name in WORDS:
                 str(value).encode("utf-8")  # half of a pair of surrogates is in no text
                 equal.append((name, str(value)))
-            elif sign in (">=", "<=") and name in NUMBERS:
+            elif sign in (">=", "<=") and is_number(name):
                 (at_least if sign == ">=" else at_most).append((name, float(value)))
             else:
                 raise ValueError(f"{name} {sign}")
     except (ValueError, TypeError) as error:
         raise HTTPException(400, f"where can't be read: {error}") from None
-    if sort.lstrip("-") not in (*NUMBERS, *WORDS):
+    order = sort.removeprefix("-")
+    if not is_number(order) and order not in WORDS:
         raise HTTPException(400, f"there is no order by {sort!r}")
     return Query(
         _kind(asked),
@@ -245,7 +246,7 @@ def read_query(asked: Mapping[str, str]) -> Query:
         tuple(at_least),
         tuple(at_most),
         tuple(equal),
-        sort.lstrip("-"),
+        order,
         sort.startswith("-"),
         max(0, _whole(asked, "offset", 0)),
         min(LONGEST_PAGE, max(1, _whole(asked, "limit", 50))),

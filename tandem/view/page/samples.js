@@ -63,12 +63,12 @@
   }
 
   async function drawBar() {
-    const search = T.el("input", { type: "search", id: "search", placeholder: "text in prompt, answer, failure", value: view.text,
+    const search = T.el("input", { type: "search", id: "search", placeholder: "text in prompt, answer, failure, a judge's reply", value: view.text,
       "aria-label": "search" });
     search.addEventListener("change", () => change({ text: search.value }));
-    const sorts = ["step", "reward", "advantage", "length", "lag", "trained_tokens", "uid"].flatMap(
-      (name) => [[`-${name}`, `${name} ↓`], [name, `${name} ↑`]]);
     const choices = await T.source.choices(view.run, view.kind);
+    const sorts = [...["step", "reward"], ...choices.parts, ...["advantage", "length", "lag", "trained_tokens", "uid", "finish", "failure"]]
+      .flatMap((name) => [[`-${name}`, `${name} ↓`], [name, `${name} ↑`]]);
     const some = (name, values) => [["", "all"], ["*", "any"], ...values.map((value) => [value, value.slice(0, 60)])];
     const equal = (name) => (view.where.find(([own, sign]) => own === name && sign === "=") || [])[2] || "";
     const choose = (name) => (value) => change({ where: value ? [...without(name), [name, "=", value]] : without(name) });
@@ -83,13 +83,13 @@
       T.select("finish", some("finish", choices.finish), equal("finish"), choose("finish")),
       choices.data_source.length > 1
         ? T.select("source", some("data_source", choices.data_source), equal("data_source"), choose("data_source")) : "",
-      bound(),
+      bound([...BOUNDS, ...choices.parts]),
       T.el("button", { id: "fell", onclick: () => change({ prompts: !view.prompts }) }, "prompts whose reward fell"));
     drawChips();
   }
 
-  function bound() {
-    const name = T.el("select", { "aria-label": "number" }, BOUNDS.map((own) => T.el("option", {}, own)));
+  function bound(bounds) {
+    const name = T.el("select", { "aria-label": "number" }, bounds.map((own) => T.el("option", {}, own)));
     const sign = T.el("select", { "aria-label": "sign" }, [">=", "<="].map((own) => T.el("option", { value: own }, own === ">=" ? "≥" : "≤")));
     const value = T.el("input", { type: "number", step: "any", "aria-label": "bound", class: "short" });
     value.addEventListener("change", () => {

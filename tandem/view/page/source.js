@@ -51,11 +51,11 @@
       const every = this.data[run].kept[query.kind];
       const text = (query.text || "").toLowerCase();
       const chosen = every.filter((row) =>
-        (query.where || []).every(([name, sign, value]) => holds(row[name], sign, value)) &&
-        (!text || ["prompt", "response", "failure", "ground_truth"].some(
-          (name) => (row[name] || "").toLowerCase().includes(text))));
-      const name = query.sort.replace("-", ""), turn = query.sort.startsWith("-") ? -1 : 1;
-      chosen.sort((a, b) => compare(a[name], b[name], turn) || b.step - a.step || a.group - b.group || a.sample - b.sample);
+        (query.where || []).every(([name, sign, value]) => holds(valueOf(row, name), sign, value)) &&
+        (!text || [row.prompt, row.response, row.failure, row.ground_truth, ...Object.values(row.notes || {})].some(
+          (words) => (words || "").toLowerCase().includes(text))));
+      const name = query.sort.replace(/^-/, ""), turn = query.sort.startsWith("-") ? -1 : 1;
+      chosen.sort((a, b) => compare(valueOf(a, name), valueOf(b, name), turn) || b.step - a.step || a.group - b.group || a.sample - b.sample);
       return { total: chosen.length, of: every.length, rows: chosen.slice(query.offset, query.offset + query.limit) };
     }
     async group(run, kind, step, group) {
@@ -78,9 +78,18 @@
     }
     async choices(run, kind) {
       const named = (name) => [...new Set(this.data[run].kept[kind].map((row) => row[name]).filter(Boolean))].sort();
-      return { failures: this.data[run].failures[kind], finish: named("finish"), data_source: named("data_source") };
+      const parts = [...new Set(this.data[run].kept[kind].flatMap((row) => Object.keys(row.scores || {})))].sort().map((name) => PART + name);
+      return { failures: this.data[run].failures[kind], parts, finish: named("finish"), data_source: named("data_source") };
     }
     listen() {}
+  }
+
+  const PART = "part: "; // as in samples.py
+
+  function valueOf(row, name) {
+    if (!name.startsWith(PART)) return row[name];
+    const found = (row.scores || {})[name.slice(PART.length)];
+    return found === undefined ? null : found;
   }
 
   function holds(value, sign, bound) {
