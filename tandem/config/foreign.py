@@ -34,6 +34,7 @@ _SWITCH: Literal["switch"] = "switch"
 _VALUES: Literal["values"] = "values"
 
 FOREIGN = {
+    "moe_aux_loss_coeff": Foreign("Write actor_rollout_ref.actor.router_aux_loss_coef"),
     # devices
     "actor_num_nodes": Foreign("Write execution.resource={actor: [NODES, DEVICES], rollout: [NODES, DEVICES]}"),
     "actor_num_gpus_per_node": Foreign("Write execution.resource={actor: [NODES, DEVICES], rollout: [NODES, DEVICES]}"),

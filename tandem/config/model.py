@@ -111,6 +111,8 @@ class ActorConfig(Node):
     reduce_every: Literal["micro_batch", "mini_batch"] = "micro_batch"
     """When they are: mini_batch sums once for all its micro-batches, and holds whole gradients on each device until
     then."""
+    router_aux_loss_coef: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Mixture of experts: what the balance of each sample over the experts weighs in the loss; 0 is off."""
     offload: bool | None = None
     """Keep the optimizer's moments in the host's memory while the engine generates; default: in colocate."""
     optim: OptimConfig = OptimConfig()

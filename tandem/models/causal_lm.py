@@ -27,6 +27,7 @@ from tandem.models.layouts.positions import Context
 from tandem.models.layouts.row_cache import RowCache
 from tandem.models.layouts.rows import BorderedLayout, RowsCache, RowsLayout, WholeRows
 from tandem.models.layouts.shared_row import Share, SharedRow
+from tandem.models.routers import Routers
 from tandem.models.token_ids import TokenIds
 
 R = TypeVar("R")
@@ -82,6 +83,7 @@ class CausalLM(nn.Module):
         self.share: Share | None = None  # of each row, where several ranks compute it
         self.recomputes = False  # generates without a cache, where the model's own is not right
         self.vision = Vision.of(model)
+        self.routers = Routers.of(model)
         found: str = self._text._attn_implementation or "eager"
         # A model that was wrapped before no longer says what it was loaded with.
         self._plain = found if found != IMPLEMENTATION else "sdpa" if model._supports_sdpa else "eager"
@@ -199,11 +201,18 @@ class CausalLM(nn.Module):
         layout: Layout,
         read: Callable[[torch.Tensor, Head], R],
         images: Images | None = None,
+        routes: torch.Tensor | None = None,
+        watched: bool = False,
     ) -> R:
         """Run ``input_ids`` and ``positions`` (T,) int64; returns ``read(hidden (T, d), head)``.
 
-        With ``images`` marked tokens of them are among the ids, and positions are (3, T); see ``Seen``.
+        With ``images`` marked tokens of them are among the ids, and positions are (3, T); see ``Seen``. ``routes`` and
+        ``watched``: see ``Routers.begin``.
         """
+        if self.routers is not None:
+            self.routers.begin(routes, watched)
+        elif routes is not None:
+            raise ContractError(f"the routers of the family {self.family!r} are not known, so nothing is replayed")
         with self.computing():
             decoder: Decoder = self.decoder
             if images is not None:

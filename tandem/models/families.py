@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tandem.base.errors import DataError
 from tandem.base.registry import near
@@ -94,6 +94,19 @@ FUSED_EXPERTS: dict[str, frozenset[str]] = {
 
 Those of experts and routers, and those that PEFT takes for them wherever they stand.
 """
+
+Weighing = Literal["softmax", "renormalised", "scaled", "sigmoid", "chosen"]
+"""How a router weighs the experts that it has chosen: by their softmax among all, which the config may have divided by
+their sum; always divided; times a factor; by their sigmoid; by their softmax among themselves."""
+
+ROUTED: dict[str, Weighing] = {
+    **dict.fromkeys(["flex_olmo", "olmoe", "qwen2_moe", "qwen3_moe"], "softmax"),
+    "mixtral": "renormalised",
+    "deepseek_v2": "scaled",
+    **dict.fromkeys(["deepseek_v3", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "solar_open"], "sigmoid"),
+    **dict.fromkeys(["granitemoe", "granitemoeshared"], "chosen"),
+}
+"""Families of mixtures of experts whose routers are watched, balanced and replayed; all of them run packed rows."""
 
 FUSED_NAMES = frozenset({"down_proj", "gate_up_proj"})
 """What the joined parameters are called."""

@@ -12,6 +12,7 @@ Keys of a metrics line; a part that does not exist in a run leaves its keys out:
 ``lag/mean, lag/max``          versions between generation and training
 ``loss/...``                   loss terms (``loss/policy, loss/sft`` ...)
 ``grad/norm, optim/lr``        of the last optimizer step
+``moe/...``                    what the routers of a mixture of experts did with the tokens of the step
 ``mismatch/...``               rollout against trainer log-probs
 ``time/PART``                  wall seconds of a named part; ``cpu/PART`` processor seconds; in streaming modes
                                ``time/rollout`` is how long engines worked in the step, for whichever partitions,

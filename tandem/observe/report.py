@@ -57,6 +57,7 @@ PANELS = (
     Panel("Fraction of the best possible step", "1 is all of it", ("limit/fraction",)),
     Panel("Memory", "MB", ("system/memory_mb", "system/memory_left_mb", "system/gpu_memory_mb")),
     Panel("Throughput", "response tokens per second", ("throughput/*",)),
+    Panel("Loads of experts", "1 is an even share", ("moe/load_max", "moe/load_max_mean", "moe/balance")),
     Panel("Rollout against trainer", "log-probs of the same tokens", ("mismatch/*",)),
 )
 

@@ -22,6 +22,7 @@ from tandem.plan.checks.learning.preference import check_preferences
 from tandem.plan.checks.learning.stages import check_stages
 from tandem.plan.checks.learning.teacher import check_teacher, notes_on_teacher
 from tandem.plan.checks.model.adapters import check_adapters, check_exported, check_pushed, notes_on_targets
+from tandem.plan.checks.model.experts import check_experts
 from tandem.plan.checks.model.folder import check_ends, check_files_of, check_nucleus, check_template, notes_on_ends
 from tandem.plan.checks.model.images import check_images, sees
 from tandem.plan.checks.model.megatron import check_megatron
@@ -289,6 +290,7 @@ def _contradictions(
     yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
     yield from check_split(config, facts)
     yield from check_megatron(config, facts)
+    yield from check_experts(config, facts)
     yield from check_traffic(config, placed)
     yield from check_exported(config.trainer, config.actor_rollout_ref.model)
     yield from check_exact(config)

@@ -47,6 +47,7 @@ def policy_objective(config: Config) -> PolicyObjective:
         kl_type=algorithm.kl.type,
         kl_coef=algorithm.kl.coef if in_loss else 0.0,
         entropy_coef=algorithm.entropy_coef,
+        router_coef=config.actor_rollout_ref.actor.router_aux_loss_coef,
         old_from_rollout=algorithm.old_logprobs == "rollout",
         distillation=Distillation(teaching.type, teaching.parameters, teaching.coef, teaching.only)
         if teaching is not None and learned

@@ -50,7 +50,8 @@ class Tally:
         found = {
             loss.get(name, name): metric.mean for name, metric in self.total.metrics.items() if float(metric.count)
         }
-        return found | {
+        routing = self.total.routing
+        return (found if routing is None else found | routing.metrics()) | {
             step.loss: self.loss / len(self.results),
             step.grad_norm: last.grad_norm,
             step.lr: last.lr,

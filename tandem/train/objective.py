@@ -17,6 +17,7 @@ from tandem.algorithms.reduce import Aggregation, LossCounts, denominator, loss_
 from tandem.base.registry import Entry, Scope
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
+from tandem.train.routing import BALANCE, Routing
 
 COMPUTED = ("logprobs", "entropies", "response_mask")
 """Columns that every objective gets without asking."""
@@ -24,15 +25,21 @@ COMPUTED = ("logprobs", "entropies", "response_mask")
 
 @dataclass(frozen=True)
 class LossSum:
-    """What a micro-batch contributes: an undivided ``loss`` (scalar, with gradient) and ``metrics`` that add up."""
+    """What a micro-batch contributes: an undivided ``loss`` (scalar, with gradient) and ``metrics`` that add up;
+    ``routing`` of a mixture of experts.
+    """
 
     loss: torch.Tensor
     metrics: dict[str, Metric] = field(default_factory=dict)
+    routing: Routing | None = None
 
     def __add__(self, other: LossSum) -> LossSum:
+        found = [x.routing for x in (self, other) if x.routing is not None]
+        routing = found[0] + found[1] if len(found) == 2 else next(iter(found), None)
         names = self.metrics.keys() | other.metrics.keys()
         parts = {name: [x.metrics[name] for x in (self, other) if name in x.metrics] for name in sorted(names)}
-        return LossSum(self.loss + other.loss, {n: p[0] if len(p) == 1 else p[0] + p[1] for n, p in parts.items()})
+        metrics = {n: p[0] if len(p) == 1 else p[0] + p[1] for n, p in parts.items()}
+        return LossSum(self.loss + other.loss, metrics, routing)
 
 
 class Objective(Protocol):
@@ -55,6 +62,10 @@ class Objective(Protocol):
     @property
     def needs_entropy(self) -> bool:
         """Whether they are computed with their gradient."""
+
+    @property
+    def router_coef(self) -> float:
+        """What the balance of the routers weighs, which ``numerator`` then gets as the column ``BALANCE``."""
 
     @property
     def whole_groups(self) -> bool:
@@ -103,6 +114,7 @@ class PolicyObjective:
     ``seq-mean-token-sum-norm``. ``distillation`` adds to the advantages or to the loss. ``old_from_rollout``: the old
     log-probs are the engine's own, so that it is compared with what this forward finds. ``version``: that of the
     weights before the step, where it is known: tokens of theirs are told apart from older ones in that comparison.
+    ``router_coef`` x the balance of the sample (``BALANCE``) is added to each of its tokens.
     """
 
     policy_loss: str = "ppo_clip"
@@ -115,6 +127,7 @@ class PolicyObjective:
     distillation: Distillation | None = None
     old_from_rollout: bool = False
     version: int | None = None
+    router_coef: float = 0.0
 
     @property
     def entry(self) -> Entry[Callable[..., PolicyLoss]]:
@@ -180,6 +193,8 @@ class PolicyObjective:
             metrics["entropy"] = Metric.over(entropies, mask)
             if self.entropy_coef:
                 per_token = per_token - self.entropy_coef * entropies
+        if self.router_coef:
+            per_token = per_token + self.router_coef * columns[BALANCE][:, None]
         return LossSum(loss_numerator(per_token, mask, self.aggregation), metrics)
 
     def denominator(self, batch: DataProto) -> float:
@@ -247,6 +262,7 @@ class SftObjective:
     optional_columns: tuple[str, ...] = ()
     wants_entropy: bool = False
     needs_entropy: bool = False
+    router_coef: float = 0.0
     whole_groups: bool = False
 
     def numerator(

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tandem.algorithms.distillation import AT_CANDIDATES, CANDIDATES
+from tandem.base.errors import ContractError
 from tandem.columns.images import IMAGES
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
@@ -26,10 +27,10 @@ from tandem.train.limits import check_lengths, check_tokens
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
 from tandem.train.objective import LossSum, Objective
 from tandem.train.protocol import Exported, StepResult, TopTokens, Wanted
+from tandem.train.routing import BALANCE, Routing, observed
 from tandem.train.shard_batch import forward_columns, objective_columns
 from tandem.train.updater import Updater
 
-TokenValues = tuple[torch.Tensor, torch.Tensor | None]
 Found = dict[str, torch.Tensor]
 Reading = Callable[[torch.Tensor, torch.Tensor, Head], Found]
 """What is found at hidden states (N, d) and targets (N, ...) by the head."""
@@ -107,16 +108,26 @@ class PackedEngine(ABC):
             samples = self._pack(micro)
             columns = {name: _dense(micro, name).to(self.device) for name in needed}
             candidates = samples.chosen(columns[CANDIDATES]).long() if CANDIDATES in columns else None
-            logprobs, entropies = self._run(
-                samples, want_entropy=objective.wants_entropy, entropy_grad=objective.needs_entropy, also=candidates
+            found = self._run(
+                samples,
+                want_entropy=objective.wants_entropy,
+                entropy_grad=objective.needs_entropy,
+                also=candidates,
+                watched=True,
             )
+            logprobs, entropies = found["logprobs"], found.get("entropies")
+            if objective.router_coef:
+                columns[BALANCE] = self._balance(found)
             if candidates is not None:
                 columns[AT_CANDIDATES], logprobs = samples.padded(logprobs[:, 1:]), logprobs[:, 0]
             padded = None if entropies is None else samples.padded(entropies)
             result = objective.numerator(columns, samples.padded(logprobs), padded)
             self._before_backward(left)
             self._backward(result.loss)
-            total += replace(result, loss=result.loss.detach())
+            total += replace(
+                result, loss=result.loss.detach(), routing=self._routing(found, samples.routes is not None)
+            )
+        total = replace(total, routing=None if total.routing is None else total.routing.cpu())
         for behind in reversed(range(fillers)):
             self._before_backward(behind)
             self._backward(self._run_filler().sum() * 0.0)
@@ -241,11 +252,18 @@ class PackedEngine(ABC):
         return self._read(samples, samples.targets, of)
 
     def _run(
-        self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool, also: torch.Tensor | None = None
-    ) -> TokenValues:
+        self,
+        samples: PackedSamples,
+        *,
+        want_entropy: bool,
+        entropy_grad: bool,
+        also: torch.Tensor | None = None,
+        watched: bool = False,
+    ) -> Found:
         """Return the log-probs and entropies of the N trained tokens, (N,) each.
 
-        With ``also`` (N, k), further tokens in each place, log-probs are (N, 1 + k).
+        With ``also`` (N, k), further tokens in each place, log-probs are (N, 1 + k). ``watched``: also what known
+        routers did, ``balance`` and ``routing`` as ``observed`` gives them.
         """
         wanted = samples.targets if also is None else torch.cat([samples.targets[:, None], also], dim=1)
 
@@ -260,26 +278,47 @@ class PackedEngine(ABC):
             )
             return {"logprobs": logprobs} if entropies is None else {"logprobs": logprobs, "entropies": entropies}
 
-        found = self._read(samples, wanted, of)
-        return found["logprobs"], found.get("entropies")
+        return self._read(samples, wanted, of, watched)
 
-    def _read(self, samples: PackedSamples, targets: torch.Tensor, of: Reading) -> Found:
+    def _read(self, samples: PackedSamples, targets: torch.Tensor, of: Reading, watched: bool = False) -> Found:
         """Run the model, and return what ``of`` says of the states before the N trained tokens: where ranks share a
         row, each reads off its own part.
         """
         share = self.model.share
         if share is None:
-            return self._at(samples, samples.read, targets, of)
+            return self._at(samples, samples.read, targets, of, watched)
         mine, places = share.own(samples.read, len(samples.input_ids))
         found = self._at(samples, places, targets[mine], of)
         return {name: share.joined(values, mine, len(targets)) for name, values in found.items()}
 
-    def _at(self, samples: PackedSamples, places: torch.Tensor, targets: torch.Tensor, of: Reading) -> Found:
-        def read(hidden: torch.Tensor, head: Head) -> Found:
-            return of(nn.functional.embedding(places, hidden), targets, head)
+    def _at(
+        self, samples: PackedSamples, places: torch.Tensor, targets: torch.Tensor, of: Reading, watched: bool = False
+    ) -> Found:
+        routers = self.model.routers if watched and self.model.route == "packed" else None
 
-        found: Found = self.model(samples.input_ids, samples.positions, samples.layout, read, samples.images)
-        return found
+        def read(hidden: torch.Tensor, head: Head) -> Found:
+            found = of(nn.functional.embedding(places, hidden), targets, head)
+            if routers is not None and (choices := routers.take()):
+                found["balance"], found["routing"] = observed(routers, choices, samples)
+            return found
+
+        given = (samples.input_ids, samples.positions, samples.layout, read, samples.images, samples.routes)
+        result: Found = self.model(*given, watched=routers is not None)
+        return result
+
+    def _balance(self, found: Found) -> torch.Tensor:
+        if "balance" not in found:
+            raise ContractError(
+                f"the routers of the family {self.model.family!r} are not known here, so that they can't be balanced: "
+                "write actor_rollout_ref.actor.router_aux_loss_coef: 0"
+            )
+        return found["balance"]
+
+    def _routing(self, found: Found, replays: bool) -> Routing | None:
+        routers = self.model.routers
+        if routers is None or "routing" not in found:
+            return None
+        return Routing(routers.layers, routers.experts, found["routing"], replays)
 
     def _before_backward(self, left: int) -> None:
         """Note that a backward of ``forward_backward`` comes, and ``left`` more after it, on every rank as many."""
@@ -305,7 +344,7 @@ class PackedEngine(ABC):
         """Run a forward over the smallest possible sample; its log-probs, to be weighted with 0."""
         token = Ragged.from_lengths(torch.zeros(1, dtype=torch.int64), [1])
         samples = self._packed(token, token, token.like(torch.ones(1, dtype=torch.bool)))
-        return self._run(samples, want_entropy=False, entropy_grad=False)[0]
+        return self._run(samples, want_entropy=False, entropy_grad=False)["logprobs"]
 
     def _over_ranks(self, total: LossSum) -> LossSum:
         """Return the sum over all ranks, which may have seen different metrics."""

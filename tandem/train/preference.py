@@ -34,6 +34,11 @@ class PreferenceObjective:
         return "group_ids" in self.entry.signature.columns
 
     @property
+    def router_coef(self) -> float:
+        """0: it has no such term."""
+        return 0.0
+
+    @property
     def whole_groups(self) -> bool:
         """A pair stays together; answers that are judged alone need not."""
         return self.paired

@@ -11,7 +11,7 @@ from tandem.models.head.projection import Head
 from tandem.models.layouts.packing import PackedSamples
 from tandem.models.value_model import token_values
 from tandem.train.engine import FsdpEngine
-from tandem.train.packed_engine import Found, TokenValues
+from tandem.train.packed_engine import Found
 from tandem.train.protocol import Wanted
 
 
@@ -25,9 +25,15 @@ class ValueEngine(FsdpEngine):
         return {"values": self._values(samples)}
 
     def _run(
-        self, samples: PackedSamples, *, want_entropy: bool, entropy_grad: bool, also: torch.Tensor | None = None
-    ) -> TokenValues:
-        return self._values(samples), None
+        self,
+        samples: PackedSamples,
+        *,
+        want_entropy: bool,
+        entropy_grad: bool,
+        also: torch.Tensor | None = None,
+        watched: bool = False,
+    ) -> Found:
+        return {"logprobs": self._values(samples)}
 
     def _values(self, samples: PackedSamples) -> torch.Tensor:
         """Return the values of the N trained tokens, (N,)."""

@@ -27,6 +27,7 @@ class ValueObjective:
     optional_columns: tuple[str, ...] = ("loss_mask",)
     wants_entropy: bool = False
     needs_entropy: bool = False
+    router_coef: float = 0.0
     whole_groups: bool = False
 
     def numerator(

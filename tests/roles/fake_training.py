@@ -77,6 +77,7 @@ class SamplesObjective:
     optional_columns: tuple[str, ...] = ()
     wants_entropy: bool = False
     needs_entropy: bool = False
+    router_coef: float = 0.0
     whole_groups: bool = False
 
     def numerator(

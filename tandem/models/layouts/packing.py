@@ -200,6 +200,9 @@ class PackedSamples:
     ``input_ids``, ``positions`` (T,) int64; positions are (3, T) where some sample shows ``images``, whose tokens are
     marked. Trained token m has its logits at row position ``read[m]``, is
     ``targets[m]``, and belongs at place ``slots[m]`` of the flattened (B, width) answers; all (N,) int64.
+
+    ``stretch`` (T,) int64 on the CPU: 2 i for tokens of the prompt that stand with sample i, 2 i + 1 for those of its
+    answer; ``lead`` (B,) the sample with which the prompt of each stands. ``routes`` (T, w) uint8 of the tokens.
     """
 
     input_ids: torch.Tensor
@@ -210,7 +213,10 @@ class PackedSamples:
     slots: torch.Tensor
     samples: int
     width: int
+    stretch: torch.Tensor
+    lead: torch.Tensor
     images: Images | None = None
+    routes: torch.Tensor | None = None
 
     def padded(self, values: torch.Tensor) -> torch.Tensor:
         """Put values of the trained tokens (N, ...) at their places in (B, width, ...), 0 elsewhere; differentiable."""
@@ -234,13 +240,15 @@ def pack_samples(
     device: torch.device | str = "cpu",
     layout: Callable[[Documents, torch.device | str], Layout] = PackedLayout,
     seen: Seen | None = None,
+    routes: tuple[Ragged, Ragged] | None = None,
 ) -> PackedSamples:
     """Pack B samples given on the CPU; ``response_mask`` (bool) says which tokens of ``responses`` get a log-prob.
 
     Neighbouring samples with equal prompts share them (found by comparing tokens), unless ``share_prompts`` is off.
     ``restarts`` (bool, as ``response_mask``): True on tokens, none of them trained, with which a document of its own
     begins. ``layout`` makes of the documents what the model runs by. ``seen``: the prompts as a model sees them, where
-    they show images: those that differ in an image only are not equal.
+    they show images: those that differ in an image only are not equal. ``routes``: records of the tokens of prompts and
+    of responses, (N, w) uint8 each; a shared prompt has those of the first sample that it stands with.
     Raises ``ContractError`` for an empty prompt, whose answer would have nothing to be predicted from.
     """
     prompts = prompts if seen is None else seen.prompts
@@ -250,40 +258,55 @@ def pack_samples(
     own = (answered - 1).clamp(min=0)
     here = torch.where(leads, given, 0)  # prompt tokens that stand in the row at this sample
     start = _starts(here + own)
-    prefix_start = start[leads][leads.cumsum(0) - 1]
+    lead = leads.nonzero()[:, 0][leads.cumsum(0) - 1]
+    prefix_start = start[lead]
     documents = Documents(prefix_start, given, start + here, own)
 
     sample, offset = _unravel(here + own)
     in_prompt = offset < here[sample]
     answer_offset = offset - here[sample]
-    ids = torch.cat([prompts.values, responses.values])
     source = torch.where(
         in_prompt, prompts.offsets[sample] + offset, len(prompts.values) + responses.offsets[sample] + answer_offset
     )
     positions = torch.where(in_prompt, offset, given[sample] + answer_offset)
     if restarts is not None and bool(restarts.values.any()):
         documents = _begun_anew(documents, restarts, positions)
+    stretch = 2 * sample + ~in_prompt
+    recorded = None if routes is None else torch.cat([part.values for part in routes])[source]
     positions = positions if seen is None else seen.placed(sample, torch.where(in_prompt, offset, -1), positions)
 
-    sample, offset = _unravel(answered)
-    last_of_prompt = prefix_start + given - 1
-    read = torch.where(offset == 0, last_of_prompt[sample], (start + here - 1)[sample] + offset)
-    width = int(answered.max())
-    slots = sample * width + offset
-    targets, trained = responses.values, response_mask.values
-    if not bool(trained.all()):
-        read, slots, targets = read[trained], slots[trained], targets[trained]
+    read, targets, slots = _trained(responses, response_mask, prefix_start + given - 1, start + here - 1)
     return PackedSamples(
-        input_ids=ids[source].to(device),
+        input_ids=torch.cat([prompts.values, responses.values])[source].to(device),
         positions=positions.to(device),
         layout=layout(documents, device),
         read=read.to(device),
         targets=targets.to(device),
         slots=slots.to(device),
         samples=len(own),
-        width=width,
+        width=int(answered.max()),
+        stretch=stretch,
+        lead=lead,
+        routes=None if recorded is None else recorded.to(device),
         images=None if seen is None else seen.images,
     )
+
+
+def _trained(
+    responses: Ragged, response_mask: Ragged, last_of_prompt: torch.Tensor, before: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return of the N trained tokens where their logits are in the row, their ids, and their places among the answers
+    (B, width), (N,) each.
+
+    ``last_of_prompt`` (B,) are places in the row, ``before`` (B,) the places before the answers.
+    """
+    sample, offset = _unravel(responses.lengths)
+    read = torch.where(offset == 0, last_of_prompt[sample], before[sample] + offset)
+    slots = sample * int(responses.lengths.max()) + offset
+    targets, trained = responses.values, response_mask.values
+    if not bool(trained.all()):
+        read, slots, targets = read[trained], slots[trained], targets[trained]
+    return read, targets, slots
 
 
 def _refuse_empty(lengths: torch.Tensor) -> None:

@@ -24,6 +24,9 @@ from tandem.models.token_ids import TokenIds
 _STACKS = ("layers", "h", "blocks")
 """What families call the list of their layers."""
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What families call the number of their experts."""
+
 _SENSES = frozenset({"vision", "visual", "vit", "image", "video", "audio", "speech"})
 
 _TABLES = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|lm_head|embed_out)\.weight$")
@@ -68,6 +71,8 @@ class ModelFacts:
     """Why the engine on Megatron-core can't train it; None where it can."""
     heads: int | None = None
     """Heads of its attention; ``kv_heads`` of them have keys and values of their own."""
+    routed: bool = False
+    """Whether it has experts that a router chooses among."""
 
 
 def looks_like_path(path: str) -> bool:
@@ -135,6 +140,7 @@ def read_model(folder: Path) -> ModelFacts:
         families=families,
         quantized=_quantized(config) or _quantized(text),
         heads=heads,
+        routed=_number(text, *_EXPERTS) is not None,
         not_by_megatron=fault_for_megatron(config),
     )
 
@@ -186,7 +192,7 @@ def _inside(text: Mapping[str, Any]) -> int | None:
     """Return the MLP's width, or that of the experts that a token is sent to."""
     experts, width = _number(text, "num_experts_per_tok", "top_k"), _number(text, "moe_intermediate_size")
     dense = _number(text, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
-    if experts is None or _number(text, "num_experts", "num_local_experts", "n_routed_experts") is None:
+    if experts is None or _number(text, *_EXPERTS) is None:
         return dense
     shared = _number(text, "n_shared_experts") or 0
     one = width or dense

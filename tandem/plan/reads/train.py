@@ -74,6 +74,7 @@ PREFERENCES: tuple[Reads[Setting], ...] = (
             "algorithm.loss_agg_mode",
             "algorithm.loss_scale_factor",
             "algorithm.entropy_coef",
+            "actor_rollout_ref.actor.router_aux_loss_coef",
             "algorithm.use_tis",
             "algorithm.tis_cap",
             f"{CORRECTION}",

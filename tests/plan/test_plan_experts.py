@@ -1,0 +1,50 @@
+"""What is asked of routers is refused by name where a model has none that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tandem.plan.plan import Plan
+from tests.plan.folders import MODEL_CONFIG, write_model
+
+Plans = Callable[..., Plan]
+
+ACTOR = "actor_rollout_ref.actor"
+BALANCE = f"{ACTOR}.router_aux_loss_coef"
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+
+
+def of_family(place: Path, family: str, **more: int) -> None:
+    write_model(place / "model", **{**MODEL_CONFIG, **more, "model_type": family})
+
+
+def test_a_mixture_of_experts_is_balanced(place: Path, plan_of: Plans) -> None:
+    of_family(place, "qwen3_moe", **EXPERTS)
+    assert plan_of(f"{BALANCE}=0.01").problems == ()
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "words", "reason", "remedy"),
+    [
+        ("llama", {}, (), "the family llama has no router", "Leave it out"),
+        ("phimoe", {"num_local_experts": 4}, (), "the family phimoe has a router that is not known", "Leave it out"),
+        (
+            "qwen3_moe",
+            EXPERTS,
+            ("execution.resource={actor: [1, 2]}", f"{ACTOR}.ulysses_sequence_parallel_size=2"),
+            "gives a router parts of rows",
+            "ulysses_sequence_parallel_size: 1",
+        ),
+    ],
+)
+def test_routers_that_are_not_known_or_not_whole_are_refused(
+    place: Path, plan_of: Plans, family: str, more: dict[str, int], words: tuple[str, ...], reason: str, remedy: str
+) -> None:
+    of_family(place, family, **more)
+    (problem,) = plan_of(f"{BALANCE}=0.01", *words).problems
+    assert problem.key == BALANCE
+    assert reason in problem.reason and remedy in problem.remedy
+    assert plan_of(*words).problems == ()
