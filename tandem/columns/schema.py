@@ -130,6 +130,7 @@ _RESPONSE_COLUMNS = (
     ("teacher_topk_ids", "int32", "ids of the teacher's k likeliest tokens in each place, (N, k)"),
     ("entropies", "float32", "entropy of the next-token distribution, nats"),
     ("sum_pi_squared", "float32", "sum of the squared probabilities of all tokens, under the weights of old_logprobs"),
+    ("routes", "uint8", "experts that each token went to in the engine, (N, w) bytes; 255: not recorded"),
     ("values", "float32", "critic's value before each token"),
     (
         "token_rewards",
@@ -175,6 +176,9 @@ _OBJECT_COLUMNS = (
 )
 
 declare_column("prompts", Kind.RAGGED, "int64", "prompt token ids as the engine got them")
+declare_column(
+    "prompt_routes", Kind.RAGGED, "uint8", "experts that each token of the prompt went to", aligned_with="prompts"
+)
 for _name, _dtype, _text in _RESPONSE_COLUMNS:
     declare_column(_name, Kind.RAGGED, _dtype, _text, aligned_with=None if _name == "responses" else "responses")
 for _name, _dtype, _text in _ROW_COLUMNS:

@@ -64,6 +64,7 @@ TRAIN_FLAGS = {
     "kl_loss_type": "algorithm.kl.type",
     "entropy_coef": "algorithm.entropy_coef",
     "use_tis": "algorithm.use_tis",
+    "use_rollout_routing_replay": "actor_rollout_ref.actor.router_replay",
     "eps_clip": "algorithm.policy_loss.clip_ratio",
     "eps_clip_high": "algorithm.policy_loss.clip_ratio_high",
     "eps_clip_c": "algorithm.policy_loss.clip_ratio_c",

@@ -113,6 +113,8 @@ class ActorConfig(Node):
     then."""
     router_aux_loss_coef: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Mixture of experts: what the balance of each sample over the experts weighs in the loss; 0 is off."""
+    router_replay: bool = False
+    """Mixture of experts: the experts that the engine sent each token to are recorded, and taken in training too."""
     offload: bool | None = None
     """Keep the optimizer's moments in the host's memory while the engine generates; default: in colocate."""
     optim: OptimConfig = OptimConfig()

@@ -34,7 +34,8 @@ def stopped(tokenizer: PreTrainedTokenizerBase, sample: SampleOutput, stop: Sequ
 
 def _cut(sample: SampleOutput, end: int) -> SampleOutput:
     parts = {name: getattr(sample, name)[:end] for name in ("token_ids", "logprobs", "versions")}
-    return replace(sample, **parts, finish_reason="stop")
+    routes = None if sample.routes is None else sample.routes[:end]
+    return replace(sample, **parts, routes=routes, finish_reason="stop")
 
 
 def reply_of(

@@ -48,6 +48,11 @@ def decoded(routes: torch.Tensor, layers: int, count: int) -> torch.Tensor:
     return found.reshape(len(found), layers, -1)
 
 
+def filled(routes: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return the records ``routes`` (T, w), those of ``others`` (T, w) where there is none."""
+    return torch.where((routes == NO_ROUTE).all(-1, keepdim=True), others, routes)
+
+
 @dataclass(frozen=True)
 class Choice:
     """What one router did with T tokens: its ``logits`` (T, E), with gradient where there is one, and the ``experts``

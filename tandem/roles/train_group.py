@@ -17,6 +17,7 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.roles.rank_calls import Call, LocalRank, P, RankHandle, RankT_co, Reply, T, call
 from tandem.roles.train_rank import TagDevice, TrainRank
+from tandem.stages.facts import OLD_ACTOR, PROMPT_ROUTES, ROUTES
 from tandem.train.objective import LossSum, Objective
 from tandem.train.packed_engine import PackedEngine
 from tandem.train.protocol import Exported, Wanted
@@ -121,8 +122,14 @@ class TrainGroup(Generic[RankT_co]):
     # --- rows over ranks ---------------------------------------------------------------------------------------------
 
     def forward(self, batch: DataProto, want: Sequence[Wanted], tag: str = ACTOR) -> dict[str, Ragged]:
-        """Run ``TrainEngine.forward`` under the weights ``tag``, in the batch's order."""
-        lean = _lean(batch, forward_columns(batch))
+        """Run ``TrainEngine.forward`` under the weights ``tag``, in the batch's order.
+
+        Recorded routes are those of the policy: other weights choose experts of their own.
+        """
+        kept = forward_columns(batch)
+        if tag not in (ACTOR, OLD_ACTOR):
+            kept = [name for name in kept if name not in (PROMPT_ROUTES, ROUTES)]
+        lean = _lean(batch, kept)
         if len(self) == 1:
             return self.call(TrainRank.forward, lean, want, tag)
         parts = self._shard(lean)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,11 +12,17 @@ from tandem.base.errors import TandemError
 from tandem.columns.images import Images
 from tandem.models.causal_lm import CausalLM
 from tandem.models.head.projection import Head
+from tandem.models.layouts.attention import Layout
 from tandem.models.layouts.kv_store import closing
 from tandem.models.layouts.row_cache import Prefill, RowCache
 from tandem.models.prefill import Prompts
+from tandem.models.recording import recorder
+from tandem.models.routers import NO_ROUTE, filled
 from tandem.rollout.protocol import FinishReason, GroupOutput, GroupRequest, SampleOutput, Sampling
 from tandem.rollout.sampler import draw, uniforms
+
+Drawn = tuple[torch.Tensor, torch.Tensor]
+"""Tokens (R,) and their log-probs (R,)."""
 
 _LOGITS = 2**24  # elements of logits that exist at once
 
@@ -27,6 +33,7 @@ class _Group:
 
     request: GroupRequest
     samples: dict[int, SampleOutput] = field(default_factory=dict)
+    prompt_routes: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +65,17 @@ class Block:
         self._tokens = torch.empty(limit, sampling.max_tokens, dtype=torch.int64)
         self._logprobs = torch.empty(limit, sampling.max_tokens, dtype=torch.float32)
         self._versions = torch.empty(limit, sampling.max_tokens, dtype=torch.int32)
+        self._routes = torch.empty(limit, sampling.max_tokens, sampling.routes, dtype=torch.uint8)
         self._owners: list[tuple[_Group, int]] = []
         self.finished: list[GroupOutput] = []  # whoever takes them clears the list
         self._limit = limit
         self._watched = False  # somebody wants to know what is drawn
+        self._recorder = recorder(model, sampling.routes)
+
+    @property
+    def _tables(self) -> tuple[torch.Tensor, ...]:
+        """What is kept of each token of a row, (limit, max_tokens, ...) each."""
+        return self._tokens, self._logprobs, self._versions, self._routes
 
     @property
     def count(self) -> int:
@@ -101,7 +115,10 @@ class Block:
         def read(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
             return self._draw(hidden[ends], head, rows)
 
-        drawn = self._model(ids.to(self._device), positions.to(self._device), layout, read, prompts.images)
+        drawn, routes = self._run(ids, positions, layout, read, prompts.images)
+        if routes is not None:
+            for group, found in zip(groups, routes.split([len(r.prompt_ids) for r in requests]), strict=True):
+                group.prompt_routes = found
         self._record(rows, version, *drawn)
 
     def _seen(self, requests: Sequence[GroupRequest]) -> Prompts:
@@ -140,8 +157,25 @@ class Block:
         def read(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
             return self._draw(hidden[ends], head, rows)
 
-        ids, positions = prefill.ids.to(self._device), prefill.positions.to(self._device)
-        self._record(rows, version, *self._model(ids, positions, layout, read, prefill.images))
+        tokens, routes = self._run(prefill.ids, prefill.positions, layout, read, prefill.images)
+        if routes is not None:
+            self._keep_routes(owners, begun, routes)
+        self._record(rows, version, *tokens)
+
+    def _keep_routes(self, owners: list[tuple[_Group, int]], begun: list[SampleOutput], routes: torch.Tensor) -> None:
+        """Keep the routes (T, w) of a prefill of ``begun``: those of prompts, and of tokens that have none yet."""
+        groups = list(dict.fromkeys(group for group, _ in owners))
+        prompts, answers = [len(group.request.prompt_ids) for group in groups], [len(s.token_ids) for s in begun]
+        if self._sampling.samples == 1:  # as ``_prefill`` lays them out
+            parts = routes.split([length for pair in zip(prompts, answers, strict=True) for length in pair])
+            given, drawn = parts[::2], parts[1::2]
+        else:
+            parts = routes.split([*prompts, *answers])
+            given, drawn = parts[: len(groups)], parts[len(groups) :]
+        for group, found in zip(groups, given, strict=True):
+            group.prompt_routes = found
+        for row, sample, found in zip(range(self.count - len(begun), self.count), begun, drawn, strict=True):
+            self._routes[row, : len(found)] = found if sample.routes is None else filled(sample.routes, found)
 
     def _prefill(self, owners: list[tuple[_Group, int]], begun: list[SampleOutput], drawn: torch.Tensor) -> _Resumed:
         """Return what is run of prompts and of the ``drawn`` (R,) int64 tokens that ``begun`` have."""
@@ -174,9 +208,23 @@ class Block:
         def read(hidden: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
             return self._draw(hidden, head, rows)
 
-        positions = layout.positions + self._shifts[rows]
-        drawn = self._model(self._last[rows].to(self._device), positions.to(self._device), layout, read)
+        drawn, routes = self._run(self._last[rows], layout.positions + self._shifts[rows], layout, read)
+        if routes is not None:
+            self._routes[torch.arange(self.count), self._drawn[rows] - 1] = routes
         self._record(rows, version, *drawn)
+
+    def _run(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        layout: Layout,
+        read: Callable[[torch.Tensor, Head], Drawn],
+        images: Images | None = None,
+    ) -> tuple[Drawn, torch.Tensor | None]:
+        """Run tokens (T,) and return what was drawn, and their routes (T, w) where they are recorded."""
+        ids, positions, recorder = ids.to(self._device), positions.to(self._device), self._recorder
+        drawn = self._model(ids, positions, layout, read, images, watched=recorder is not None)
+        return drawn, None if recorder is None else recorder.take_routes().cpu()
 
     def _draw(self, hidden: torch.Tensor, head: Head, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw for the ``rows`` from ``hidden`` (G, d), each of whose states serves equally many neighbouring rows."""
@@ -214,6 +262,7 @@ class Block:
             )
         at = (torch.arange(rows.start, rows.stop), self._drawn[rows])
         self._tokens[at], self._logprobs[at], self._versions[at] = tokens, logprobs, version
+        self._routes[at] = NO_ROUTE  # until the next token is drawn
         self._last[rows] = tokens
         self._drawn[rows] += 1
         if self._watched:
@@ -235,21 +284,19 @@ class Block:
         """Hand the ended ``rows`` (E,) to their groups."""
         lengths = self._drawn[rows].tolist()
         width = max(lengths)
-        columns = zip(
-            self._tokens[rows, :width], self._logprobs[rows, :width], self._versions[rows, :width], strict=True
-        )
-        for row, length, reason, (tokens, logprobs, versions) in zip(
-            rows.tolist(), lengths, reasons, columns, strict=True
-        ):
+        columns = zip(*(table[rows, :width] for table in self._tables), strict=True)
+        for row, length, reason, found in zip(rows.tolist(), lengths, reasons, columns, strict=True):
             group, index = self._owners[row]
-            group.samples[index] = SampleOutput(tokens[:length], logprobs[:length], versions[:length], reason)
+            tokens, logprobs, versions, routes = (values[:length] for values in found)
+            kept = routes if self._recorder is not None else None
+            group.samples[index] = SampleOutput(tokens, logprobs, versions, reason, kept)
             self._close(group)
 
     def _close(self, group: _Group) -> None:
         """Give the group out if all its samples have ended."""
         if len(group.samples) == self._sampling.samples:
             samples = tuple(group.samples[i] for i in range(self._sampling.samples))
-            self.finished.append(GroupOutput(group.request, samples))
+            self.finished.append(GroupOutput(group.request, samples, group.prompt_routes))
 
     def _drop(self, rows: torch.Tensor) -> None:
         """Close the gaps that the ended ``rows`` (E,) leave by the last rows that go on."""
@@ -261,7 +308,7 @@ class Block:
         width = int(self._drawn[source].max()) if len(source) else 0
         for array in (self._seeds, self._drawn, self._limits, self._last, self._shifts):
             array[target] = array[source]
-        for table in (self._tokens, self._logprobs, self._versions):
+        for table in self._tables:
             table[target, :width] = table[source, :width]
         for to, origin in zip(target.tolist(), source.tolist(), strict=True):
             self._owners[to] = self._owners[origin]

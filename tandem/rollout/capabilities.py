@@ -41,6 +41,7 @@ class EngineCapabilities:
         that before top-k and top-p; ``raw``, the model's own, at temperature 1. ``seeds``: a sample's random stream is
         a function of its seed alone. ``lowest_temperature`` at which it draws, beside greedy answers. ``exact``: with
         that setting its tokens are bit-equal whatever else is in flight. ``images``: a request may bring some.
+        ``routes``: it records the experts that tokens of a mixture of experts go to, where the sampling asks for it.
     Package
         ``package`` that its factory imports, of a version in the range ``versions`` (as pip writes it). ``builds``:
         names under which pip knows other builds of it.
@@ -61,6 +62,7 @@ class EngineCapabilities:
     lowest_temperature: float = 0.0
     exact: bool = False
     images: bool = False
+    routes: bool = False
     package: str | None = None
     versions: str = ""
     builds: tuple[str, ...] = ()

@@ -249,7 +249,8 @@ class _Feed:
     def answered(self, message: Message) -> GroupOutput:
         """Return the group that ``message`` brings, with the request that it answers."""
         request = self.unanswered.pop(message.fields["key"])
-        return GroupOutput(request, unpack_samples(message.fields["samples"], message.tensors))
+        samples = unpack_samples(message.fields["samples"], message.tensors)
+        return GroupOutput(request, samples, message.tensors.get("prompt_routes"))
 
     def _send(self, request: GroupRequest) -> None:
         if request.key in self.unanswered:

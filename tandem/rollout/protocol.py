@@ -32,6 +32,7 @@ class Sampling:
 
     A sample ends with the first of ``stop_token_ids``, which is part of it, or after ``max_tokens`` tokens. With no
     stop tokens every sample has ``max_tokens``. ``vocabulary``: an engine gives ids below it only; None: whatever.
+    ``routes``: bytes in which the experts are recorded that each token goes to (``Routers.width``); 0: they are not.
     """
 
     n: int
@@ -44,6 +45,7 @@ class Sampling:
     logprobs_of: LogprobsOf = "sampled"
     stop_token_ids: tuple[int, ...] = ()
     vocabulary: int | None = None
+    routes: int = 0
 
     def __post_init__(self) -> None:
         wrong = {
@@ -66,7 +68,9 @@ class Sampling:
 @dataclass(frozen=True, eq=False)
 class SampleOutput:
     """One answer of T tokens, all on the CPU: ``token_ids`` (T,) int64, ``logprobs`` (T,) float32 of the distribution
-    sampled from, ``versions`` (T,) int32 of the weights that produced each token.
+    sampled from, ``versions`` (T,) int32 of the weights that produced each token. ``routes`` (T, w) uint8, where they
+    are recorded: the experts that each token went to when the next one was drawn; 255 in each byte of the last token,
+    which nothing followed.
 
     One that was ``aborted`` is a beginning: it goes on in a request that has it among ``begun``."""
 
@@ -74,6 +78,7 @@ class SampleOutput:
     logprobs: torch.Tensor
     versions: torch.Tensor
     finish_reason: FinishReason
+    routes: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +116,14 @@ class GroupRequest:
 
 @dataclass(frozen=True, eq=False)
 class GroupOutput:
-    """A group that has ended: its request, and its samples in the order of the seeds."""
+    """A group that has ended: its request, and its samples in the order of the seeds.
+
+    ``prompt_routes`` (P, w) uint8 are those of the prompt, which all of them share.
+    """
 
     request: GroupRequest
     samples: tuple[SampleOutput, ...]
+    prompt_routes: torch.Tensor | None = None
 
     @property
     def aborted(self) -> bool:

@@ -105,6 +105,7 @@ def make_engine(spec: EngineSpec, model: CausalLM | str, *, shares_weights: bool
         seeds=True,
         exact=True,
         images=True,
+        routes=True,
     ),
 )
 def hf(

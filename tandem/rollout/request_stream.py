@@ -89,6 +89,8 @@ class RequestStream:
 
     def _send(self, output: GroupOutput) -> None:
         fields, tensors = pack_samples(output.samples)
+        if output.prompt_routes is not None:
+            tensors["prompt_routes"] = output.prompt_routes.contiguous()
         key = output.request.key
         self._unanswered.remove(key)
         self._channel.send("group", tensors, number=self._number, key=key, samples=fields)

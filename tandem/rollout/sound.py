@@ -79,8 +79,10 @@ def _wrong(output: Any, asked: set[int | str], sampling: Sampling) -> str | None
     for number, sample in enumerate(samples):
         if not isinstance(sample, SampleOutput):
             return f"{sample!r} as sample {number} of group {key!r} instead of a SampleOutput"
-        if wrong := _wrong_shape(sample, most):
+        if wrong := _wrong_shape(sample, most) or _wrong_routes(sample.routes, len(sample.token_ids), sampling.routes):
             return f"sample {number} of group {key!r} {wrong}"
+    if wrong := _wrong_routes(output.prompt_routes, len(request.prompt_ids), sampling.routes):
+        return f"the prompt of group {key!r} {wrong}"
     # Reading numbers costs the same for a sample as for a group: one by one only where something is wrong.
     ids, logprobs = [sample.token_ids for sample in samples], [sample.logprobs for sample in samples]
     if _wrong_numbers(torch.cat(ids), torch.cat(logprobs), sampling.vocabulary):
@@ -104,6 +106,14 @@ def _wrong_shape(sample: SampleOutput, most: int) -> str | None:
         if not isinstance(values, torch.Tensor) or values.is_floating_point() != floating or values.shape != ids.shape:
             return f"with {name} {_shown(values)} instead of ({len(ids)},) {'float32' if floating else 'int32'}"
     return None
+
+
+def _wrong_routes(routes: Any, tokens: int, width: int) -> str | None:
+    if width == 0:
+        return None
+    if isinstance(routes, torch.Tensor) and routes.dtype == torch.uint8 and routes.shape == (tokens, width):
+        return None
+    return f"with routes {_shown(routes)} instead of ({tokens}, {width}) uint8"
 
 
 def _wrong_numbers(ids: torch.Tensor, logprobs: torch.Tensor, ids_below: int | None) -> str | None:

@@ -144,10 +144,12 @@ def pack_samples(samples: Sequence[SampleOutput]) -> tuple[dict[str, Any], dict[
     fields = {"lengths": [len(s.token_ids) for s in samples], "reasons": [s.finish_reason for s in samples]}
     if not samples:
         return fields, {}
+    recorded = [s.routes for s in samples if s.routes is not None]
     return fields, {
         "token_ids": torch.cat([s.token_ids for s in samples]),
         "logprobs": torch.cat([s.logprobs for s in samples]),
         "versions": torch.cat([s.versions for s in samples]),
+        **({"routes": torch.cat(recorded)} if recorded else {}),
     }
 
 
@@ -157,7 +159,5 @@ def unpack_samples(fields: Mapping[str, Any], tensors: Mapping[str, torch.Tensor
         return ()
     lengths, reasons = fields["lengths"], fields["reasons"]
     columns = (tensors[name].split(lengths) for name in ("token_ids", "logprobs", "versions"))
-    return tuple(
-        SampleOutput(token_ids, logprobs, versions, reason)
-        for token_ids, logprobs, versions, reason in zip(*columns, reasons, strict=True)
-    )
+    routes = tensors["routes"].split(lengths) if "routes" in tensors else (None,) * len(lengths)
+    return tuple(SampleOutput(*fields) for fields in zip(*columns, reasons, routes, strict=True))

@@ -23,6 +23,9 @@ GIVEN = ("prompts", "responses", "response_mask")
 RESTARTS = "restarts"
 """A column that every forward reads where rollouts give it."""
 
+PROMPT_ROUTES, ROUTES = "prompt_routes", "routes"
+"""Columns that forwards of the policy that sampled read where experts are replayed."""
+
 COMPUTED_IN_TRAINING = ("logprobs", "entropies")
 """Arguments of a loss that the training forward makes; no column carries them."""
 

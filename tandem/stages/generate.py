@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.episodes.built_in import SINGLE_TURN, past_of
-from tandem.stages.facts import RESTARTS, ROLLOUT, Step
+from tandem.stages.facts import PROMPT_ROUTES, RESTARTS, ROLLOUT, ROUTES, Step
 from tandem.stages.stage import Stage
 
 ROLLOUT_COLUMNS = ("responses", "response_mask", "rollout_logprobs", "token_versions", "truncated")
@@ -21,11 +21,12 @@ class Generate(Stage):
         return ("prompts",)
 
     def gives(self, step: Step) -> tuple[str, ...]:
-        episode = step.config.actor_rollout_ref.rollout.episode
+        section = step.config.actor_rollout_ref
+        episode, routes = section.rollout.episode, (PROMPT_ROUTES, ROUTES) if section.actor.router_replay else ()
         if episode.type == SINGLE_TURN:
-            return ROLLOUT_COLUMNS
+            return (*ROLLOUT_COLUMNS, *routes)
         further = {RESTARTS: past_of(episode) != "fixed", "token_rewards": step.turns_rewarded}
-        return (*ROLLOUT_COLUMNS, "episode", *(name for name, given in further.items() if given))
+        return (*ROLLOUT_COLUMNS, *routes, "episode", *(name for name, given in further.items() if given))
 
     def role(self, step: Step) -> str:
         return ROLLOUT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tandem.stages.facts import ACTOR, ACTOR_FWD, ADVANTAGES, GIVEN, OLD_ACTOR, Step
+from tandem.stages.facts import ACTOR, ACTOR_FWD, ADVANTAGES, GIVEN, OLD_ACTOR, PROMPT_ROUTES, ROUTES, Step
 from tandem.stages.stage import Roles, Run, Stage
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ class OldLogprobs(Stage):
 
     def needs(self, step: Step) -> tuple[str, ...]:
         return GIVEN if step.old_logprobs == "recompute" else ("rollout_logprobs",)
+
+    def takes(self, step: Step) -> tuple[str, ...]:
+        return (PROMPT_ROUTES, ROUTES) if step.old_logprobs == "recompute" else ()
 
     def gives(self, step: Step) -> tuple[str, ...]:
         if step.old_logprobs == "rollout":

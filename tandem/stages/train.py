@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.stages.facts import ACTOR, COMPUTED_IN_TRAINING, GIVEN, Step
+from tandem.stages.facts import ACTOR, COMPUTED_IN_TRAINING, GIVEN, PROMPT_ROUTES, ROUTES, Step
 from tandem.stages.stage import Stage
 
 
@@ -27,7 +27,8 @@ class Train(Stage):
 
     def takes(self, step: Step) -> tuple[str, ...]:
         read = () if step.loss is None else step.loss.optional_columns
-        return tuple(name for name in read if name in (*step.correction_columns, *step.further_columns))
+        added = (name for name in read if name in (*step.correction_columns, *step.further_columns))
+        return (*added, PROMPT_ROUTES, ROUTES)
 
     def gives(self, step: Step) -> tuple[str, ...]:
         return ()

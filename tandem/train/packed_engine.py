@@ -21,7 +21,6 @@ from tandem.models.causal_lm import CausalLM
 from tandem.models.device import give_back
 from tandem.models.head.logprobs import sum_pi_squared, token_logprobs, top_logprobs
 from tandem.models.head.projection import Head
-from tandem.models.images import Seen
 from tandem.models.layouts.packing import PackedSamples, pack_samples
 from tandem.train.limits import check_lengths, check_tokens
 from tandem.train.micro_batches import canonical_order, group_by_group, token_budgeted
@@ -219,14 +218,13 @@ class PackedEngine(ABC):
         restarts = micro.ragged("restarts") if "restarts" in micro.batch else None
         shown = micro.non_tensor_batch[IMAGES] if IMAGES in micro.non_tensor_batch else ()  # noqa: SIM401
         seen = self.model.seeing.see(prompts, shown) if any(shown) else None
-        return self._packed(prompts, responses, mask, restarts=restarts, seen=seen)
+        routes = (micro.ragged("prompt_routes"), micro.ragged("routes")) if "routes" in micro.batch else None
+        return self._packed(prompts, responses, mask, restarts=restarts, seen=seen, routes=routes)
 
-    def _packed(
-        self, prompts: Ragged, responses: Ragged, mask: Ragged, restarts: Ragged | None = None, seen: Seen | None = None
-    ) -> PackedSamples:
+    def _packed(self, prompts: Ragged, responses: Ragged, mask: Ragged, **further: Any) -> PackedSamples:
         model, given = self.model, (prompts, responses, mask)
-        how: Any = {"share_prompts": model.shares_prompts, "device": self.device, "layout": model.layout}
-        return pack_samples(*given, restarts=restarts, seen=seen, **how)
+        how: Any = {"share_prompts": model.shares_prompts, "device": self.device, "layout": model.layout, **further}
+        return pack_samples(*given, **how)
 
     def _look(self, samples: PackedSamples, want: Sequence[Wanted]) -> Found:
         """Return what is wanted of the N trained tokens, (N, ...) each."""

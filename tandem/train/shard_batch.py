@@ -14,7 +14,7 @@ from tandem.columns.proto import DataProto
 from tandem.train.micro_batches import canonical_order
 from tandem.train.objective import Objective
 
-_WHERE_THERE = ("restarts", "group_ids", "sample_index", IMAGES)
+_WHERE_THERE = ("restarts", "group_ids", "sample_index", "prompt_routes", "routes", IMAGES)
 
 
 def shard_rows(

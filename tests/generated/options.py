@@ -166,6 +166,7 @@ ALGORITHM: list[Option] = [
      ("algorithm.distillation={{type: reverse_kl}}",)),
     ways("algorithm.entropy_coef", "0.01", "-0.01"),
     ways(f"{ACTOR}.router_aux_loss_coef", "0.01", "-0.01"),
+    ways(f"{ACTOR}.router_replay", "true"),
     (("algorithm.use_tis=true",), ("algorithm.use_tis=true", "algorithm.tis_cap=1.1"),
      (f"{CORRECTION}={{{{weights: token, cap: 1.5}}}}",),
      (f"{CORRECTION}={{{{weights: sequence, floor: 0.5, normalize: true}}}}",),

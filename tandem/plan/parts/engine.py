@@ -15,6 +15,7 @@ UNKNOWN = EngineCapabilities(
     seeds=True,
     exact=True,
     images=True,
+    routes=True,
 )
 """What is planned with where the name is unknown: a problem says that it is, and nothing else is held against it."""
 

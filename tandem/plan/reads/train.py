@@ -75,6 +75,7 @@ PREFERENCES: tuple[Reads[Setting], ...] = (
             "algorithm.loss_scale_factor",
             "algorithm.entropy_coef",
             "actor_rollout_ref.actor.router_aux_loss_coef",
+            "actor_rollout_ref.actor.router_replay",
             "algorithm.use_tis",
             "algorithm.tis_cap",
             f"{CORRECTION}",

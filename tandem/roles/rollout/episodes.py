@@ -144,7 +144,7 @@ class EpisodeGroups:
         sample, stop = stopped(self._tokenizer, output.samples[0], asks.question.get("stop") or ())
         context = play.trajectory.context
         play.engine_seconds += self._clock() - play.asked_at
-        play.trajectory.sample(sample)
+        play.trajectory.sample(sample, output.prompt_routes)
         self._pool.answer(asks.id, asks.number, self._reply(play, asks.question, sample, stop, context))
 
     def finished(self) -> list[Made]:
@@ -320,7 +320,7 @@ class EpisodeGroups:
             for play in group.plays
         ]
         verdicts = [_verdict(play, path) for play, path in zip(group.plays, paths, strict=True)]
-        rows = [path.columns(restarts=self._rules.past != "fixed") for path in paths]
+        rows = [path.columns(restarts=self._rules.past != "fixed", routes=self.sampling.routes) for path in paths]
         facts = [_facts(play, path) for play, path in zip(group.plays, paths, strict=True)]
         if self._rules.turn_rewards:
             for play, path, verdict, row, fact in zip(group.plays, paths, verdicts, rows, facts, strict=True):

@@ -19,6 +19,7 @@ from tandem.data.prompts import Prompt
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import encode_plain
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
+from tandem.stages.facts import PROMPT_ROUTES, ROUTES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -38,9 +39,10 @@ def training_sampling(
     *,
     baseline: bool = False,
     vocabulary: int | None = None,
+    routes: int = 0,
 ) -> Sampling:
     """Return how training samples are drawn; ``ends`` are the model's own end tokens; see ``Sampling`` for
-    ``baseline`` and ``vocabulary``.
+    ``baseline``, ``vocabulary`` and ``routes``.
     """
     stops = {*rollout.stop_token_ids} if rollout.ignore_eos else {*ends, *rollout.stop_token_ids}
     return Sampling(
@@ -53,6 +55,7 @@ def training_sampling(
         logprobs_of=rollout.logprobs_of,
         stop_token_ids=tuple(sorted(stops)),
         vocabulary=vocabulary,
+        routes=routes,
     )
 
 
@@ -95,6 +98,7 @@ def as_batch(prompt: Prompt, output: GroupOutput, group_id: int, tokenizer: Any)
             "group_ids": torch.full((count,), group_id, dtype=torch.int64),
             "sample_index": torch.arange(count),
             "truncated": torch.tensor([sample.finish_reason == "length" for sample in samples]),
+            **_routes(output),
         },
         {
             "uid": [prompt.uid] * count,
@@ -107,6 +111,16 @@ def as_batch(prompt: Prompt, output: GroupOutput, group_id: int, tokenizer: Any)
         },
         tokenizer=tokenizer,
     )
+
+
+def _routes(output: GroupOutput) -> dict[str, Ragged]:
+    """Return the columns of recorded routes, if any."""
+    given, count = output.prompt_routes, len(output.samples)
+    if given is None:
+        return {}
+    rows = [sample.routes for sample in output.samples if sample.routes is not None]
+    prompts = Ragged.from_lengths(given.repeat(count, 1), [len(given)] * count)
+    return {PROMPT_ROUTES: prompts, ROUTES: Ragged.from_rows(rows)}
 
 
 def as_prompts(prompts: Iterable[object], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:

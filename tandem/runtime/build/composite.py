@@ -21,6 +21,7 @@ from tandem.models.chat_template import set_template
 from tandem.models.images import freeze
 from tandem.models.loading import as_causal_lm, load_model
 from tandem.models.numerics import prepare_process
+from tandem.models.recording import routes_width
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
 from tandem.plan.own_loop import check_own_loop, unread_in_own_loop
@@ -172,6 +173,7 @@ def assemble_composite(
             end_tokens(model.model, tokenizer),
             baseline="reward_baselines" in columns_known(plan.stages),
             vocabulary=model.head.size,
+            routes=routes_width(model) if section.actor.router_replay else 0,
         ),
         tokenizer=tokenizer,
         advantages=advantages,
