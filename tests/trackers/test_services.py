@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,13 +54,20 @@ def needs(service: str) -> None:
 
 
 def run(
-    folder: Path, service: str, steps: range, *, resumed: int | None = None, error: Exception | None = None
+    folder: Path,
+    service: str,
+    steps: range,
+    *,
+    resumed: int | None = None,
+    error: Exception | None = None,
+    pause_s: float = 0.0,
 ) -> None:
     info = RunInfo(folder, 10, resumed, CONFIG, goes_on=resumed is not None, project="sums", name="first")
     log = RunLog(info, [service])
     try:
         with log:
             for step in steps:
+                time.sleep(pause_s)
                 records = [RolloutRecord(f"p{step}", "é \x1b[31m<b>", 1.0, "g", 0)]
                 records.append(RolloutRecord(f"p{step}", "r", None, {"a": 1}, 0))
                 log.log(step, {"reward/mean": step / 10, "eval/pass@4": math.nan}, records, times=False)
@@ -117,6 +127,52 @@ def test_swanlab_has_all_of_a_run(tmp_path: Path) -> None:
     charts = "".join(path.read_text() for path in tmp_path.rglob("media/echarts/*.json"))
     assert "p2" in charts and "failed" in charts
     assert without_secrets(tmp_path)
+
+    run(tmp_path / "run", "swanlab", range(2, 4), resumed=1)  # a folder more, of the same experiment
+    known = json.loads((tmp_path / "run" / "trackers" / "swanlab.json").read_text())["id"]
+    files = sorted(tmp_path.rglob("*.swanlab"))
+    assert len(files) == 2 and all(
+        file.stem == f"run-{known}" and known.encode() in file.read_bytes() for file in files
+    )
+
+
+SILENT = """
+import logging, pathlib, sys, time
+from tandem.observe.trackers import fence
+from tests.trackers.test_services import run
+fence.HANG_S = 3.0
+fence.Beside.__init__.__kwdefaults__["hang_s"] = 3.0
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+began = time.monotonic()
+run(pathlib.Path("run"), sys.argv[1], range(1, 40), pause_s=0.2)
+print("took", time.monotonic() - began)
+"""
+
+
+@pytest.mark.parametrize("service", ["wandb", "mlflow"])
+def test_a_server_that_takes_everything_and_answers_nothing_holds_nobody_up(service: str, tmp_path: Path) -> None:
+    needs(service)
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:  # connections wait there for ever
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "MLFLOW_"))}
+        asked = {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40, "MLFLOW_TRACKING_URI": address}
+        done = subprocess.run(
+            [sys.executable, "-c", SILENT, service],
+            cwd=tmp_path,
+            env={**kept, **asked, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        silent.setblocking(False)
+        silent.accept()[0].close()  # it was asked
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith(f"logger '{service}'")]
+    assert len(said) == 1 and "has not answered for 3 s: the run goes on without waiting" in said[0], done.stderr
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 39
+    about = json.loads((tmp_path / "run" / "about.json").read_text())
+    assert about["ended"]["outcome"] == "finished"
 
 
 WITHOUT_A_KEY = """

@@ -108,6 +108,7 @@ class Beside(Guarded):
         self._in_hand_since: float | None = None
         self._left_out = 0
         self._warned = False
+        self._left_behind = False
 
     def start(self) -> None:
         """Start the thread, which makes the tracker."""
@@ -128,6 +129,7 @@ class Beside(Guarded):
             while self._busy() and (left := until - self._clock()) > 0 and not self._hangs():
                 self._changed.wait(min(left, 1.0))
             waiting = len(self._waiting) + (self._in_hand_since is not None)
+            self._left_behind = waiting > 0
         if waiting and not self._warned:
             logger.warning("logger %r did not take all until the end of the run, and is left behind", self.name)
         elif self._left_out:
@@ -148,6 +150,11 @@ class Beside(Guarded):
             logger.warning(
                 "logger %r %s: the run goes on without waiting, and what it can't take is left out", self.name, what
             )
+
+    def _warn(self, error: BaseException) -> None:
+        """Tell as above; what one that was left behind fails with, as the process ends around it, was said already."""
+        if not self._left_behind:
+            super()._warn(error)
 
     def _busy(self) -> bool:
         return bool(self._waiting) or self._in_hand_since is not None

@@ -14,7 +14,8 @@ BINS = 32
 
 @TRACKERS.register("swanlab", package="swanlab", extra="swanlab", service=True)
 class SwanlabTracker(Service):
-    """An experiment of SwanLab. It goes on as the same one online; offline, SwanLab keeps each part by itself.
+    """An experiment of SwanLab. Offline each part of a run that goes on has a folder, all of the same experiment:
+    ``swanlab sync`` of them makes one.
 
     What SwanLab would find out by itself is not sent: command line, repository, output of the process.
     """
@@ -28,12 +29,11 @@ class SwanlabTracker(Service):
         folder.mkdir(parents=True, exist_ok=True)
         quiet = kinds.Probe(hardware=False, runtime=False, requirements=False, git=False, monitor=False)
         settings = kinds(interactive=False, probe=quiet, terminal=kinds.Terminal(proxy_type="none"))
-        online = kinds().mode == "online"
         self._run: Any = self._swanlab.init(
             project=run.project,
             name=run.name,
-            id=known if online else None,
-            resume="allow" if online else None,
+            id=known,
+            resume="allow",
             log_dir=str(folder),
             config=dict(run.config),
             settings=settings,
