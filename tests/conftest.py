@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tandem.base.exact_mode import ask_for_exact_mode
+from tests.house.long_marks import SEEN, seen_in
 from tests.warm.start import note_environment, warm_engines, warm_python
 
 __all__ = ["warm_engines", "warm_python"]
@@ -42,8 +43,10 @@ settings.register_profile("explore", deadline=None, max_examples=1000, suppress_
 settings.load_profile("repeatable")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several processes the tests on Ray come first: they are the longest that one process does alone."""
+    config.stash[SEEN] = seen_in(items)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(ON_RAY))
 

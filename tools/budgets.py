@@ -1,4 +1,4 @@
-"""Size budgets of the code base: prints every file, function, protocol or name that breaks one; exit code 1 if any.
+"""Size budgets of the code base: prints whatever file, folder, function or name that breaks one; exit code 1 if so.
 
 Run as ``python tools/budgets.py [ROOT]``.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 FOLDERS = ("tandem", "tests", "tools", "examples", "bench")
@@ -15,6 +16,7 @@ FILE_LINES = 400
 FUNCTION_LINES = 60
 MODE_FILE_LINES = 120
 PROTOCOL_MEMBERS = 9
+FOLDER_FILES = 25
 FORBIDDEN_NAMES = frozenset({"utils", "util", "helpers", "helper", "manager", "misc", "common"})
 MODE_FOLDER = Path("tandem/control")
 
@@ -22,7 +24,16 @@ MODE_FOLDER = Path("tandem/control")
 def violations(root: Path) -> list[str]:
     """Every broken budget under ``root``, as ``path[:line]: what and how much``, in path order."""
     files = sorted(path for folder in FOLDERS for path in (root / folder).rglob("*.py"))
-    return [problem for path in files for problem in check_file(path.relative_to(root), path.read_text("utf-8"))]
+    broken = [problem for path in files for problem in check_file(path.relative_to(root), path.read_text("utf-8"))]
+    return [*broken, *check_folders(path.relative_to(root) for path in files)]
+
+
+def check_folders(files: Iterable[Path]) -> Iterator[str]:
+    """Folders of ``tandem/`` with so many files that their names no longer say where to look."""
+    counted = Counter(path.parent for path in files if path.parts[0] == "tandem" and path.stem != "__init__")
+    for folder, count in counted.items():
+        if count > FOLDER_FILES:
+            yield f"{folder}: {count} files, at most {FOLDER_FILES}; part them by meaning"
 
 
 def check_file(path: Path, source: str) -> Iterator[str]:

@@ -69,6 +69,7 @@ def test_a_step_of_the_plain_program(weights: Path) -> None:
     assert 16 <= tokens <= 16 * PLAIN.MAX_NEW
 
 
+@pytest.mark.long
 def test_the_quickstart_bench_from_given_weights(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +174,7 @@ def test_memory_of_logprobs() -> None:
         assert logprob_memory.measure(64, 128, 8, chunked)["seconds"] >= 0
 
 
+@pytest.mark.long
 def test_an_estimate_of_memory_and_its_peak_come_from_one_run(tmp_path: Path) -> None:
     words = memory.run(4, 4, 2, 2, actor_rollout_ref__model__lora_rank=2)
     found = memory.child(memory.write(tmp_path, memory.shape(12, 16, 1), words))

@@ -96,6 +96,7 @@ def test_a_process_is_shown_its_gpu_alone() -> None:
     assert shown_alone("cpu", {}) == ("cpu", {})
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_ranks_and_engines_on_ray_compute_on_the_devices_of_their_slots(task: Path, tmp_path: Path) -> None:
     """Each process refuses a model that is elsewhere; that there is one on its device is seen in what it is told."""

@@ -34,6 +34,7 @@ def run(place: Path, script: Path, *words: str) -> str:
     return result.stdout
 
 
+@pytest.mark.long
 def test_a_loop_of_ones_own_learns_under_the_keyword_reward(reader: Path) -> None:
     config = yaml.safe_load((EXAMPLES / "own_loop" / "ppo_trainer.yaml").read_text("utf-8"))
     config["actor_rollout_ref"]["actor"]["optim"]["lr"] = 0.01

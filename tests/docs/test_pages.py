@@ -30,7 +30,13 @@ PLANNED = ("train", "sft")
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.long] if page.name == "extend.md" else [])
+        for page in PAGES
+    ],
+)
 def test_every_block_of_the_page_works(page: Path, reader: Path) -> None:
     snippets = read_snippets(page, page.name)
     for snippet, following in zip_longest(snippets, snippets[1:]):

@@ -58,7 +58,7 @@ def distillation(written: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ONLY)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
 def test_a_fresh_student_learns_from_its_teacher_alone(
     task: Path, teacher: Path, tmp_path: Path, kind: str, seed: int
 ) -> None:
@@ -92,6 +92,7 @@ def test_reward_and_teacher_train_together(task: Path, teacher: Path, tmp_path: 
     assert trained is not None and {"advantages", "teacher_logprobs"} <= set(trained[0].columns)
 
 
+@pytest.mark.long
 def test_each_source_follows_its_own_teacher(task: Path, teacher: Path, tmp_path: Path) -> None:
     """Digits below 5 learn from a teacher of 7777 to ``7>``, the others from one that answers the next digit."""
     rows = [{"prompt": f"{d}>", "answer": str((d + 1) % 10) * 4} for d in range(10)]

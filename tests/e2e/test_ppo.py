@@ -63,7 +63,11 @@ def lines(run: Run) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "seed"), [*((m, s) for m in ("colocate", "hybrid") for s in range(3)), ("fully async", 0)]
+    ("mode", "seed"),
+    [
+        pytest.param(mode, seed, marks=[pytest.mark.long] if seed else [])
+        for mode, seed in [*((m, s) for m in ("colocate", "hybrid") for s in range(3)), ("fully async", 0)]
+    ],
 )
 def test_ppo_learns(task: Path, tmp_path: Path, mode: str, seed: int) -> None:
     words = (f"execution={MODES[mode]}", f"trainer.seed={seed}", "trainer.total_steps=30")

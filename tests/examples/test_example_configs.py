@@ -132,6 +132,7 @@ def test_make_quickstart_trains_in_hybrid_mode() -> None:
     assert load_words([trained], Config).execution.mode == "hybrid"
 
 
+@pytest.mark.long
 def test_the_quickstart_runs_shortened(tmp_path: Path, run: Run) -> None:
     small = ["data.train_batch_size=8", "trainer.total_steps=2"]
     warm_up = run("sft", "examples/quickstart/sft.yaml", "sft", *small, FEW, "evaluation.interval=2")
@@ -200,6 +201,7 @@ def test_the_student_and_its_teacher_are_what_the_quickstart_makes() -> None:
     assert section.teacher.path == trained.trainer.output_dir + "/final"
 
 
+@pytest.mark.long
 def test_distillation_runs_shortened(tmp_path: Path, run: Run) -> None:
     """From a teacher of the student's shape, which is a tag, and from one of another, which is beside it."""
     small = ["data.train_batch_size=8", "evaluation.interval=2"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.budgets import check_file, violations
+from tools.budgets import check_file, check_folders, violations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,6 +52,12 @@ def test_a_broken_budget_is_named(path: str, source: str, problem: str) -> None:
 )
 def test_what_keeps_its_budget_passes(path: str, source: str) -> None:
     assert list(check_file(Path(path), source)) == []
+
+
+def test_a_folder_of_too_many_files_is_named() -> None:
+    files = [Path(f"tandem/plan/part_{i}.py") for i in range(26)]
+    assert list(check_folders([*files[1:], Path("tandem/plan/__init__.py"), Path("tandem/plan/parts/a.py")])) == []
+    assert list(check_folders(files)) == ["tandem/plan: 26 files, at most 25; part them by meaning"]
 
 
 def test_files_are_found_in_every_folder(tmp_path: Path) -> None:

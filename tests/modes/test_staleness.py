@@ -48,6 +48,7 @@ def test_consumed_lag_is_bounded(task: Path, tmp_path: Path, mode: str, stalenes
     assert status.accounts.trained == 8 * 4 * 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_all_modes_learn(task: Path, tmp_path: Path, mode: str) -> None:
     execution = f"execution={{mode: {mode}, max_staleness: 1, num_iters_per_train_update: 4}}"

@@ -37,6 +37,7 @@ def finished(*words: str | Path) -> tuple[Run, dict[str, torch.Tensor]]:
     return Run(session, session.run.output_dir), weights
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_two_ranks_and_two_engines_train_the_adapters_that_one_process_does(task: Path, tmp_path: Path) -> None:
     here, expected = finished(task, *WORDS, f"trainer.output_dir={tmp_path / 'here'}")

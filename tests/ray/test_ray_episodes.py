@@ -13,6 +13,7 @@ from tests.episodes.conftest import TALK, task
 __all__ = ["task"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_an_engine_on_ray_plays_the_episodes_of_one_process(task: Path, tmp_path: Path) -> None:
     words = (

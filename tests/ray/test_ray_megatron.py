@@ -27,6 +27,7 @@ SPLIT = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_run_of_megatron_on_two_devices_is_that_of_one_and_is_exported(task: Path, tmp_path: Path) -> None:
     """A row more than there are tokens makes its vocabulary even. The reference is a tag."""

@@ -121,7 +121,9 @@ SAME = {
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if "sub-batches" in name else name for name in SAME]
+)
 def test_without_staleness_every_mode_is_the_synchronous_run(
     task: Path, here: Watched, tmp_path: Path, name: str
 ) -> None:
@@ -139,6 +141,7 @@ def test_without_staleness_every_mode_is_the_synchronous_run(
     assert found.run.session.run.progress.samples == here.run.session.run.progress.samples != ""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_model_and_rows_on_two_devices_train_as_on_one(task: Path, tmp_path: Path) -> None:
     """A row more than there are tokens makes its vocabulary even."""

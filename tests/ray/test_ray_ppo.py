@@ -41,6 +41,7 @@ def pids(group: TrainGroup) -> set[int]:
     return {rank.pid for rank in group._ranks if isinstance(rank, RayRank)}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_critic_of_two_ranks_makes_the_run_of_one_process_which_can_go_on_from_it(task: Path, tmp_path: Path) -> None:
     here = exported(train(task, f"trainer.output_dir={tmp_path / 'here'}", *PPO))

@@ -144,6 +144,7 @@ def own_memory(pid: int) -> int:
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.long
 def test_memory_stays_flat_over_hundreds_of_steps(store: MakeStore) -> None:
     """1.6 MB a step: kept, they would be 350 MB."""
     plane = store(4)

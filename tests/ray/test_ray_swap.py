@@ -26,6 +26,7 @@ WORDS = (
 ON_RAY = ("runtime.name=ray", "runtime.threads=false", "actor_rollout_ref.rollout.swap={step: 2, name: test_too}")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_an_equal_engine_that_takes_over_on_ray_changes_nothing(task: Path, tmp_path: Path) -> None:
     plain = train(task, f"trainer.output_dir={tmp_path / 'here'}", "runtime.threads=true", *WORDS)

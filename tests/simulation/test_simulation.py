@@ -85,6 +85,7 @@ def test_longest_samples_of_two_steps_run_side_by_side_where_the_engines_have_ro
     assert row["fraction"] <= most(row, setting)
 
 
+@pytest.mark.long
 def test_the_scale_run_accounts_for_every_sample_and_its_memory_stays_flat() -> None:
     row = simulate_scale.run(simulate_scale.Scale(devices=32, groups=200), steps=12)
     accounts = row["accounts"]

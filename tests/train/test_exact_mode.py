@@ -127,6 +127,7 @@ with open(os.environ["NOTES"], "a") as file:
 """
 
 
+@pytest.mark.long
 def test_the_mode_is_there_in_each_process_before_its_first_product(tmp_path: Path) -> None:
     (tmp_path / "computing_plugin.py").write_text(PLUGIN)
     others = {name: value for name, value in os.environ.items() if name not in SETTING}
