@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tandem.columns.images import Images
     from tandem.data.rows import Row
-    from tandem.models.image_reader import ImageReader
+    from tandem.models.vision.image_reader import ImageReader
 else:
     pillow = LazyModule("PIL.Image")
     operations = LazyModule("PIL.ImageOps")

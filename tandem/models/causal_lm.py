@@ -18,7 +18,6 @@ from tandem.columns.images import Images
 from tandem.models.cast_weights import weights_of
 from tandem.models.head.projection import PLAIN, Head, Transform
 from tandem.models.head.vocabulary import SplitVocabulary
-from tandem.models.images import Vision
 from tandem.models.layouts.attention import IMPLEMENTATION, Decoder, Layout
 from tandem.models.layouts.cache import KVCache
 from tandem.models.layouts.kv_store import BLOCK
@@ -29,6 +28,7 @@ from tandem.models.layouts.rows import BorderedLayout, RowsCache, RowsLayout, Wh
 from tandem.models.layouts.shared_row import Share, SharedRow
 from tandem.models.routers import Routers
 from tandem.models.token_ids import TokenIds
+from tandem.models.vision.images import Vision
 
 R = TypeVar("R")
 

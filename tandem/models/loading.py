@@ -32,9 +32,9 @@ from tandem.models.adapters import read_base, with_adapters
 from tandem.models.causal_lm import CausalLM, decoder_of
 from tandem.models.families import IMAGE_FAMILIES, refuse_family
 from tandem.models.folder.described import fault_of_config, fault_of_generation
+from tandem.models.folder.hub import where_from
 from tandem.models.folder.stored import faults_of_weights, header_of, packed_weight, weight_files
 from tandem.models.head.projection import measured_transform
-from tandem.models.hub import where_from
 from tandem.models.lora import merged_weights
 from tandem.models.precision import Precision
 from tandem.models.token_ids import TokenIds

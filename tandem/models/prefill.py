@@ -10,7 +10,7 @@ import torch
 from tandem.columns.images import Images
 from tandem.columns.ragged import Ragged
 from tandem.models.causal_lm import CausalLM
-from tandem.models.images import Seen
+from tandem.models.vision.images import Seen
 
 
 @dataclass(frozen=True)

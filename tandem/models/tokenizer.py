@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tandem.base.errors import DataError, TandemError
 from tandem.base.lazy import LazyModule
 from tandem.models.folder.described import fault_of_generation
-from tandem.models.hub import where_from
+from tandem.models.folder.hub import where_from
 
 if TYPE_CHECKING:
     import tokenizers

@@ -13,10 +13,10 @@ from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.config.model import OptimConfig
 from tandem.models.causal_lm import CausalLM
-from tandem.models.images import freeze, rope_positions
 from tandem.models.loading import as_causal_lm
 from tandem.models.lora import adapted_layers, get_lora_model
 from tandem.models.probe import prove
+from tandem.models.vision.images import freeze, rope_positions
 from tandem.rollout.hf import HfEngine
 from tandem.rollout.protocol import GroupRequest, Sampling
 from tandem.train.engine import FsdpEngine

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from transformers import LlamaConfig
 
 from tandem.base.errors import TandemError
-from tandem.models.hub import TRIES, where_from
+from tandem.models.folder.hub import TRIES, where_from
 from tandem.models.tokenizer import character_tokenizer, load_tokenizer
 
 

@@ -17,8 +17,8 @@ from torch import nn
 from tandem.base.errors import ContractError
 from tandem.columns.images import Images
 from tandem.columns.ragged import Ragged
-from tandem.models.images import Seen
 from tandem.models.layouts.attention import AttentionLayout, Layout
+from tandem.models.vision.images import Seen
 
 
 @dataclass(frozen=True)

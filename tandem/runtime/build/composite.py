@@ -18,12 +18,12 @@ from tandem.models.adapter_spec import AdapterSpec
 from tandem.models.adapters import with_adapters
 from tandem.models.causal_lm import CausalLM
 from tandem.models.chat_template import set_template
-from tandem.models.images import freeze
 from tandem.models.loading import as_causal_lm, load_model
 from tandem.models.numerics import prepare_process
 from tandem.models.recording import routes_width
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import check_vocabulary, load_tokenizer
+from tandem.models.vision.images import freeze
 from tandem.plan.own_loop import check_own_loop, unread_in_own_loop
 from tandem.plan.parts.batch import name_epochs
 from tandem.plan.parts.stages import columns_known

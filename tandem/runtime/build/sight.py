@@ -7,7 +7,7 @@ import functools
 from tandem.config.model import ModelConfig
 from tandem.config.schema import DataConfig, SftDataConfig
 from tandem.data.pictures import Budget, Sight
-from tandem.models.image_reader import ImageReader
+from tandem.models.vision.image_reader import ImageReader
 from tandem.plan.checks.model.images import sees
 from tandem.plan.files.model import model_folder, read_model
 

@@ -1,0 +1,1 @@
+"""Images in a language model: read as patches, and placed among its tokens."""
