@@ -240,6 +240,9 @@ class RolloutConfig(Node):
     """vLLM and SGLang only."""
     enable_chunked_prefill: bool = True
     """vLLM and SGLang only."""
+    kv_cache_gib: PositiveFloat | None = None
+    """hf only: GiB of memory that an engine's keys and values may take; prompts wait until they fit. Default: 80 % of
+    what the device has free when a generation begins, on the CPU half."""
     strict: bool = True
     """Refuse settings that only another engine has; false: they are listed as not used, so that one file serves
     several engines."""

@@ -20,7 +20,7 @@ from tandem.models.head.projection import PLAIN, Head, Transform
 from tandem.models.head.vocabulary import SplitVocabulary
 from tandem.models.layouts.attention import IMPLEMENTATION, Decoder, Layout
 from tandem.models.layouts.cache import KVCache
-from tandem.models.layouts.kv_store import BLOCK
+from tandem.models.layouts.kv_store import BLOCK, KVPool
 from tandem.models.layouts.packing import Documents, PackedLayout
 from tandem.models.layouts.positions import Context
 from tandem.models.layouts.row_cache import RowCache
@@ -115,13 +115,13 @@ class CausalLM(nn.Module):
             return SharedRow(PackedLayout(documents, device), self.share)
         return _LAYOUTS[self.route](documents, device)
 
-    def new_cache(self, rows: int = 1, capacity: int = BLOCK) -> RowCache:
+    def new_cache(self, rows: int = 1, capacity: int = BLOCK, pool: KVPool | None = None) -> RowCache:
         """Return a cache for generation, with room for ``rows`` of ``capacity`` tokens where that can be said
-        before.
+        before, in the memory of ``pool`` where it is counted so.
         """
         device = self.model.device
         if self.route == "packed":
-            return KVCache(device, rows, capacity)
+            return KVCache(device, rows, capacity, pool)
         options = {"layout": WholeRows()} if self.route == "bordered" else None
         return RowsCache(device, options, recompute=self.recomputes)
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from tandem.base.device_kinds import CPU, CUDA
 from tandem.base.errors import TandemError
+from tandem.base.machine import available_memory
 
 
 def found_device(name: str) -> torch.device:
@@ -33,6 +34,17 @@ def device_count(kind: str) -> int:
 def memory_of(device: torch.device) -> int:
     """Return the bytes that ``device`` has, whoever holds them; it is no CPU."""
     return int(torch.get_device_module(device.type).mem_get_info(device)[1])
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the bytes that this process can still take on ``device``, what torch keeps for later included; None where
+    the system doesn't say.
+    """
+    if device.type == CPU:
+        return available_memory()
+    module = torch.get_device_module(device.type)
+    kept = module.memory_reserved(device) - module.memory_allocated(device)
+    return int(module.mem_get_info(device)[0]) + int(kept)
 
 
 def give_back(device: torch.device) -> None:

@@ -18,7 +18,8 @@ For N parameters on R train ranks (parameters, gradients and moments are sharded
   accelerator holds at once; a smaller one takes a 32nd of its memory for all four), and the gradient of the
   head beside the one that it is added to, of V / W tokens; not for the critic;
 - rollout: weights (0 where the engine uses the actor's own); keys and values of the answers in flight, in columns that
-  double from 64, and of their prompts; logits and probabilities of the rows that are drawn, four times.
+  grow by an eighth, and of their prompts, both no more than ``rollout.kv_cache_gib``; logits and probabilities of the
+  rows that are drawn, four times.
 
 Roles and phases that take turns on a device (``turn`` of a part) hold memory one after the other: a device needs the
 parts that stay and the largest turn. What no file says is None, and the total is then a lower bound. It leaves out the
@@ -35,7 +36,9 @@ from tandem.base.machine import has_accelerator, physical_memory
 from tandem.config.model import ActorConfig, ModelConfig
 from tandem.config.schema import Config
 from tandem.models.families import PER_DOCUMENT
+from tandem.models.kv_cost import grown
 from tandem.plan.files.model import ModelFacts, sampled_tokens
+from tandem.plan.kv import kv_bound
 from tandem.plan.parts.adapters import adapter_parameters
 from tandem.plan.parts.batch import longest_sequence, mini_batch_prompts
 from tandem.plan.parts.critic import critic_model, plan_critic
@@ -49,9 +52,6 @@ BYTES = {"float32": 4, "bfloat16": 2}
 MASTER = 4
 CHUNK, MOST, DRAWN = 1 << 23, 1 << 28, 1 << 24
 """Elements of logits that are there at once: of scored tokens on a CPU and on a large accelerator, of sampled ones."""
-COLUMNS = 64
-"""Columns that the cache of a generated row begins with."""
-
 TRAINING, CRITIC, GENERATION = "training", "training of the critic", "generation"
 
 
@@ -237,16 +237,17 @@ def _rollout(config: Config, facts: ModelFacts, shares: bool) -> dict[str, Part]
     per_token = 2 * width * facts.layers * (facts.kv_heads or 0) * (facts.head_dim or 0)
     shared = n > 1 and not _each_alone(facts)
     prompt, answer = config.data.max_prompt_length, config.data.max_response_length
-    columns = _columns(answer if shared else prompt + answer)
-    prompts = math.ceil(rows / n) * _columns(prompt) if shared else 0
+    columns = grown(answer if shared else prompt + answer)
+    prompts = math.ceil(rows / n) * grown(prompt) if shared else 0
+    held, bound = per_token * (rows * columns + prompts) // ranks, kv_bound(config)
     vocabulary = sampled_tokens(model, facts) or 0
     found = {
-        "KV cache": Part(per_token * (rows * columns + prompts) // ranks, GENERATION),
+        "KV cache": Part(held if bound is None else min(held, bound), GENERATION),
         "logits": Part(4 * MASTER * min(rows * vocabulary, DRAWN), GENERATION),
     }
     if not shares:
-        held = MASTER if rollout.name == "hf" else width
-        found = {"weights": Part(held * facts.parameters // ranks), **found}
+        each = MASTER if rollout.name == "hf" else width
+        found = {"weights": Part(each * facts.parameters // ranks), **found}
     if width < MASTER:
         found["cast weights"] = Part(width * facts.parameters // ranks, GENERATION)
     return {f"rollout {name}": part for name, part in found.items()}
@@ -256,8 +257,3 @@ def _accelerated(config: Config) -> bool:
     """Return whether roles compute on an accelerator, whose memory bounds what is there at once."""
     device = config.runtime.device
     return has_accelerator() if device == "auto" else device != "cpu"
-
-
-def _columns(tokens: int) -> int:
-    """Count the columns of a cache that doubles until so many tokens fit."""
-    return COLUMNS << max(0, math.ceil(math.log2(max(1, tokens) / COLUMNS)))

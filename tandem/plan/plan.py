@@ -47,6 +47,7 @@ from tandem.plan.checks.samples.episode import check_episode
 from tandem.plan.checks.samples.reward import check_reward
 from tandem.plan.files.model import ModelFacts
 from tandem.plan.files.rows import trained_rows
+from tandem.plan.kv import check_kv, notes_on_kv
 from tandem.plan.later import what_comes_later
 from tandem.plan.memory import MemoryPlan, notes_on_memory, plan_memory
 from tandem.plan.parts.adapters import pushed_part
@@ -287,6 +288,7 @@ def _contradictions(
         yield from check_template(config)
     yield from check_arguments(config)
     yield from check_context(config, facts)
+    yield from check_kv(config, facts)
     yield from check_adapters(MODEL, config.actor_rollout_ref.model, facts)
     yield from check_split(config, facts)
     yield from check_megatron(config, facts)
@@ -309,6 +311,7 @@ def _resume_notes(config: Config, saved: Saved | None, batch: BatchPlan) -> Iter
 def _notes(config: Config, entries: Entries, facts: ModelFacts | None, runtime: str) -> Iterator[str]:
     kl, interval = config.algorithm.kl, config.evaluation.interval
     yield from engine_notes(config, runtime)
+    yield from notes_on_kv(config, facts)
     if kl.where != "off" and kl.coef == 0:
         yield "algorithm.kl.coef is 0: the KL is off, and no reference is computed"
     yield from exact_notes(config)

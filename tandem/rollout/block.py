@@ -12,6 +12,7 @@ from tandem.base.errors import TandemError
 from tandem.columns.images import Images
 from tandem.models.causal_lm import CausalLM
 from tandem.models.head.projection import Head
+from tandem.models.kv_cost import Rows
 from tandem.models.layouts.attention import Layout
 from tandem.models.layouts.kv_store import closing
 from tandem.models.layouts.row_cache import Prefill, RowCache
@@ -45,6 +46,12 @@ class _Resumed:
     positions: torch.Tensor
     shifts: torch.Tensor
     images: Images | None
+
+
+def asked(request: GroupRequest, sampling: Sampling, rows: int | None = None) -> Rows:
+    """Return the rows of a prompt at the longest that they can become: all of them, or so many."""
+    count = sampling.samples if rows is None else rows
+    return Rows(count, len(request.prompt_ids), request.limit(sampling), shared=sampling.samples > 1)
 
 
 class Block:
@@ -86,6 +93,11 @@ class Block:
     def room(self) -> int:
         """Groups that can join now."""
         return (self._limit - self.count) // self._sampling.samples
+
+    def flying(self) -> list[Rows]:
+        """Return the rows in flight of each prompt, at the longest that they can become."""
+        rows = Counter(group for group, _ in self._owners)
+        return [asked(group.request, self._sampling, count) for group, count in rows.items()]
 
     def admit(self, requests: Sequence[GroupRequest], version: int) -> None:
         """Prefill these prompts and draw the next token of each of their samples."""
@@ -199,6 +211,10 @@ class Block:
         if len(rows):
             self._finish(rows, ["aborted"] * len(rows))
             self._drop(rows)
+
+    def forget(self) -> None:
+        """Drop every row, which nobody wants."""
+        self._drop(torch.arange(self.count))
 
     def step(self, version: int) -> None:
         """Draw one more token for every row in flight, with weights ``version``."""

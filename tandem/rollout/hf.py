@@ -7,26 +7,35 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
+from tandem.base.device_kinds import CPU
 from tandem.base.errors import ContractError
 from tandem.models.cast_weights import CastWeights
 from tandem.models.causal_lm import CausalLM
-from tandem.models.device import give_back
+from tandem.models.device import free_memory, give_back
 from tandem.models.fingerprint import fingerprint, joined
+from tandem.models.kv_cost import KVCost
+from tandem.models.kv_measure import measured_cost
+from tandem.models.layouts.kv_store import KVPool
 from tandem.models.layouts.row_cache import RowCache
 from tandem.models.lora import adapted_layers, base_weights
 from tandem.models.probe import prove
 from tandem.models.weights import copy_weights
+from tandem.rollout.kv_room import KVRoom
 from tandem.rollout.protocol import KeepKV, Sampling
 from tandem.rollout.running_batch import RunningBatch
 from tandem.rollout.stepping import RunningGroups, SteppedEngine
+
+_PART_OF_DEVICE, _PART_OF_HOST = 0.8, 0.5
+"""Of the memory that is free, for keys and values: the rest is for what a forward holds, and on a host for others."""
 
 
 class HfEngine(SteppedEngine):
     """A ``RolloutEngine`` that decodes up to ``max_num_seqs`` samples at once.
 
     ``shares_weights``: ``model`` is the trainer's own and never written to. ``exact`` decodes each group alone, so that
-    its tokens are bit-equal whatever else is in flight, at the cost of the larger batch's speed. The others: see
-    ``SteppedEngine``.
+    its tokens are bit-equal whatever else is in flight, at the cost of the larger batch's speed. ``kv_cache_gib``: GiB
+    of memory that keys and values may take; None: a part of what the device has free when a generation begins. Prompts
+    wait until they fit. The others: see ``SteppedEngine``.
     """
 
     def __init__(
@@ -39,6 +48,7 @@ class HfEngine(SteppedEngine):
         max_num_seqs: int = 512,
         max_num_batched_tokens: int = 16384,
         keep_kv: KeepKV = "old",
+        kv_cache_gib: float | None = None,
         patience: float = 600.0,
     ) -> None:
         prove(model, "generation")
@@ -56,17 +66,46 @@ class HfEngine(SteppedEngine):
         casts = compute != torch.float32
         self._casts = CastWeights(model.model, compute, frozen_only=shares_weights) if casts else None
         self._exact = exact
+        self._kv_cache_gib = kv_cache_gib
+        self._cost: tuple[str, KVCost] | None = None  # of keys and values, as the model ran when it was measured
+        self._memory: KVRoom | None = None
+        self._pool = KVPool()  # of all generations
         self._spare: RowCache | None = None  # of an ended call, for the next one
         self._base: str | None = None  # fingerprint of what never changes, in a model with adapters
 
     def _open(self, sampling: Sampling) -> RunningBatch:
-        cache = None if self._exact else self._spare or self._model.new_cache()
-        self._spare = None
-        return RunningBatch(self._model, sampling, self._max_num_seqs, cache)
+        with self._boundary.change():
+            memory = self._room()
+            cache = None if self._exact else self._spare or self._model.new_cache(pool=self._pool)
+            self._spare = None
+            return RunningBatch(self._model, sampling, self._max_num_seqs, cache, memory, self._pool)
+
+    def _room(self) -> KVRoom:
+        """Return the memory of keys and values, measured anew where nobody generates."""
+        if self._memory is not None and self._memory.used:
+            return self._memory
+        if self._cost is None or self._cost[0] != self._model.route:
+            self._cost = self._model.route, measured_cost(self._model)
+        cost = self._cost[1]
+        memory = KVRoom(cost, *self._bound(cost), apart=self._exact)
+        if memory.slots is not None and self._pool.allocated > memory.slots:
+            self._spare = None
+        self._pool.slots, self._memory = memory.slots, memory
+        return memory
+
+    def _bound(self, cost: KVCost) -> tuple[int | None, str]:
+        """Return the bytes that keys and values may take, and in words why no more."""
+        if self._kv_cache_gib is not None:
+            return int(self._kv_cache_gib * 2**30), "as kv_cache_gib says"
+        free, part = free_memory(self._device), _PART_OF_HOST if self._device.type == CPU else _PART_OF_DEVICE
+        if free is None:
+            return None, ""
+        return int(part * (free + self._pool.allocated * cost.token)), f"{part:.0%} of what {self._device} has free"
 
     def _ended(self, running: RunningGroups) -> None:
         assert isinstance(running, RunningBatch)
-        self._spare = running.cache
+        used = self._memory is not None and self._memory.used
+        self._spare = None if used else running.cache  # while others generate, memory is theirs
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

@@ -117,6 +117,7 @@ def hf(
     max_num_seqs: int = 512,
     max_num_batched_tokens: int = 16384,
     keep_kv: KeepKV = "old",
+    kv_cache_gib: float | None = None,
 ) -> RolloutEngine:
     """Build an ``HfEngine``, which generates in batches on transformers models, in this process."""
     from tandem.rollout.hf import HfEngine
@@ -129,6 +130,7 @@ def hf(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         keep_kv=keep_kv,
+        kv_cache_gib=kv_cache_gib,
     )
 
 

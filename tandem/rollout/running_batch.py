@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tandem.models.causal_lm import CausalLM
+from tandem.models.kv_cost import Rows
+from tandem.models.layouts.kv_store import KVPool
 from tandem.models.layouts.row_cache import RowCache
-from tandem.rollout.block import Block
+from tandem.rollout.block import Block, asked
+from tandem.rollout.kv_room import KVRoom
 from tandem.rollout.protocol import GroupOutput, GroupRequest, Sampling
 
 
@@ -13,13 +18,27 @@ class RunningBatch:
 
     A group that has a block to itself is computed from nothing but its own tokens, in shapes that depend on nothing
     else: its tokens are bit-equal whatever else is in flight.
+
+    Groups begin only where ``memory`` has room for them at their longest, in tables of ``pool`` where they stand in
+    some, so that what is in flight never has to make room.
     """
 
-    def __init__(self, model: CausalLM, sampling: Sampling, limit: int, cache: RowCache | None) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        sampling: Sampling,
+        limit: int,
+        cache: RowCache | None,
+        memory: KVRoom,
+        pool: KVPool,
+    ) -> None:
         self._model, self._sampling = model, sampling
         self._limit = limit
+        self._memory, self._pool = memory, pool
+        memory.hold(self, [])
         self._exact = cache is None
         self.cache = cache
+        self._asked: dict[Block, Rows] = {}  # of blocks that have one group
         self._blocks = [] if cache is None else [Block(model, sampling, cache, limit)]
 
     @property
@@ -34,17 +53,35 @@ class RunningBatch:
             return self._limit // self._sampling.samples - len(self._blocks)
         return self._blocks[0].room
 
+    def fits(self, requests: Sequence[GroupRequest]) -> bool:
+        """Say whether there is memory for these prompts and their samples, beside what is in flight.
+
+        Raises ``ContractError`` for one that has none when it is alone.
+        """
+        more = [asked(request, self._sampling) for request in requests]
+        for request, rows in zip(requests, more, strict=True):
+            self._memory.check(request.key, rows)
+        return self._memory.fits(self, self._flying(), more)
+
+    def _flying(self) -> list[Rows]:
+        if self._exact:  # a block has its memory for as long as it lasts
+            return [self._asked[block] for block in self._blocks]
+        return self._blocks[0].flying()
+
     def admit(self, requests: list[GroupRequest], version: int) -> None:
         """Prefill these prompts and draw the first token of each sample."""
+        more = [asked(request, self._sampling) for request in requests]
+        self._memory.hold(self, [*self._flying(), *more])
         if not self._exact:
             self._blocks[0].admit(requests, version)
             return
-        for request in requests:
+        for request, rows in zip(requests, more, strict=True):
             n = self._sampling.samples
-            cache = self._model.new_cache(n, len(request.prompt_ids) + request.limit(self._sampling))
-            block = Block(self._model, self._sampling, cache, n)
+            width = rows.answer + (0 if rows.shared else rows.prompt)
+            block = Block(self._model, self._sampling, self._model.new_cache(n, width, self._pool), n)
             block.admit([request], version)
             self._blocks.append(block)
+            self._asked[block] = rows
 
     def step(self, version: int) -> None:
         """Draw one more token for every row, with weights ``version``."""
@@ -70,7 +107,12 @@ class RunningBatch:
             block.finished.clear()
         if self._exact:
             self._blocks = [block for block in self._blocks if block.count]
+            self._asked = {block: self._asked[block] for block in self._blocks}
+        self._memory.hold(self, self._flying())
         return finished
 
     def close(self) -> None:
-        """Do nothing: what is in flight goes with this object."""
+        """Give up the room of what is in flight, whoever may still know of this object."""
+        for block in self._blocks:
+            block.forget()
+        self._memory.release(self)

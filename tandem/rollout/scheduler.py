@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from tandem.base.errors import ContractError
 from tandem.models.layouts.positions import Context
@@ -18,12 +18,19 @@ class Scheduler:
     """Requests, checked and pulled as late as there is room; within a window the shortest prompt goes first.
 
     A window is started through before the next one is pulled, so no prompt waits for ever, and prompts that are in
-    flight together have similar lengths.
+    flight together have similar lengths. ``fits`` says whether there is room for requests beside what is in flight, and
+    raises for one that there is never room for; the first that waits is never passed by another.
     """
 
     def __init__(
-        self, requests: Iterable[GroupRequest | None], sampling: Sampling, window: int, context: Context | None
+        self,
+        requests: Iterable[GroupRequest | None],
+        sampling: Sampling,
+        window: int,
+        context: Context | None,
+        fits: Callable[[Sequence[GroupRequest]], bool],
     ) -> None:
+        self._fits = fits
         self._source = iter(requests)
         self._sampling, self._window, self._context = sampling, window, context
         self._waiting: list[GroupRequest] = []  # longest first
@@ -51,15 +58,20 @@ class Scheduler:
 
     def take(self, groups: int, tokens: int) -> list[GroupRequest]:
         """Take at most ``groups`` requests with at most ``tokens`` to prefill together, but one at least if any
-        waits.
+        waits; none where there is no room for it.
         """
         taken: list[GroupRequest] = []
         while self._waiting and len(taken) < groups:
             tokens -= _prefilled(self._waiting[-1])
-            if tokens < 0 and taken:
+            if (tokens < 0 and taken) or not self._fits([*taken, self._waiting[-1]]):
                 break
             taken.append(self._waiting.pop())
         return taken
+
+    @property
+    def blocked(self) -> bool:
+        """The first that waits has no room."""
+        return bool(self._waiting) and not self._fits([self._waiting[-1]])
 
     @property
     def empty(self) -> bool:
@@ -84,6 +96,7 @@ class Scheduler:
                 f"{name}: {length} prompt tokens + max_tokens {limit} are too many, for "
                 f"{self._context.why}: shorten the prompt to {most} tokens, or lower max_tokens"
             )
+        self._fits([request])
 
     def _check_begun(self, request: GroupRequest) -> None:
         name, begun, most = f"prompt {request.key!r}", request.begun, request.limit(self._sampling)

@@ -40,6 +40,7 @@ class EngineSpec:
     tensor_model_parallel_size: int = 1
     gpu_memory_utilization: float = 0.8
     enable_chunked_prefill: bool = True
+    kv_cache_gib: float | None = None
     context: int | None = None
     adapter: AdapterSpec | None = None
     tokens: TokenIds | None = None

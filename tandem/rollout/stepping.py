@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
-from tandem.base.errors import ContractError, TandemError
+from tandem.base.errors import ContractError, DeadlineError, TandemError
 from tandem.models.layouts.positions import Context
 from tandem.rollout.decode_lock import DecodeLock
 from tandem.rollout.protocol import GroupOutput, GroupRequest, KeepKV, Sampling
@@ -31,6 +31,11 @@ class RunningGroups(Protocol):
     @property
     def ended(self) -> bool:
         """A group has ended since the last ``take_finished``."""
+
+    def fits(self, requests: Sequence[GroupRequest]) -> bool:
+        """Say whether there is memory for these beside what is in flight. Raises ``ContractError`` for one that never
+        fits.
+        """
 
     def admit(self, requests: list[GroupRequest], version: int) -> None:
         """Begin these prompts, or go on with what they have begun."""
@@ -76,6 +81,7 @@ class SteppedEngine(ABC):
         self._calls = 0
         self._awake = True
         self._lacks = "" if whole else "no weights have been loaded yet"  # why it can't generate
+        self._patience = patience
         self._boundary = DecodeLock(patience)
         self._applied_s = 0.0
 
@@ -136,9 +142,14 @@ class SteppedEngine(ABC):
         return self._generate(requests, sampling)
 
     def _generate(self, requests: Iterable[GroupRequest | None], sampling: Sampling) -> Iterator[GroupOutput]:
-        waiting = Scheduler(requests, sampling, self._max_num_seqs // sampling.samples, self._context)
-        running = self._open(sampling)
         self._calls += 1
+        try:
+            running = self._open(sampling)
+        except BaseException:
+            self._calls -= 1
+            raise
+        window = self._max_num_seqs // sampling.samples
+        waiting = Scheduler(requests, sampling, window, self._context, running.fits)
         version, aborts = self._version, self._boundary.aborts
         try:
             while True:
@@ -169,11 +180,24 @@ class SteppedEngine(ABC):
                         return
                     if self._lacks:
                         raise TandemError(f"{self._lacks}: load a complete set of weights first")
-                    while running.room and not waiting.empty:
-                        running.admit(waiting.take(running.room, self._max_num_batched_tokens), version)
+                    while running.room and (taken := waiting.take(running.room, self._max_num_batched_tokens)):
+                        running.admit(taken, version)
                     running.step(version)
-                if running.ended or (running.room and not waiting.exhausted):
+                if running.ended or (running.room and waiting.empty and not waiting.exhausted):
                     return
+                if running.count == 0 and waiting.blocked:
+                    self._await_memory(waiting, aborts)
+
+    def _await_memory(self, waiting: Scheduler, aborts: int) -> None:
+        """Return once the first that waits has room; what takes it is another ``generate``."""
+        until = time.monotonic() + self._patience
+        while waiting.blocked and self._boundary.aborts == aborts:
+            if time.monotonic() > until:
+                raise DeadlineError(
+                    f"generation waited {self._patience:g} s for memory of keys and values; blocked by another "
+                    "generate() that has it: let that one go on, or raise actor_rollout_ref.rollout.kv_cache_gib"
+                )
+            time.sleep(0.01)
 
     def pause(self, abort: bool = False) -> None:
         self._boundary.pause(abort)

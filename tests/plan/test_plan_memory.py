@@ -7,9 +7,11 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+from tandem.base.errors import Problem
 from tandem.plan.plan import Plan
 
 Plans = Callable[..., Plan]
+Problems = Callable[..., list[Problem]]
 
 
 def write_header(folder: Path, shapes: dict[str, list[int]]) -> None:
@@ -154,3 +156,27 @@ def test_a_run_that_this_machine_cannot_hold_is_warned_of(place: Path, plan_of: 
     assert not any("WARNING" in note for note in plan_of("runtime.device=cuda").notes)
     write_header(place / "model", {"a": [1000, 640]})
     assert not any("WARNING" in note for note in plan_of("runtime.device=cpu").notes)
+
+
+def test_keys_and_values_are_bounded_and_the_plan_says_how_many_prompts_wait(place: Path, plan_of: Plans) -> None:
+    write_header(place / "model", {"a": [100, 64]})
+    key, free = "actor_rollout_ref.rollout.kv_cache_gib", plan_of()
+    token = 2 * 4 * 2 * 2 * 16  # keys and values of 2 layers, 2 heads of 16, float32
+    one = (token + token // 4) * (4 * 128 + 128)  # 4 samples of a prompt, and the copy of a tensor
+    bounded = plan_of(f"{key}={2.5 * one / 2**30}")
+    assert bounded.runs
+    assert bounded.memory[0].parts["rollout KV cache"] == int(2.5 * one) < free.memory[0].parts["rollout KV cache"]
+    assert any(note.startswith(key) and "2 of 8 prompts are in flight" in note for note in bounded.notes)
+    assert not any(note.startswith(key) for note in plan_of(f"{key}=1").notes)
+    small = plan_of(f"{key}={0.9 * one / 2**30}")
+    (problem,) = small.problems
+    assert problem.key == key
+    assert f"128 prompt tokens and 4 x 128 answer tokens take {one} bytes ({token} a token)" in problem.reason
+    assert problem.remedy.startswith("Write at least 0.0")
+    assert plan_of(f"{key}={problem.remedy.split()[-1]}").runs
+
+
+def test_only_the_engine_hf_has_a_bound_of_keys_and_values(problems_of: Problems) -> None:
+    found = problems_of("execution.mode=hybrid", "actor_rollout_ref.rollout.name=vllm",
+                        "actor_rollout_ref.rollout.kv_cache_gib=1")  # fmt: skip
+    assert any(p.key.endswith("kv_cache_gib") and "(hf has)" in p.reason for p in found)

@@ -356,7 +356,7 @@ def test_broken_weights_name_the_prompt_and_do_not_poison_the_next_call() -> Non
     )
 
 
-def test_memory_grows_by_doubling_not_with_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_grows_by_a_part_of_itself_not_with_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[int] = []
     allocate = KVStore._allocate
 
@@ -370,8 +370,8 @@ def test_memory_grows_by_doubling_not_with_each_token(monkeypatch: pytest.Monkey
     monkeypatch.setattr(KVStore, "_allocate", counting)
     list(engine.generate(requests(1), Sampling(n=2, max_tokens=600)))
     layers_and_kinds = 2 * 2
-    assert sorted(set(moved)) == [64, 128, 256, 512, 1024]
-    assert len(moved) <= layers_and_kinds * 6
+    assert sorted(set(moved)) == [64, 128, 192, 256, 320, 384, 448, 512, 576, 704]
+    assert len(moved) <= layers_and_kinds * 12  # of prompts once, and once to measure
 
 
 def test_bfloat16_compute_gives_logprobs_near_the_models() -> None:

@@ -2,7 +2,8 @@
 
 Rows lie left-aligned: a token's column is its place in the row, so positions never depend on what shares the batch.
 Rows in use are always the first ``count`` ones: one that ends is replaced by a later one, never by a copy of the batch.
-Memory grows by doubling, so a token is copied a constant number of times, however long its row becomes.
+Memory grows by a part of itself, so a token is copied a constant number of times, however long its row becomes; where
+it is bounded, whoever lets rows in sees to it that they fit at their longest.
 
 The samples of a group share the keys and values of their prompt: these are stored once, and read once a step for all
 samples, whose queries stand together as one product (Juravsky et al. 2024, "Hydragen").
@@ -13,7 +14,8 @@ from __future__ import annotations
 import torch
 
 from tandem.base.errors import ContractError
-from tandem.models.layouts.kv_store import BLOCK, KVStore, Place, StoringLayout, closing
+from tandem.models.kv_cost import KVCost
+from tandem.models.layouts.kv_store import BLOCK, KVPool, KVStore, Place, StoringLayout, closing
 from tandem.models.layouts.packing import Documents, PackedLayout
 
 
@@ -22,19 +24,25 @@ class KVCache:
 
     A prompt with a single sample is not shared: it stands in the sample's own row. ``group`` (rows of ``answers``,)
     int64 says which row of ``prompts`` a sample continues, where ``prompts`` is in use. Lengths and rows are kept on
-    the CPU, keys and values on ``device``.
+    the CPU, keys and values on ``device``, in memory of ``pool``.
     """
 
-    def __init__(self, device: torch.device, rows: int = 1, capacity: int = BLOCK) -> None:
+    def __init__(self, device: torch.device, rows: int = 1, capacity: int = BLOCK, pool: KVPool | None = None) -> None:
         self.device = device
-        self.answers = KVStore(rows, capacity)
-        self.prompts = KVStore(1, BLOCK)
+        self.answers = KVStore(rows, capacity, pool)
+        self.prompts = KVStore(1, BLOCK, pool)
         self.group = torch.zeros(0, dtype=torch.int64)
 
     @property
     def count(self) -> int:
         """The number of rows in use."""
         return self.answers.count
+
+    def cost(self) -> KVCost:
+        """Return what a token costs, once one was written."""
+        width = self.answers.allocated
+        sizes = [size // width for size in self.answers.sizes()]
+        return KVCost(sum(sizes), max(sizes, default=0))
 
     def append(self, lengths: torch.Tensor, copies: int) -> PromptLayout:
         """Take ``copies`` new rows for each prompt (P,); the forward of the returned layout fills them.

@@ -1,16 +1,58 @@
-"""Keys and values of generated rows in memory that grows by doubling."""
+"""Keys and values of generated rows, in memory that grows with them and is bounded."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from weakref import WeakSet
 
 import torch
 
+from tandem.base.errors import ContractError
+from tandem.models.kv_cost import COLUMNS, columns
 from tandem.models.layouts.attention import AttentionLayout
 
-BLOCK = 64  # columns; keeps row starts aligned and growth rare
+BLOCK = COLUMNS
+_SHARE = 8  # memory grows by this part of itself at least, so a token is copied about so many times, however long a row
 Place = tuple[int, int]
 """A layer, and which of its calls within a forward: some models attend twice in a layer, or run layers again."""
+
+
+class KVPool:
+    """The memory of several stores. ``slots``: most tokens, padding included, that there is room for; None: any."""
+
+    def __init__(self, slots: int | None = None) -> None:
+        self.slots = slots
+        self._stores: WeakSet[KVStore] = WeakSet()
+
+    @property
+    def allocated(self) -> int:
+        """Tokens that stores have room for."""
+        return sum(store.allocated for store in self._stores)
+
+    def add(self, store: KVStore) -> None:
+        """Count the memory of ``store``, too."""
+        self._stores.add(store)
+
+    def shape(self, store: KVStore, wanted: Iterable[tuple[int, int]]) -> tuple[int, int]:
+        """Return the first of the ``wanted`` (rows, columns) that there is room for beside the other stores.
+
+        These give up what they don't use where the last, which is the least that the store can do with, asks for it.
+        Raises ``ContractError`` where that is too little: rows were let in without room for them.
+        """
+        shapes = list(wanted)
+        if self.slots is None:
+            return shapes[0]
+        others = [other for other in self._stores if other is not store]
+        for give in (False, True):
+            for other in others if give else ():
+                other.tighten()
+            room = self.slots - sum(other.allocated for other in others)
+            found = next(((rows, width) for rows, width in shapes if rows * width <= room), None)
+            if found is not None:
+                return found
+        rows, width = shapes[-1]
+        raise ContractError(f"keys and values of {rows} rows of {width} tokens don't fit {room} tokens that are left")
 
 
 class KVStore:
@@ -19,16 +61,27 @@ class KVStore:
     ``lengths`` (rows,) int64 on the CPU: tokens in each row. Only the first ``count`` rows are in use.
     """
 
-    def __init__(self, rows: int, capacity: int) -> None:
-        self.rows, self.capacity = rows, _rounded(capacity)
+    def __init__(self, rows: int, capacity: int, pool: KVPool | None = None) -> None:
+        self.rows, self.capacity = rows, columns(capacity)
         self.count = 0
         self.lengths = torch.zeros(rows, dtype=torch.int64)
         self._layers: dict[Place, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._pool = KVPool() if pool is None else pool
+        self._pool.add(self)
 
     @property
     def width(self) -> int:
         """Tokens of the longest row in use."""
         return int(self.lengths[: self.count].max()) if self.count else 0
+
+    @property
+    def allocated(self) -> int:
+        """Tokens that there is room for, or will be with the first write to each place."""
+        return self.rows * self.capacity if self.count or self._layers else 0
+
+    def sizes(self) -> list[int]:
+        """Return the bytes of each tensor."""
+        return [store.nbytes for pair in self._layers.values() for store in pair]
 
     def append(self, lengths: torch.Tensor, capacity: int) -> slice:
         """Take new rows of ``lengths`` (M,), with columns for ``capacity`` tokens; says which rows they are."""
@@ -40,20 +93,36 @@ class KVStore:
 
     def reserve(self, rows: int, capacity: int) -> None:
         """Have at least so many rows and columns."""
-        if rows <= self.rows and capacity <= self.capacity:
+        if self.allocated and rows <= self.rows and capacity <= self.capacity:
             return
+        most_rows = self.rows if rows <= self.rows else max(rows, self.rows + self.rows // _SHARE)
+        wide = self.capacity if capacity <= self.capacity else max(capacity, self.capacity + self.capacity // _SHARE)
+        least_rows, least = max(rows, self.count, 1), columns(max(capacity, self.width, 1))
+        shapes = [(r, c) for r in (most_rows, least_rows) for c in (columns(wide), least)]
+        self._resize(*self._pool.shape(self, shapes))
+
+    def tighten(self) -> None:
+        """Give up what no row in use needs."""
+        if not self.count:
+            self._layers.clear()
+        elif (self.count, columns(self.width)) != (self.rows, self.capacity):
+            self._resize(self.count, columns(max(self.width, 1)))
+
+    def _resize(self, rows: int, capacity: int) -> None:
+        """Have so many rows and columns. One tensor after the other is copied, so that one alone is there twice."""
         width, lengths = self.width, self.lengths[: self.count]
-        if rows > self.rows:
-            self.rows = max(rows, 2 * self.rows)
-            self.lengths = torch.zeros(self.rows, dtype=torch.int64)
+        if rows != self.rows:
+            self.lengths = torch.zeros(rows, dtype=torch.int64)
             self.lengths[: self.count] = lengths
-        if capacity > self.capacity:
-            self.capacity = _rounded(max(capacity, 2 * self.capacity))
-        for place, stores in self._layers.items():
-            fresh = tuple(self._allocate(store, store) for store in stores)
-            for new, old in zip(fresh, stores, strict=True):
-                new[: self.count, :, :width] = old[: self.count, :, :width]
-            self._layers[place] = (fresh[0], fresh[1])
+        self.rows, self.capacity = rows, capacity
+        for place in list(self._layers):
+            stores = list(self._layers.pop(place))
+            for i in range(len(stores)):
+                fresh = self._allocate(stores[i], stores[i])
+                fresh[: self.count, :, :width] = stores[i][: self.count, :, :width]
+                stores[i] = fresh
+                del fresh
+            self._layers[place] = (stores[0], stores[1])
 
     def move(self, source: torch.Tensor, target: torch.Tensor, count: int) -> None:
         """Overwrite the rows ``target`` by the rows ``source`` (M,), then keep the first ``count`` rows."""
@@ -100,7 +169,3 @@ def closing(kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     count = int(kept.sum())
     return kept[count:].nonzero()[:, 0] + count, (~kept[:count]).nonzero()[:, 0]
-
-
-def _rounded(columns: int) -> int:
-    return -(-columns // BLOCK) * BLOCK

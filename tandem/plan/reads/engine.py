@@ -15,6 +15,7 @@ OF_SOME_ENGINES = (
     "max_num_batched_tokens",
     "gpu_memory_utilization",
     "enable_chunked_prefill",
+    "kv_cache_gib",
     "tensor_model_parallel_size",
 )
 """Settings of the rollout that are an engine's own."""

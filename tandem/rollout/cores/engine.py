@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -208,6 +208,11 @@ class RunningRequests:
     def ended(self) -> bool:
         """Whether a group has ended since the last ``take_finished``."""
         return bool(self._finished)
+
+    def fits(self, requests: Sequence[GroupRequest]) -> bool:
+        """Say that there is memory: the core has requests wait until there is."""
+        del requests
+        return True
 
     def admit(self, requests: list[GroupRequest], version: int) -> None:
         """Give the core the samples of these prompts, with what they have begun."""
