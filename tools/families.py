@@ -364,7 +364,9 @@ def main(names: list[str]) -> None:
         rows.append(look(family))
         print(line(rows[-1]), end="", flush=True)
     if not names:
-        TARGET.write_text(page(rows), "utf-8")
+        from tools.features import section  # which builds on this
+
+        TARGET.write_text(page(rows) + section(), "utf-8")
 
 
 if __name__ == "__main__":

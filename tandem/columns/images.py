@@ -3,6 +3,7 @@ copied."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +25,13 @@ class Images:
     """Images in the order of their places in a prompt, cut into patches.
 
     ``pixels`` (N, D) float32: the patches of all images, one after the other. ``grid`` (I, 3) int64: of each image, its
-    patches in time (1), height and width, whose product is the number of its patches. Never changed: samples share it.
+    patches in time (1), height and width, whose product is the number of its patches. ``previews``: a small PNG file of
+    each, for people; those that were saved and loaded have none. Never changed: samples share it.
     """
 
     pixels: Tensor
     grid: Tensor
+    previews: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         if self.pixels.ndim != 2 or self.grid.ndim != 2 or self.grid.shape[1] != 3:
@@ -52,6 +55,11 @@ class Images:
 
     def __repr__(self) -> str:
         return f"Images({len(self.grid)} of {len(self.pixels)} patches)"
+
+    @property
+    def urls(self) -> list[str]:
+        """The previews as addresses that hold them."""
+        return [f"data:image/png;base64,{base64.b64encode(one).decode()}" for one in self.previews]
 
     @classmethod
     def join(cls, parts: Sequence[Images]) -> Images:
@@ -92,7 +100,7 @@ def unpack(columns: Mapping[str, list[Any]], tensors: Mapping[str, Tensor]) -> d
         made: dict[int, Images] = {}
         for number in {row for row in columns[name] if row is not None}:
             try:
-                made[number] = Images(*(tensors[f"{name}.{number}.{part}"] for part in (_PIXELS, _GRID)))
+                made[number] = Images(tensors[f"{name}.{number}.{_PIXELS}"], tensors[f"{name}.{number}.{_GRID}"])
             except KeyError as error:
                 raise DataError(f"saved DataProto: image {number} of column {name!r} is not there") from error
         plain[name] = [None if row is None else made[row] for row in columns[name]]

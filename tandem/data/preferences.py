@@ -15,6 +15,7 @@ from tandem.base.errors import DataError
 from tandem.data.catalog import Catalog, OnBadRow, RowCounts, RowSkipped
 from tandem.data.chat import Endings, Message, checked_messages, encode_conversation, encode_pair
 from tandem.data.length import Overlong, cut
+from tandem.data.pictures import Shown, Sight
 from tandem.data.prompts import PromptColumns, PromptEncoder, Rendered, digest, held_out_texts
 from tandem.data.rows import Row, Table
 from tandem.data.sampler import Sampler
@@ -37,7 +38,8 @@ class Answer:
 class Preference:
     """A prompt and the answers given to it: a better and a worse one, in this order, or one with its label.
 
-    ``uid`` names its row; ``cut``: prompt or answer were shortened to length.
+    ``uid`` names its row; ``cut``: prompt or answer were shortened to length; ``shown``: the images of the prompt, in a
+    run that reads some.
     """
 
     uid: str
@@ -46,6 +48,7 @@ class Preference:
     answers: tuple[Answer, ...]
     data_source: str = ""
     cut: bool = False
+    shown: Shown | None = None
 
 
 @dataclass(frozen=True)
@@ -80,11 +83,21 @@ class Lengths:
 class PreferenceEncoder:
     """Turns a row into a ``Preference``."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, columns: PreferenceColumns, lengths: Lengths) -> None:
-        self._tokenizer, self._columns, self._lengths = tokenizer, columns, lengths
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        columns: PreferenceColumns,
+        lengths: Lengths,
+        sight: Sight | None = None,
+    ) -> None:
+        self._tokenizer, self._columns, self._lengths, self._sight = tokenizer, columns, lengths, sight
         self.endings = Endings()
         self._prompts = PromptEncoder(
-            tokenizer, columns.prompt, max_prompt_length=lengths.prompt, on_overlong=lengths.on_overlong_prompt
+            tokenizer,
+            columns.prompt,
+            max_prompt_length=lengths.prompt,
+            on_overlong=lengths.on_overlong_prompt,
+            sight=sight,
         )
 
     def render(self, row: Row) -> Rendered:
@@ -107,7 +120,8 @@ class PreferenceEncoder:
             answers.append(Answer(array("i", kept), array("b", learned[: len(kept)]), preferred))
         if len(answers) == 2 and answers[0].ids == answers[1].ids:
             raise row.bad("equal answers", f"columns {columns.chosen!r} and {columns.rejected!r} hold the same answer")
-        return Preference(prompt.uid, prompt.prompt_ids, prompt.text, tuple(answers), prompt.data_source, shortened)
+        given = (prompt.uid, prompt.prompt_ids, prompt.text, tuple(answers), prompt.data_source, shortened)
+        return Preference(*given, shown=prompt.shown)
 
     def _read(self, row: Row) -> tuple[Rendered, list[Any]]:
         """Return the prompt, and each answer as text or as the messages that go on after the prompt's."""
@@ -128,7 +142,7 @@ class PreferenceEncoder:
         if isinstance(value, str):
             return value
         try:
-            return checked_messages(value)
+            return checked_messages(value, images=self._sight is not None)
         except DataError as error:
             raise row.bad("not text", f"column {column!r}: {error}") from error
 
@@ -154,8 +168,11 @@ class PreferenceEncoder:
                 turns = [{"role": "assistant", "content": value}] if isinstance(value, str) else value
                 before = list(whole.messages or ())
                 tools = read_tools(row, self._columns.prompt.tools_key)
-                ids, mask = encode_conversation(self._tokenizer, [*before, *turns], given=len(before), tools=tools)
+                talk, images = [*before, *turns], self._sight is not None
+                ids, mask = encode_conversation(self._tokenizer, talk, given=len(before), tools=tools, images=images)
                 self.endings.add(self._tokenizer, ids, mask)
+                if self._sight is not None and whole.shown is not None:
+                    ids, mask = self._sight.expanded(ids, mask, whole.shown.pictures)
         except DataError as error:
             raise row.bad("not encodable", f"column {column!r}: {error}") from error
         length = len(whole.ids)
@@ -197,17 +214,18 @@ class PreferenceSource(Sampler[Preference]):
         epochs: int | None = None,
         streaming: bool = False,
         held_out: Sequence[Table] = (),
+        sight: Sight | None = None,
     ) -> None:
-        encoder = PreferenceEncoder(tokenizer, columns, lengths)
+        encoder = PreferenceEncoder(tokenizer, columns, lengths, sight)
         held = held_out_texts(encoder, held_out, on_bad_row)
 
         def encode(table: int, row: Row) -> Preference:
             whole = encoder.render(row)
-            if held and digest(whole.text) in held:
+            if held and digest(whole.content) in held:
                 raise RowSkipped("held out")
             return encoder.preference(table, row, whole)
 
-        catalog = Catalog(tables, encode, on_bad_row=on_bad_row, streaming=streaming)
+        catalog = Catalog(tables, encode, on_bad_row=on_bad_row, streaming=streaming, sight=sight)
         encoder.endings.warn(tokenizer)
         self.counts = catalog.counts
         super().__init__(catalog, seed=seed, shuffle=shuffle, epochs=epochs, fingerprint=catalog.fingerprint)

@@ -64,9 +64,9 @@ AS_TEXT = frozenset(
         *("qwen3_5_moe", "qwen4_exp"),
     }
 )
-"""Families that read images or sound too, and that transformers loads as language models."""
+"""Families that read images or sound too, and that transformers has as language models."""
 
-IMAGE_FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
+IMAGE_FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"})
 """Families that are run on images: which token is which patch and where it stands is known, and tested."""
 
 _GATED = frozenset({"down_proj", "gate", "gate_proj", "up_proj"})
@@ -209,7 +209,7 @@ def refuse_family(family: str) -> None:
 def notes_on_families(families: Iterable[str], *, generates: bool) -> Iterator[str]:
     """Note what is slower or left aside with a model of these ``families``, the names in its config."""
     for family in families:
-        if family in AS_TEXT:
+        if family in AS_TEXT and family not in IMAGE_FAMILIES:
             yield f"models of the family {family} read more than text: they are trained and sampled on text alone"
         if family in PER_DOCUMENT:
             way = "a row per document, prompts not shared: right, and slower than in one row"

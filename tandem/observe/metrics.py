@@ -140,7 +140,8 @@ class RolloutRecord:
     """One sample as a person reads it; ``reward`` None if scoring failed.
 
     ``version`` is the weights version of its oldest token, ``version_max`` that of its newest. ``messages`` are
-    those of an episode, ``turn_rewards`` what it gave to its turns besides ``reward``; without such they are left out.
+    those of an episode, ``turn_rewards`` what it gave to its turns besides ``reward``, ``images`` small ones of the
+    prompt as data URLs; without such they are left out.
     """
 
     prompt: str
@@ -151,6 +152,7 @@ class RolloutRecord:
     version_max: int | None = None
     messages: object = None
     turn_rewards: object = None
+    images: object = None
 
 
 class RolloutLog(StepLog):
@@ -163,7 +165,9 @@ class RolloutLog(StepLog):
         """Append the samples of one step."""
         for record in records:
             shown = vars(record).items()
-            self.append(step, {key: v for key, v in shown if v is not None or key not in ("messages", "turn_rewards")})
+            self.append(
+                step, {key: v for key, v in shown if v is not None or key not in ("messages", "turn_rewards", "images")}
+            )
 
 
 def _line(row: Mapping[str, object]) -> str:

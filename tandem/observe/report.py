@@ -180,6 +180,10 @@ def _tile(label: str, value: str) -> str:
     return f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>"
 
 
+PNG_URL = "data:image/png;base64,"
+"""How an image that is shown begins; nothing else is put into the page as one."""
+
+
 def _facts(summary: Mapping[str, object]) -> str:
     rows = "".join(
         f"<tr><th>{escape(str(key).replace('_', ' '))}</th><td>{escape(str(to_json(value)))}</td></tr>"
@@ -198,9 +202,19 @@ def _samples(rows: Sequence[Row]) -> str:
     cells = ("step", "prompt", "response", "ground_truth", "reward")
     head = "<tr>" + "".join(f"<th>{name.replace('_', ' ')}</th>" for name in cells) + "</tr>"
     body = "".join(
-        "<tr>" + "".join(f"<td>{_cell(_value(row, name))}</td>" for name in cells) + "</tr>" for row in shown
+        "<tr>"
+        + "".join(f"<td>{_images(row) if name == 'prompt' else ''}{_cell(_value(row, name))}</td>" for name in cells)
+        + "</tr>"
+        for row in shown
     )
     return f'<section><h2>Samples</h2><div class="wide"><table>{head}{body}</table></div></section>'
+
+
+def _images(row: Row) -> str:
+    """Return what the prompt of a sample shows."""
+    urls = row.get("images")
+    given = [str(url) for url in urls] if isinstance(urls, list) else []
+    return "".join(f'<img alt="" src="{escape(url)}">' for url in given if url.startswith(PNG_URL))
 
 
 def _value(row: Row, name: str) -> object:

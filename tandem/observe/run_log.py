@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -87,7 +88,7 @@ class RunLog:
         """Log one step: its metrics, with times and the machine's use unless ``times`` is off, and a few samples."""
         shown = {**metrics, **self._stopwatch.drain(), **self._machine.measure()} if times else metrics
         self._trackers.log(step, shown)
-        self._trackers.samples(step, [vars(record) for record in rollouts])
+        self._trackers.samples(step, [vars(replace(record, images=None)) for record in rollouts])
         try:
             self._rollouts.record(step, list(rollouts))
         except OSError as error:

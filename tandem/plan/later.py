@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 from tandem.base.errors import Problem
 from tandem.config.schema import Config
+from tandem.plan.files.folder import describes_alone
 from tandem.plan.parts.engine import after_swap, engine_capabilities, engine_width
 from tandem.plan.parts.preference import learns_preferences
 from tandem.rollout.registry import engines
@@ -42,6 +43,13 @@ def _has_megatron() -> bool:
 
 
 LATER = (
+    Later(
+        "actor_rollout_ref.model.path",
+        lambda c, r: c.actor_rollout_ref.model.path,
+        lambda c, r: describes_alone(c.actor_rollout_ref.model),
+        "Download or save the whole model, and name its folder",
+        "its folder has the config of a model and neither weights nor a tokenizer: it can be planned with",
+    ),
     Later(
         "runtime.name",
         _runtime,

@@ -24,7 +24,7 @@ from tandem.plan.checks.learning.teacher import check_teacher, notes_on_teacher
 from tandem.plan.checks.model.adapters import check_adapters, check_exported, check_pushed, notes_on_targets
 from tandem.plan.checks.model.experts import check_experts
 from tandem.plan.checks.model.folder import check_ends, check_files_of, check_nucleus, check_template, notes_on_ends
-from tandem.plan.checks.model.images import check_images, sees
+from tandem.plan.checks.model.images import check_images, shows_images
 from tandem.plan.checks.model.megatron import check_megatron
 from tandem.plan.checks.model.model import check_context, check_exact, exact_notes, read_checked
 from tandem.plan.checks.model.split import check_split, check_traffic
@@ -45,6 +45,7 @@ from tandem.plan.checks.run.trainer import (
 from tandem.plan.checks.samples.data import check_data, notes_on_files
 from tandem.plan.checks.samples.episode import check_episode
 from tandem.plan.checks.samples.reward import check_reward
+from tandem.plan.files.folder import describes_alone
 from tandem.plan.files.model import ModelFacts
 from tandem.plan.files.rows import trained_rows
 from tandem.plan.kv import check_kv, notes_on_kv
@@ -207,7 +208,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         *_contradictions(config, entries, placed, facts),
         *([] if learns_preferences(config) else check_engine(config, entries, runtime)),
         *_sending_problems(config, entries, runtime, shares, own_loop),
-        *check_images(config, facts, runtime),
+        *check_images(config, facts),
         *check_critic(config, batch, critic_facts, own_loop),
         *check_length(config, batch, rows),
         *resume_problems,
@@ -231,7 +232,7 @@ def compile_plan(config: Config, *, own_loop: bool = False) -> Plan:
         transport=plan_transport(config, placed),
         flow=plan_flow(config),
         longest_first=begins_longest_first(config, placed),
-        source_columns=source_columns(entries, sees(facts)),
+        source_columns=source_columns(entries, shows_images(config, facts)),
         stages=stages,
         step=step,
         table=(*BUILT_IN, *entries.stages),
@@ -273,18 +274,19 @@ def _contradictions(
 ) -> Iterator[Problem]:
     yield from check_execution(config, placed)
     if entries.preference_loss is not None:
-        yield from check_preferences(config, entries.preference_loss)
+        yield from check_preferences(config, entries.preference_loss, shows_images(config, facts))
     else:
         yield from check_algorithm(config, entries)
         yield from check_stages(config, entries)
         yield from check_reward(config)
         yield from check_episode(config)
         yield from check_teacher(config, entries, facts)
-        yield from check_data(config, sees(facts))
+        yield from check_data(config, shows_images(config, facts))
         yield from check_ends(config, facts)
         yield from check_nucleus(config, facts)
     if facts is not None:
-        yield from check_files_of(MODEL, config.actor_rollout_ref.model)
+        if not describes_alone(config.actor_rollout_ref.model):
+            yield from check_files_of(MODEL, config.actor_rollout_ref.model)
         yield from check_template(config)
     yield from check_arguments(config)
     yield from check_context(config, facts)

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from tandem.algorithms.preference_losses import reference_point_of
+from tandem.columns.images import IMAGES
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.data.preferences import Preference
@@ -20,8 +21,10 @@ from tandem.train.objective import LossSum, Objective
 
 def as_groups(preferences: Sequence[Preference]) -> DataProto:
     """Return each preference as a group of its answers, the better one first; all samples of a group have its
-    prompt.
+    prompt, and its images as one object.
     """
+    patches = [None if item.shown is None else item.shown.patches() for item in preferences]
+    reads = any(item.shown is not None for item in preferences)
     rows = [(group, index, item) for group, item in enumerate(preferences) for index in range(len(item.answers))]
     answers = [item.answers[index] for _, index, item in rows]
     return DataProto(
@@ -37,6 +40,7 @@ def as_groups(preferences: Sequence[Preference]) -> DataProto:
             "uid": [item.uid for _, _, item in rows],
             "prompt_text": [item.text for _, _, item in rows],
             "data_source": [item.data_source for _, _, item in rows],
+            **({IMAGES: [patches[group] for group, _, _ in rows]} if reads else {}),
         },
     )
 
@@ -45,13 +49,17 @@ def mismatched(batch: DataProto) -> DataProto:
     """Return each prompt with the answers of the next group, the last with those of the first; groups are of equal
     size.
     """
-    ordered = batch.select("prompts", "responses", "response_mask", "group_ids", "sample_index").reorder(
-        canonical_order(batch)
-    )
+    ordered = _scored(batch).reorder(canonical_order(batch))
     size = len(ordered) // len(ordered.dense("group_ids").unique())
     other = torch.arange(len(ordered)).roll(-size)
     moved = {name: ordered.ragged(name).take(other) for name in ("responses", "response_mask")}
-    return DataProto({**ordered.batch, **moved})
+    return DataProto({**ordered.batch, **moved}, ordered.non_tensor_batch)
+
+
+def _scored(batch: DataProto) -> DataProto:
+    """Return what log-probs depend on."""
+    shown = [IMAGES] if IMAGES in batch.non_tensor_batch else []
+    return batch.select("prompts", "responses", "response_mask", "group_ids", "sample_index", *shown)
 
 
 class Scorer(Protocol):
@@ -77,8 +85,7 @@ class Against:
 
     def ref_logprobs(self, batch: DataProto) -> DataProto:
         """Return the batch with the reference's log-probs, from a model of its own."""
-        lean = batch.select("prompts", "responses", "response_mask", "group_ids", "sample_index")
-        scored = self.reference.old_logprobs(lean)
+        scored = self.reference.old_logprobs(_scored(batch))
         return batch.union(DataProto({"ref_logprobs": scored.ragged("old_logprobs")}))
 
 

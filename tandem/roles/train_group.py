@@ -52,7 +52,8 @@ class TrainGroup(Generic[RankT_co]):
 
     Every wait ends within ``deadline_s`` and names the ranks that didn't answer; one in which a rank gives no sign of
     life is warned of every ``warning_s``. After a failure ranks may stand at different meetings, so a group of several
-    refuses all later calls. ``balance`` shards rows so that ranks get equally many tokens, ``whole_groups`` never cuts
+    refuses all later calls. ``balance`` shards rows so that ranks get equally many tokens (a patch of an image
+    counts as ``patch_tokens``), ``whole_groups`` never cuts
     a group. ``same_rows`` neighbours share a model, or each row, and get the same. Safe for several threads.
     """
 
@@ -66,8 +67,9 @@ class TrainGroup(Generic[RankT_co]):
         balance: bool = False,
         whole_groups: bool = False,
         same_rows: int = 1,
+        patch_tokens: float = 0.0,
     ) -> None:
-        self._same_rows = same_rows
+        self._same_rows, self._patch_tokens = same_rows, patch_tokens
         self._ranks, self._role = list(ranks), role
         self._deadline_s, self._balance, self._whole_groups = deadline_s, balance, whole_groups
         self._warning_s = warning_s
@@ -260,7 +262,8 @@ class TrainGroup(Generic[RankT_co]):
     def _shard(self, batch: DataProto, whole_groups: bool = False) -> list[torch.Tensor]:
         whole = whole_groups or self._whole_groups
         parts = len(self) // self._same_rows
-        return shard_batch(batch, parts, balance=self._balance, whole_groups=whole)
+        cost = self._patch_tokens
+        return shard_batch(batch, parts, balance=self._balance, whole_groups=whole, patch_tokens=cost)
 
     def _each_gets(self, batch: DataProto, parts: Sequence[torch.Tensor]) -> list[DataProto]:
         """Return what each rank gets of ``batch``, which is cut into ``parts``."""

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from tandem.columns.images import IMAGES
 from tandem.columns.proto import DataProto
 from tandem.data.prompts import PromptSource
 from tandem.dataflow.partition import Order
@@ -154,6 +155,7 @@ class Samples(StepPart):
                 version_max=max(item.batch["token_versions"].tolist(), default=step),
                 messages=item.non_tensor_batch.get("episode", {}).get("messages"),
                 turn_rewards=item.non_tensor_batch.get("episode", {}).get("turn_rewards"),
+                images=getattr(item.non_tensor_batch.get(IMAGES), "urls", None),
             )
             for item in (batch[row] for row in firsts)
         ]

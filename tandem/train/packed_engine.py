@@ -14,7 +14,7 @@ from torch import nn
 
 from tandem.algorithms.distillation import AT_CANDIDATES, CANDIDATES
 from tandem.base.errors import ContractError
-from tandem.columns.images import IMAGES
+from tandem.columns.images import IMAGES, Images
 from tandem.columns.proto import DataProto
 from tandem.columns.ragged import Ragged
 from tandem.models.causal_lm import CausalLM
@@ -100,11 +100,12 @@ class PackedEngine(ABC):
         total = LossSum(torch.zeros((), device=self.device))
         rows = self._micro_batches(ordered, objective.whole_groups)
         fillers = self._missing(len(rows))
+        idle = self._idle_images(chosen)
         left = len(rows) + fillers
         for part in rows:
             left -= 1
             micro = ordered[part]
-            samples = self._pack(micro)
+            samples = self._pack(micro, idle)
             columns = {name: _dense(micro, name).to(self.device) for name in needed}
             candidates = samples.chosen(columns[CANDIDATES]).long() if CANDIDATES in columns else None
             found = self._run(
@@ -129,7 +130,7 @@ class PackedEngine(ABC):
         total = replace(total, routing=None if total.routing is None else total.routing.cpu())
         for behind in reversed(range(fillers)):
             self._before_backward(behind)
-            self._backward(self._run_filler().sum() * 0.0)
+            self._backward(self._run_filler(idle).sum() * 0.0)
         return self._over_ranks(total)
 
     def optim_step(self, denominator: float) -> StepResult:
@@ -213,13 +214,15 @@ class PackedEngine(ABC):
             )
         )
 
-    def _pack(self, micro: DataProto) -> PackedSamples:
+    def _pack(self, micro: DataProto, idle: Images | None = None) -> PackedSamples:
+        """Return the samples of a micro-batch in one row; ``idle`` go through the image tower where it shows none."""
         prompts, responses, mask = (micro.ragged(name) for name in ("prompts", "responses", "response_mask"))
         restarts = micro.ragged("restarts") if "restarts" in micro.batch else None
-        shown = micro.non_tensor_batch[IMAGES] if IMAGES in micro.non_tensor_batch else ()  # noqa: SIM401
+        shown = _shown(micro)
         seen = self.model.seeing.see(prompts, shown) if any(shown) else None
         routes = (micro.ragged("prompt_routes"), micro.ragged("routes")) if "routes" in micro.batch else None
-        return self._packed(prompts, responses, mask, restarts=restarts, seen=seen, routes=routes)
+        samples = self._packed(prompts, responses, mask, restarts=restarts, seen=seen, routes=routes)
+        return samples if seen is not None else replace(samples, images=idle)
 
     def _packed(self, prompts: Ragged, responses: Ragged, mask: Ragged, **further: Any) -> PackedSamples:
         model, given = self.model, (prompts, responses, mask)
@@ -338,11 +341,24 @@ class PackedEngine(ABC):
         dist.all_reduce(most, dist.ReduceOp.MAX, self._group)
         return int(most) - count
 
-    def _run_filler(self) -> torch.Tensor:
+    def _idle_images(self, batch: DataProto) -> Images | None:
+        """Return what this rank's micro-batches without images show to nobody; None where no rank's batch has some.
+
+        Gradients of the image tower are summed over ranks, and so must be there on all of them if on one: zeros of an
+        image that no token stands for. Itself a meeting of all ranks.
+        """
+        vision = self.model.vision
+        if self._group is None or vision is None or not vision.trained(self.model.model):
+            return None
+        some = torch.tensor(int(any(_shown(batch))), device=self.device)
+        dist.all_reduce(some, dist.ReduceOp.MAX, self._group)
+        return vision.smallest(self.model.model) if bool(some) else None
+
+    def _run_filler(self, idle: Images | None = None) -> torch.Tensor:
         """Run a forward over the smallest possible sample; its log-probs, to be weighted with 0."""
         token = Ragged.from_lengths(torch.zeros(1, dtype=torch.int64), [1])
         samples = self._packed(token, token, token.like(torch.ones(1, dtype=torch.bool)))
-        return self._run(samples, want_entropy=False, entropy_grad=False)["logprobs"]
+        return self._run(replace(samples, images=idle), want_entropy=False, entropy_grad=False)["logprobs"]
 
     def _over_ranks(self, total: LossSum) -> LossSum:
         """Return the sum over all ranks, which may have seen different metrics."""
@@ -364,6 +380,11 @@ def _results(want: Sequence[Wanted], tokens: int) -> Found:
         else:
             results[asked] = torch.zeros(tokens)
     return results
+
+
+def _shown(batch: DataProto) -> Sequence[Images | None]:
+    """Return the images of each row; nothing where the batch has no column of them."""
+    return batch.non_tensor_batch[IMAGES] if IMAGES in batch.non_tensor_batch else ()  # noqa: SIM401
 
 
 def _dense(batch: DataProto, name: str) -> torch.Tensor:

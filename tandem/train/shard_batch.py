@@ -40,12 +40,27 @@ def shard_rows(
     return [torch.tensor(share, dtype=torch.int64) for share in rows]
 
 
-def shard_batch(batch: DataProto, ranks: int, *, balance: bool, whole_groups: bool) -> list[torch.Tensor]:
-    """Return ``shard_rows`` for the rows of ``batch`` in any order; tokens are those of prompt and response."""
+def shard_batch(
+    batch: DataProto, ranks: int, *, balance: bool, whole_groups: bool, patch_tokens: float = 0.0
+) -> list[torch.Tensor]:
+    """Return ``shard_rows`` for the rows of ``batch`` in any order; tokens are those of prompt and response.
+
+    ``patch_tokens``: how many tokens take as long as a patch of an image does in the image tower, where the neighbours
+    of a group share it: the first of them has its patches.
+    """
     order = canonical_order(batch)
     lengths = (batch.ragged("prompts").lengths + batch.ragged("responses").lengths)[order]
+    if patch_tokens and IMAGES in batch.non_tensor_batch:
+        lengths = lengths + (patch_tokens * _patches(batch, order)).round().long()
     groups = batch.dense("group_ids").cpu()[order] if whole_groups and "group_ids" in batch.batch else None
     return [order[rows] for rows in shard_rows(lengths, ranks, balance, groups)]
+
+
+def _patches(batch: DataProto, order: torch.Tensor) -> torch.Tensor:
+    """Return the patches of each row in ``order`` (B,) that the row before it does not show."""
+    shown = [batch.non_tensor_batch[IMAGES][row] for row in order.tolist()]
+    fresh = [images if before is not images else None for before, images in itertools.pairwise([None, *shown])]
+    return torch.tensor([0 if images is None else len(images.pixels) for images in fresh], dtype=torch.int64)
 
 
 def forward_columns(batch: DataProto) -> list[str]:

@@ -132,6 +132,22 @@ def test_frozen_parts_stay_through_a_run(task: Path, tmp_path: Path) -> None:
     assert moved and not any("visual" in name for name in moved)
 
 
+def test_two_images_in_a_prompt_are_trained_on(task: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    rows = example("digits").Larger(pairs=8, held_out=2).get_train_dataset()
+    assert all(len(set(row["images"])) == 2 and row["prompt"].count("<image>") == 2 for row in rows)
+    known = {row["images"][0]: row["answer"] for row in example("digits").Digits().get_train_dataset()}
+    assert all(row["answer"] == max(known[image] for image in row["images"]) for row in rows)
+    words = (f"data.source={{file: {DIGITS / 'digits.py'}, type: Larger, pairs: 8}}", "data.train_files=[]")
+    run = train(task, *words, f"trainer.output_dir={tmp_path}", "trainer.total_steps=1")
+    trained = run.session.run.progress.trained
+    assert trained is not None and all(len(images.grid) == 2 for images in trained[0].non_tensor_batch["images"])
+    assert run.column("mismatch/abs")[0] < 1e-5
+    larger = yaml.safe_load((DIGITS / "larger.yaml").read_text("utf-8"))
+    begun = yaml.safe_load((DIGITS / "hybrid.yaml").read_text("utf-8"))["trainer"]["output_dir"]
+    assert larger["actor_rollout_ref"]["model"]["path"] == f"{begun}/final"
+
+
 def test_the_example_has_real_digits_and_a_poor_teacher() -> None:
     pytest.importorskip("sklearn")
     digits = example("digits")

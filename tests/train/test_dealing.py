@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from tandem.base.errors import ContractError
 from tandem.columns.proto import DataProto
+from tandem.columns.ragged import Ragged
 from tandem.train.shard_batch import shard_batch, shard_rows
+from tests.images.tiny import picture
 
 LENGTHS = st.lists(st.integers(1, 500), max_size=40)
 RANKS = st.integers(1, 9)
@@ -79,6 +82,25 @@ def test_what_a_rank_gets_does_not_depend_on_the_order_of_the_batch(
         strict=True,
     ):
         assert mixed[other].equals(batch[straight])
+
+
+def test_balance_counts_the_patches_of_an_image_once_a_group() -> None:
+    """Four groups of two samples of equal lengths; the images of the first have as many patches as all others."""
+    shown = [picture((6, 6))] * 2 + [picture((2, 6))] * 2 + [picture((2, 6))] * 2 + [picture((2, 6))] * 2
+    batch = DataProto(
+        {
+            "prompts": Ragged.from_rows([torch.arange(3)] * 8),
+            "responses": Ragged.from_rows([torch.arange(3)] * 8),
+            "group_ids": torch.arange(4).repeat_interleave(2),
+            "sample_index": torch.arange(2).repeat(4),
+        },
+        {"images": shown},
+    )
+    deal = functools.partial(shard_batch, batch, 2, balance=True, whole_groups=True)
+    assert sorted(len(rows) for rows in deal()) == [4, 4]  # by tokens alone
+    patches = deal(patch_tokens=100.0)
+    assert sorted(rows.tolist() for rows in patches) == [[0, 1], [2, 3, 4, 5, 6, 7]]
+    assert sum(int(rows.sum()) for rows in deal(patch_tokens=0.0)) == 28
 
 
 def test_no_ranks_are_refused() -> None:

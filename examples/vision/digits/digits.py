@@ -57,6 +57,29 @@ class DigitsWithErrors(Digits):
         return {**row, "response": row["answer"] if rng.random() < 0.5 else rng.choice("0123456789")}
 
 
+class Larger(Digits):
+    """Two images in a prompt: which digit is the larger one? ``pairs`` to train on, of the digits that are trained on;
+    the held-out pairs are of those held out.
+    """
+
+    def __init__(self, pairs: int = 3000, held_out: int = 297) -> None:
+        super().__init__()
+        self.train = pairs_of(self.train, pairs, seed=0)
+        self.held_out = pairs_of(self.held_out, held_out, seed=1)
+
+
+def pairs_of(rows: Sequence[Row], count: int, seed: int) -> list[Row]:
+    """Questions about two images of different digits, drawn from ``rows``."""
+    rng = random.Random(seed)
+    found: list[Row] = []
+    while len(found) < count:
+        one, other = rng.sample(rows, 2)
+        if one["answer"] != other["answer"]:
+            images, answer = one["images"] + other["images"], max(one["answer"], other["answer"])
+            found.append({"prompt": "<image><image>larger?", "images": images, "answer": answer})
+    return found
+
+
 def as_row(pixels: Any, digit: int) -> Row:
     """A question about one image, of 8 × 8 numbers from 0 to 16."""
     written = io.BytesIO()

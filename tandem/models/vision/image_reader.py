@@ -6,6 +6,7 @@ too, which needs torchvision. Placeholders are counted and written by this packa
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 else:
     transformers = LazyModule("transformers")
+
+
+PREVIEW = 192
+"""Pixels of a side of what a person is shown, at most."""
 
 
 class ImageReader:
@@ -64,4 +69,12 @@ class ImageReader:
     def patches(self, pictures: Sequence[Image]) -> Images:
         """Return ``pictures`` (one at least, RGB) as patches."""
         found = self._processor(images=list(pictures), return_tensors="pt")
-        return Images(found["pixel_values"].float(), found["image_grid_thw"])
+        return Images(found["pixel_values"].float(), found["image_grid_thw"], tuple(map(_preview, pictures)))
+
+
+def _preview(picture: Image) -> bytes:
+    """Return a PNG file of the picture, made smaller where a side has more than ``PREVIEW`` pixels."""
+    small, written = picture.copy(), io.BytesIO()
+    small.thumbnail((PREVIEW, PREVIEW))
+    small.save(written, "PNG")
+    return written.getvalue()

@@ -64,6 +64,11 @@ class Vision:
         rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
         return cls(config.image_token_id, config.vision_config.spatial_merge_size, rows)
 
+    def trained(self, model: PreTrainedModel) -> bool:
+        """Return whether some weight of the image tower is."""
+        plain: Any = model
+        return any(weight.requires_grad for weight in plain.model.visual.parameters())
+
     def smallest(self, model: PreTrainedModel) -> Images:
         """Return an image of noise, always the same, that has two tokens."""
         plain: Any = model

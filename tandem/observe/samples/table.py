@@ -70,7 +70,14 @@ TOKEN_SCHEMA = pa.schema(
 )
 """Columns where tokens are asked for."""
 
+IMAGE_SCHEMA = pa.schema([("images", pa.list_(pa.string()))])
+"""A column where prompts show images: small ones, as data URLs."""
+
+IMAGES = "images"
+"""The column of a batch that they come from."""
+
 _SHOWN = (
+    IMAGES,
     *("group_ids", "sample_index", "uid", "data_source", "prompt_text", "ground_truth", "extra_info"),
     *("prompts", "responses", "truncated", "rewards", "reward_valid", "scoring", "episode"),
     *("response_mask", "loss_mask", "advantages", "token_versions"),
@@ -91,6 +98,9 @@ def sample_table(batch: DataProto, step: int, kind: Kind, *, tokens: bool = Fals
     """
     columns = _identity(batch, step, kind) | _texts(batch) | _scoring(batch) | _training(batch, step, kind)
     table = pa.table(columns, schema=SCHEMA)
+    if IMAGES in batch.columns:
+        urls = [[] if images is None else images.urls for images in batch.non_tensor_batch[IMAGES]]
+        table = table.append_column(IMAGE_SCHEMA.field(0), pa.array(urls, IMAGE_SCHEMA.field(0).type))
     if tokens:
         for field, values in zip(TOKEN_SCHEMA, _tokens(batch), strict=True):
             table = table.append_column(field, pa.array(values, field.type))

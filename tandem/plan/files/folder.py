@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.base.regular import irregular_in, regular
+from tandem.config.model import ModelConfig
 from tandem.models.tokenizer import PLAIN_CLASSES
 
 VOCABULARIES = (
@@ -23,6 +24,23 @@ VOCABULARIES = (
     "tokenization_*.py",
 )
 """Files of which one is there where a folder has a tokenizer."""
+
+
+_DESCRIBING = frozenset(
+    {
+        *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
+        *("video_preprocessor_config.json", "README.md"),
+    }
+)
+"""Files that describe a model and hold none."""
+
+
+def describes_alone(model: ModelConfig) -> bool:
+    """Return whether the model's folder holds its config and nothing that could be run: no weights, no tokenizer."""
+    folder = Path(model.path).expanduser()
+    if not model.path or model.tokenizer_path is not None or not (folder / "config.json").is_file():
+        return False
+    return {file.name for file in folder.iterdir()} <= _DESCRIBING
 
 
 @dataclass(frozen=True)

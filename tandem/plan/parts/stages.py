@@ -79,9 +79,8 @@ def plan_stages(config: Config, entries: Entries) -> tuple[PlannedStage, ...]:
 
 def source_columns(entries: Entries, images: bool = False) -> tuple[str, ...]:
     """Return what a row of the data brings; ``images``: those that its prompt shows too."""
-    if entries.preference_loss is not None:
-        return PREFERENCE_COLUMNS
-    return (*SOURCE_COLUMNS, "images") if images else SOURCE_COLUMNS
+    columns = SOURCE_COLUMNS if entries.preference_loss is None else PREFERENCE_COLUMNS
+    return (*columns, "images") if images else columns
 
 
 def plan_tags(config: Config) -> tuple[str, ...]:

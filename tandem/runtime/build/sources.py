@@ -32,7 +32,7 @@ from tandem.plan.parts.teacher import taught_sources
 from tandem.reward.scoring import describe_error
 from tandem.runtime.build.composite import model_tokenizer
 from tandem.runtime.build.episodes import offered_tools
-from tandem.runtime.build.sight import sight_of
+from tandem.runtime.build.sight import prompt_sight, sight_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,7 +87,7 @@ def prompt_source(
         streaming=data.use_streaming_dataset,
         held_out=tables.held_out if data.drop_val_prompts else (),
         taught=taught_sources(config),
-        sight=sight_of(config.actor_rollout_ref.model, data),
+        sight=prompt_sight(config),
     )
 
 
@@ -105,6 +105,7 @@ def preference_source(config: Config, tokenizer: PreTrainedTokenizerBase, tables
         epochs=epochs(config),
         streaming=data.use_streaming_dataset,
         held_out=tables.held_out if data.drop_val_prompts else (),
+        sight=prompt_sight(config),
     )
 
 
@@ -120,6 +121,7 @@ def held_out_preferences(config: Config, tokenizer: PreTrainedTokenizerBase, tab
         lengths=_lengths(data),
         on_bad_row=OnBadRow(data.on_bad_row),
         shuffle=False,
+        sight=prompt_sight(config),
     )
     return list(source.items[: len(source) if most is None else most])
 
@@ -237,7 +239,7 @@ def held_out_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, tables:
         on_overlong=Overlong(data.on_overlong_prompt),
         on_bad_row=OnBadRow(data.on_bad_row),
         shuffle=False,
-        sight=sight_of(config.actor_rollout_ref.model, data),
+        sight=prompt_sight(config),
     )
     most = config.evaluation.max_prompts
     return list(source.items[: len(source) if most is None else most])

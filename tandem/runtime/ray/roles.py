@@ -21,6 +21,7 @@ from tandem.models.loading import describe_causal_lm
 from tandem.models.token_ids import TokenIds
 from tandem.models.tokenizer import check_vocabulary
 from tandem.plan.parts.engine import after_swap
+from tandem.plan.patches import patch_tokens
 from tandem.plan.plan import Plan, Pushed
 from tandem.remote.calls import import_ray
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
@@ -146,6 +147,7 @@ class RayRoles:
             balance=self._plan.flow.balance,
             whole_groups=config.trainer.exact,
             same_rows=setup.tensor_parallel * setup.sequence_parallel,
+            patch_tokens=patch_tokens(config),
         )
 
     def _critic(self, tokenizer: PreTrainedTokenizerBase, steps: int) -> Critic:

@@ -189,7 +189,9 @@
     if (!group.length) return T.dialog(`step ${row.step}`, T.el("p", {}, "These samples were thinned out meanwhile."));
     const first = group[0];
     const facts = [`row ${first.uid}`, first.data_source, `ground truth: ${first.ground_truth.slice(0, 300)}`].filter(Boolean).join(" · ");
-    const body = T.el("div", {}, T.el("p", { class: "soft" }, T.visible(facts)), T.block(first.prompt, 1500));
+    const body = T.el("div", {}, T.el("p", { class: "soft" }, T.visible(facts)), 
+      T.el("p", { class: "shown" }, (first.images || []).map((url) => T.el("img", { alt: "image of the prompt", src: url }))),
+      T.block(first.prompt, 1500));
     if (time.length > 1) {
       const line = (key, colour) => ({ label: key, colour: T.colour(colour), dots: true,
         points: [time.map((own) => own.step), time.map((own) => own[`${key}_mean`])] });

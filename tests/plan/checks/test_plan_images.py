@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 from transformers import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from tandem.base.errors import DataError, Problem
 from tandem.data.chat import checked_messages
-from tandem.models.families import AS_TEXT
+from tandem.models.families import AS_TEXT, IMAGE_FAMILIES
 from tandem.plan.plan import Plan
 from tandem.plan.sft import SftPlan
 from tests.plan.folders import MODEL_CONFIG, write_model
@@ -97,6 +100,21 @@ def test_one_that_loads_as_a_language_model_is_noted(place: Path, plan_of: Plans
     plan = plan_of(f"{MODEL}=sees")
     assert plan.problems == ()
     assert any("gemma3" in note and "on text alone" in note for note in plan.notes)
+
+
+def test_every_family_that_sees_is_run_on_images_or_text_alone_or_refused_by_name(
+    place: Path, problems_of: Problems
+) -> None:
+    """Whatever transformers has as a model of images and text: none is taken for one that it isn't."""
+    families = set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES) - IMAGE_FAMILIES - AS_TEXT
+    assert {"idefics3", "smolvlm", "llava", "internvl", "mistral3"} <= families and len(families) > 40
+    for family in sorted(families):
+        write_model(place / "sees", **{**VISION, "model_type": family})
+        found = [
+            problem for problem in problems_of(f"{MODEL}=sees", "data.image_key=image") if family in problem.reason
+        ]
+        assert any(problem.key == MODEL for problem in found), family
+        assert any(problem.key == "data.image_key" and "qwen3_5" in problem.remedy for problem in found), family
 
 
 def test_those_are_the_ones_that_transformers_has_as_language_models() -> None:

@@ -56,8 +56,6 @@ def test_images_in_a_column_and_in_messages_are_planned(seen: Path, plan_of: Pla
         ([f"{ROLLOUT}.name=sglang"], f"{ROLLOUT}.name", "the engine sglang generates on text alone", "hf"),
         ([f"{ROLLOUT}.swap={{step: 1, name: vllm}}"], f"{ROLLOUT}.swap.name", "the engine vllm generates", "hf"),
         (["algorithm.adv_estimator=gae", "critic.enable=true"], "critic.enable", "a critic is trained", "false"),
-        (["algorithm.policy_loss.type=dpo"], "algorithm.policy_loss.type", "preferences are learned", "ppo_clip"),
-        (["runtime.name=ray"], "runtime.name", "on text alone", "local"),
         (["data.on_overlong_prompt=left"], "data.on_overlong_prompt", "prompts are cut", "error or drop"),
         ([f"{MODEL}.freeze=[projector]", f"{MODEL}.lora_rank=4"], f"{MODEL}.freeze", "adapters", "Leave it out"),
     ],

@@ -11,7 +11,15 @@ from tandem.base.registry import Entry
 from tandem.config.schema import Config
 from tandem.plan.checks.learning.algorithm import LOSS, ROLLOUT, check_reference
 from tandem.plan.checks.parameters import check_parameters, is_number
-from tandem.plan.checks.samples.data import Form, check_files, check_forms, check_given, check_overlap, template_columns
+from tandem.plan.checks.samples.data import (
+    Form,
+    Read,
+    check_files,
+    check_forms,
+    check_given,
+    check_overlap,
+    template_columns,
+)
 from tandem.plan.parts.batch import longest_sequence
 from tandem.plan.parts.preference import PREFERENCE_COLUMNS
 
@@ -22,12 +30,12 @@ STAGED = ("logprobs", "ref_logprobs", "reference_point")
 WEIGHTS = ("desirable_weight", "undesirable_weight")
 
 
-def check_preferences(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
-    """Yield every problem of training on preferences."""
+def check_preferences(config: Config, loss: Entry[Any], images: bool = False) -> Iterator[Problem]:
+    """Yield every problem of training on preferences; ``images`` are read of them too."""
     yield from _check_loss(config, loss)
     yield from _check_ignored(config)
     yield from check_reference(config)
-    yield from _check_data(config, loss)
+    yield from _check_data(config, loss, Read(images, config.data.image_key))
     yield from _check_budget(config, loss)
 
 
@@ -62,7 +70,7 @@ def _check_ignored(config: Config) -> Iterator[Problem]:
         yield Problem(f"{ROLLOUT}.temperature", value, reason, "Leave it out, or write 1.0")
 
 
-def _check_data(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
+def _check_data(config: Config, loss: Entry[Any], seen: Read) -> Iterator[Problem]:
     data, paired = config.data, "group_ids" in loss.signature.columns
     if data.label_key is None and data.chosen_key == data.rejected_key:
         reason = f"the better and the worse answer are the same column {data.chosen_key!r}"
@@ -84,9 +92,10 @@ def _check_data(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
     keys = [(f"data.{key}", column) for key, column in answers.items()]
     keys += [("data.template", name) for name in template_columns(data.template)]
     others = {"uid_key": data.uid_key, "data_source_key": data.data_source_key, "tools_key": data.tools_key}
+    others |= {"image_key": data.image_key} if seen.images else {}
     keys += [(f"data.{key}", name) for key, name in others.items() if name is not None]
     for key, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
-        for problem in check_files(key, files, keys, data.on_bad_row):
+        for problem in check_files(key, files, keys, data.on_bad_row, seen):
             named = problem.key.removeprefix("data.") in answers
             yield replace(problem, remedy=_remedy(config, loss, paired)) if named else problem
         forms: dict[str, tuple[str, Form]] = {
@@ -94,7 +103,7 @@ def _check_data(config: Config, loss: Entry[Any]) -> Iterator[Problem]:
             for name, column in answers.items()
             if (name, column) != ("label_key", data.response_key)  # refused already
         }
-        yield from check_forms(files, data.on_bad_row, forms)
+        yield from check_forms(files, data.on_bad_row, forms, seen)
     yield from check_overlap(data.train_files, data.val_files)
 
 

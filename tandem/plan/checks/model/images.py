@@ -9,10 +9,9 @@ from tandem.base.errors import Problem
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config, DataConfig, SftConfig, SftDataConfig
 from tandem.episodes.built_in import SINGLE_TURN
-from tandem.models.families import IMAGE_FAMILIES
+from tandem.models.families import AS_TEXT, IMAGE_FAMILIES
 from tandem.plan.files.model import ModelFacts, model_folder
 from tandem.plan.parts.engine import after_swap, engine_capabilities
-from tandem.plan.parts.preference import learns_preferences
 
 MODEL = "actor_rollout_ref.model"
 KEYS = ("image_key", "image_max_pixels", "image_max_bytes")
@@ -26,15 +25,28 @@ def sees(facts: ModelFacts | None) -> bool:
     return facts is not None and bool(IMAGE_FAMILIES & {*facts.families})
 
 
-def check_images(config: Config, facts: ModelFacts | None, runtime: str) -> Iterator[Problem]:
+def shows_images(config: Config, facts: ModelFacts | None) -> bool:
+    """Return whether prompts of the run may show images.
+
+    A model that is a language model too, such as Qwen3.5, is run on text alone where something else is, unless a column
+    of images is named.
+    """
+    if facts is None or not sees(facts):
+        return False
+    reads_text = bool(AS_TEXT & {*facts.families}) and config.data.image_key is None
+    return not (reads_text and any(_without_images(config)))
+
+
+def check_images(config: Config, facts: ModelFacts | None) -> Iterator[Problem]:
     """Yield every problem of images in a training run."""
     if not sees(facts):
         yield from _unread(config.data, MODEL, facts)
         return
+    if not shows_images(config, facts):
+        return
     yield from _check_reader(MODEL, config.actor_rollout_ref.model)
-    if not learns_preferences(config):
-        yield from _check_text(config.data.image_key, config.data.chat or config.data.template is None)
-    for key, value, where, remedy in _without_images(config, runtime):
+    yield from _check_text(config.data.image_key, config.data.chat or config.data.template is None)
+    for key, value, where, remedy in _without_images(config):
         yield Problem(key, value, f"{where} on text alone so far, and the model sees images", remedy)
 
 
@@ -48,12 +60,9 @@ def check_sft_images(config: SftConfig, facts: ModelFacts | None) -> Iterator[Pr
     yield from _check_text(data.image_key, data.chat or data.messages_key is not None or bool(data.mix))
 
 
-def _without_images(config: Config, runtime: str) -> Iterator[tuple[str, object, str, str]]:
+def _without_images(config: Config) -> Iterator[tuple[str, object, str, str]]:
     """Yield what runs on text alone: its key and value, what it does, what to write instead."""
     rollout, teacher = config.actor_rollout_ref.rollout, config.algorithm.distillation
-    if learns_preferences(config):
-        loss = config.algorithm.policy_loss.type
-        yield "algorithm.policy_loss.type", loss, "preferences are learned", "Write a loss such as ppo_clip"
     if config.critic.enable:
         yield "critic.enable", True, "a critic is trained", "Write an estimator such as grpo, and false"
     if teacher is not None:
@@ -61,8 +70,6 @@ def _without_images(config: Config, runtime: str) -> Iterator[tuple[str, object,
     if rollout.episode.type != SINGLE_TURN:
         key = "actor_rollout_ref.rollout.episode.type"
         yield key, rollout.episode.type, "episodes are played", f"Write {SINGLE_TURN}"
-    if runtime == "ray":
-        yield "runtime.name", "ray", "ranks on Ray train", "Give each role one device, and write local"
     swapped = [] if rollout.swap is None else [("swap.name", after_swap(config))]
     for key, one in (("name", config), *swapped):
         if not engine_capabilities(one).images:
