@@ -50,7 +50,8 @@ def test_it_runs_on_eight_devices(tmp_path: Path, family: str) -> None:
         "data.source.rows=32", "data.source.held_out=4", "data.source.side=16", "data.train_batch_size=8",
         "data.max_prompt_length=200", "data.max_response_length=4", "actor_rollout_ref.rollout.n=4",
         f"reward_manager={{type: spread, file: {tmp_path / 'scorer.py'}}}",
-        "runtime.torch_threads=1", "trainer.total_steps=2", "trainer.logger=[]", f"trainer.output_dir={tmp_path / 'run'}",
+        "runtime.torch_threads=1", "trainer.total_steps=2", "trainer.logger=[]",
+        f"trainer.output_dir={tmp_path / 'run'}",
     )  # fmt: skip
     assert run.session.run.progress.trained is not None and run.column("version") == [1.0, 2.0]
     assert max(run.column("lag/max")) <= 2 and run.column("mismatch/abs")[0] < 1e-5
