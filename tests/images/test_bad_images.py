@@ -52,7 +52,7 @@ CASES: dict[str, Case] = {
     ),
     "more places than images": (
         *("sees", rows_with(prompt="<image>or<image>?"), ["data.image_key=image"]),
-        "row 8: the messages have places for 2 images, and the column image has 1",
+        "row 8: the messages have places for 2 images, and the column 'image' has 1",
     ),
     "an image larger than the budget": (
         *("sees", rows_with(image=LARGE), ["data.image_key=image", "data.image_max_pixels=2000"]),
