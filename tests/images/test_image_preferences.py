@@ -18,8 +18,8 @@ from tandem.data.pictures import Budget, Sight
 from tandem.data.preferences import Lengths, PreferenceColumns, PreferenceEncoder
 from tandem.data.prompts import PromptColumns
 from tandem.data.rows import Row
-from tandem.models.image_reader import ImageReader
 from tandem.models.tokenizer import load_tokenizer
+from tandem.models.vision.image_reader import ImageReader
 from tandem.observe.metrics import METRICS_FILE, read_rows
 from tandem.plan.plan import compile_plan
 from tandem.roles.preferences import as_groups, mismatched

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 from PIL import Image
 
-from tandem.models.image_reader import PREVIEW, ImageReader
+from tandem.models.vision.image_reader import PREVIEW, ImageReader
 from tandem.observe.metrics import ROLLOUTS_FILE, RolloutLog, RolloutRecord
 from tandem.observe.report import write_report
 from tandem.observe.samples.parts import write_part

@@ -10,8 +10,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from tandem.config.model import OptimConfig
-from tandem.models.images import freeze
 from tandem.models.loading import as_causal_lm
+from tandem.models.vision.images import freeze
 from tandem.train.engine import FsdpEngine
 from tandem.train.objective import SftObjective
 from tests.images.batches import batch
