@@ -12,9 +12,12 @@ from tandem.algorithms import ADVANTAGES
 from tandem.base.errors import RewardError
 from tandem.base.run_folder import REPORT_FILE
 from tandem.columns.ragged import Ragged
+from tandem.models.loading import new_model, save_pretrained_atomic
+from tandem.models.tokenizer import load_tokenizer
 from tandem.observe.metrics import ROLLOUTS_FILE, read_rows
 from tandem.roles.advantages import token_rewards
-from tests.e2e.seven import Run, equal, train, write_rows
+from tests.e2e.seven import SHAPE, Run, equal, train, write_rows
+from tests.e2e.test_experts import EXPERTS
 from tests.episodes.conftest import EPISODE, MODES, PLAYS, TALK
 
 
@@ -65,6 +68,25 @@ def test_a_context_that_begins_anew_is_trained_as_the_model_saw_it(task: Path, t
     for line in run.rows:
         assert line["mismatch/abs"] <= 1e-5
         assert line["episode/rewritten"] > 0.5
+
+
+def test_what_others_say_goes_to_the_experts_of_the_engine_too(task: Path, tmp_path: Path) -> None:
+    """With one expert of many a token, a token that the trainer sent elsewhere would be seen in all that follow."""
+    folder = task.parent / "model"
+    tokenizer = load_tokenizer(str(folder))
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    shape = {**EXPERTS, "num_experts": 16, "num_experts_per_tok": 1, "norm_topk_prob": False, "initializer_range": 0.3}
+    save_pretrained_atomic(
+        new_model({**SHAPE, **shape, **ids, "vocab_size": len(tokenizer)}, seed=0), tokenizer, tmp_path / "model"
+    )
+    replay = (f"actor_rollout_ref.model.path={tmp_path / 'model'}", "actor_rollout_ref.actor.router_replay=true")
+    run = train(task, f"trainer.output_dir={tmp_path / 'out'}", *TALK, *replay, "trainer.total_steps=2")
+    assert run.session.run.progress.trained is not None
+    batch = run.session.run.progress.trained[0]
+    recorded, mask = (batch.ragged("routes").values != 255).any(-1), batch.ragged("response_mask").values
+    assert bool(recorded[~mask].any())  # what others said
+    for line in run.rows:
+        assert line["mismatch/abs"] <= 1e-5 and line["moe/not_recorded"] == 0.0
 
 
 def test_an_outside_program_is_trained_token_by_token(task: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tandem.train.engine import FsdpEngine
 from tandem.train.objective import PolicyObjective
 from tests.roles.rank_processes import group_of
 from tests.train.conftest import GPT2, LLAMA, build_batch, build_engine
+from tests.train.test_routers import QWEN3, with_routes
 
 LENGTHS = [7, 2, 30, 4, 9, 1, 12, 5]
 AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-mean"]
@@ -224,3 +225,17 @@ def test_an_engine_that_loaded_the_weights_answers_the_actors_fingerprint(kind: 
         seen.add(fingerprint(actor.export()))
         actor.step(Loss(build_batch(LENGTHS), PolicyObjective()))
     assert len(seen) == 2
+
+
+def test_the_policy_goes_to_recorded_experts_and_the_reference_to_its_own() -> None:
+    plain = build_batch([7, 2, 9, 4])
+    recorded = with_routes(build_batch([7, 2, 9, 4]), seed=1)
+    actor = actor_of(shape=QWEN3, double=False)
+    found = []
+    for batch in (recorded, plain):
+        del batch.batch["ref_logprobs"], batch.batch["old_logprobs"]
+        batch = actor.ref_logprobs(actor.old_logprobs(batch))
+        found.append((batch.ragged("old_logprobs").values, batch.ragged("ref_logprobs").values))
+    (old, ref), (own, own_ref) = found
+    assert torch.equal(ref, own_ref) and torch.equal(own, own_ref)  # no weight has moved
+    assert float((old - own).abs().max()) > 1e-2
