@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tandem.observe.chart import Series, line_chart
-from tandem.observe.metrics import Row, read_rows
+from tandem.observe.metrics import read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "docs" / "gallery.json"
@@ -44,7 +45,7 @@ polyline { fill: none; stroke-width: 2; stroke-linejoin: round; } polyline.raw {
 </style>"""
 
 
-def recorded(rows: list[Row], config: dict[str, Any]) -> dict[str, Any]:
+def recorded(rows: Sequence[Mapping[str, Any]], config: dict[str, Any]) -> dict[str, Any]:
     """Return what the gallery keeps of a run: its curves, and of which seed they are."""
     curves: dict[str, list[list[float]]] = {}
     for key in KEYS:

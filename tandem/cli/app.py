@@ -73,7 +73,7 @@ def common(
     """Run before every command, with the options that all have in common."""
 
 
-@app.command(context_settings=RAW)
+@app.command(cls=WithFlags, context_settings=RAW)
 def plan(
     words: Words = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan for machines.")] = False,

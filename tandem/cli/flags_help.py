@@ -14,7 +14,7 @@ _NESTED = "actor_rollout_ref"
 
 
 class WithFlags(TyperCommand):
-    """``train`` or ``sft``, whose help ends with its short flags; they are read by ``tandem.config``, not by typer."""
+    """``train``, ``plan`` or ``sft``, whose help ends with its flags: ``tandem.config`` reads them, typer does not."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write a list for each section of the config, each flag with its key and what that is."""

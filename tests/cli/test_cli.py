@@ -79,6 +79,10 @@ def test_help_groups_the_flags_by_what_they_change() -> None:
     assert "actor_rollout_ref.rollout: --rollout name" in shown and "--lr optim.lr: Peak learning rate" in shown
     assert "--max-staleness" in shown and "--max-staleness" not in tandem("sft", "-h").output
     assert "--batch-size" in tandem("sft", "--help").output
+    assert (
+        tandem("plan", "--help").output.partition("execution:")[2]
+        == tandem("train", "-h").output.partition("execution:")[2]
+    )
 
 
 def test_plan_prints_everything_of_a_run(place: Path) -> None:
