@@ -60,3 +60,11 @@ def test_hybrid_without_staleness_is_the_synchronous_run_bit_by_bit(task: Path, 
     assert any("visual" in name for name in moved) and any("linear_attn" in name for name in moved)
     # What the engine drew, and what the trainer says of the same tokens under the same weights.
     assert max(hybrid.column("mismatch/abs"), default=1.0) < 1e-5
+
+
+def test_a_run_goes_on_from_a_checkpoint_with_the_images_of_its_rows(task: Path, tmp_path: Path) -> None:
+    """A checkpoint has where the data stand: no pixel, and images are read again from the rows."""
+    whole = train(task, f"trainer.output_dir={tmp_path / 'whole'}")
+    words = (f"trainer.output_dir={tmp_path / 'run'}", "trainer.save_interval=1")
+    train(task, *words, "trainer.total_steps=1")
+    assert equal(train(task, *words, "trainer.resume=auto").weights, whole.weights)

@@ -89,3 +89,16 @@ def test_only_a_model_that_sees_has_parts_to_freeze(seen: Path, problems_of: Pro
     (problem,) = problems_of(f"{MODEL}.freeze=[vision_tower]")
     assert problem.key == f"{MODEL}.freeze"
     assert plan_of(SEES, f"{MODEL}.freeze=[vision_tower, projector]").problems == ()
+
+
+def test_a_language_model_that_sees_is_run_on_text_where_something_else_is(
+    seen: Path, problems_of: Problems, plan_of: Plans
+) -> None:
+    write_model(seen / "both", model_type="qwen3_5", vision_config={"depth": 2}, text_config=MODEL_CONFIG)
+    words = [f"{MODEL}.path=both", "data.on_overlong_prompt=left"]
+    plan = plan_of(*words)
+    assert plan.problems == () and "images" not in plan.source_columns
+    (problem,) = problems_of(*words, "data.train_files=[column.jsonl]")
+    assert "text alone" in problem.reason
+    asked = problems_of(*words, "data.train_files=[column.jsonl]", "data.image_key=images", "data.chat=true")
+    assert "data.on_overlong_prompt" in [problem.key for problem in asked]
