@@ -24,8 +24,9 @@ from tandem.data.prompts import Prompt
 from tandem.episodes.policy import Task
 from tandem.episodes.process.pool import Asks, Ended, EpisodePool, Listener
 from tandem.reward.outcome import Verdict
-from tandem.roles.rollout.episodes import EpisodeGroups, EpisodeRules
+from tandem.roles.rollout.episodes import EpisodeGroups
 from tandem.roles.rollout.making import Beginning, make_groups
+from tandem.roles.rollout.talk import EpisodeRules
 from tandem.rollout.protocol import GroupOutput, GroupRequest, RolloutEngine, SampleOutput, Sampling
 
 SLOTS, N, TURNS, GROUPS = 64, 8, 3, 96

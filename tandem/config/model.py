@@ -172,6 +172,9 @@ class EpisodeConfig(TypedNode):
     max_sampled: PositiveInt | None = None
     """Most tokens that the model may sample in an episode, whatever tools say between them; data.max_response_length
     bounds all of them together."""
+    branches: Count = 1
+    """Conversations that an episode may have side by side, each asked for with a number from 0 on; max_turns holds for
+    each, and each has an equal share of data.max_response_length and of max_sampled."""
     turn_rewards: bool = False
     """The episode rewards single turns besides: each counts from its turn backwards, not for all tokens alike."""
     timeout_s: Seconds = 60.0

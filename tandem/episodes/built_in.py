@@ -69,6 +69,11 @@ def past_of(episode: EpisodeConfig) -> Past:
     return "edited" if episode.type in OTHERS and episode.file is None else "fixed"
 
 
+def begins_anew(episode: EpisodeConfig) -> bool:
+    """Tell whether a context may begin anew within a sample of the config's episode."""
+    return past_of(episode) != "fixed" or episode.branches > 1
+
+
 def find_episode(type_: str, file: str | None) -> Episode:
     """Return the episode ``type_``: a function of ``file`` where one is given, else a built-in one.
 

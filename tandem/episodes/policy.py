@@ -69,12 +69,12 @@ Ask = Callable[..., Awaitable[dict[str, Any]]]
 
 
 class Policy:
-    """The policy under training, as one episode talks to it: one question at a time.
+    """The policy under training, as one episode talks to it: one question at a time, or one in each of its branches.
 
     ``definitions`` are those of the tools that the config names, which ``chat`` offers unless told otherwise.
     ``reward`` is the episode's to set: what it is worth so far, which counts where a limit ends it. ``sampling``: the
-    temperature and top_p that turns are drawn with. ``exact``: the run can be repeated bit by bit.
-    ``turn_rewards``: what ``reward_turn`` gave to each turn so far.
+    temperature and top_p that turns are drawn with. ``exact``: the run can be repeated bit by bit. ``branches``: so
+    many may go on side by side. ``turns_of_branches``: what ``reward_turn`` gave to each turn of each so far.
     """
 
     def __init__(
@@ -85,9 +85,10 @@ class Policy:
         *,
         exact: bool = False,
         rewards_turns: bool = False,
+        branches: int = 1,
     ) -> None:
-        self.sampling, self.exact = sampling, exact
-        self.turn_rewards: list[float] = []
+        self.sampling, self.exact, self.branches = sampling, exact, branches
+        self.turns_of_branches: dict[int, list[float]] = {}
         self._rewards_turns = rewards_turns
         self.reward: float | Mapping[str, Any] | None = None
         self.definitions = [tool.definition for tool in tools.values()]
@@ -95,32 +96,46 @@ class Policy:
         self.leaked = False  # a thread of a tool goes on though nobody waits for it
         self._ask, self._tools = ask, tools
 
+    @property
+    def turn_rewards(self) -> list[float]:
+        """What ``reward_turn`` gave to each turn so far, branch by branch."""
+        return [reward for number in sorted(self.turns_of_branches) for reward in self.turns_of_branches[number]]
+
     async def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        branch: int | None = None,
     ) -> Answer:
         """Ask for the model's next turn after ``messages``, which begin with those of the chats before.
 
-        ``tools`` are definitions for the first turn, by default the config's; they stay. Raises ``PolicyError`` for
-        messages that were changed.
+        ``tools`` are definitions for the first turn, by default the config's; they stay. ``branch``: the number of a
+        conversation of its own, in which alone the messages go on, and whose turns may be asked for while those of
+        others are. Raises ``PolicyError`` for messages that were changed.
         """
         given = None if tools is None else [dict(tool) for tool in tools]
-        return self._answer(await self._ask({"op": "chat", "messages": list(messages), "tools": given}))
+        question = {"op": "chat", "messages": list(messages), "tools": given, "branch": branch}
+        return self._answer(await self._ask(question))
 
-    async def generate(self, token_ids: Sequence[int]) -> Answer:
-        """Ask for the model's next tokens after ``token_ids``, which begin with all those of the turns before."""
-        return self._answer(await self._ask({"op": "generate", "token_ids": [int(token) for token in token_ids]}))
+    async def generate(self, token_ids: Sequence[int], *, branch: int | None = None) -> Answer:
+        """Ask for the model's next tokens after ``token_ids``, which begin with all those of the turns before.
+        ``branch``: see ``chat``.
+        """
+        ids = [int(token) for token in token_ids]
+        return self._answer(await self._ask({"op": "generate", "token_ids": ids, "branch": branch}))
 
     async def ask(self, question: Mapping[str, Any], hear: Hear | None = None) -> Answer:
         """Ask as ``chat`` and ``generate`` do, or for what follows a text (``complete``), with options: ``max_tokens``,
-        ``stop``, ``seed``, ``details``. ``hear`` is given parts of the answer as they are drawn.
+        ``stop``, ``seed``, ``details``, ``branch``. ``hear`` is given parts of the answer as they are drawn.
         """
         if hear is None:
             return self._answer(await self._ask(dict(question)))
         return self._answer(await self._ask({**question, "stream": True}, hear))
 
-    def reward_turn(self, reward: float, turn: int | None = None) -> None:
-        """Add ``reward`` to that of the last turn, or of the ``turn`` with this number, from 1 on. The episode's own
-        reward comes on top.
+    def reward_turn(self, reward: float, turn: int | None = None, *, branch: int = 0) -> None:
+        """Add ``reward`` to that of the last turn of a ``branch``, or of the ``turn`` with this number, from 1 on. The
+        episode's own reward comes on top.
 
         Raises ``ValueError`` for what is no reward, for a turn that wasn't, and where no turn is rewarded.
         """
@@ -128,26 +143,33 @@ class Policy:
             raise ValueError(
                 "turns are rewarded one by one only with rollout.episode.turn_rewards: true; else return the sum"
             )
-        count = len(self.turn_rewards)
-        place = count if turn is None else turn
-        if not 1 <= place <= count:
-            raise ValueError(f"there is no turn {place}: the model has been asked {count} times")
+        worth = self.turns_of_branches.get(branch, [])
+        place = len(worth) if turn is None else turn
+        if not 1 <= place <= len(worth):
+            where = f" in branch {branch}" if branch else ""
+            raise ValueError(f"there is no turn {place}: the model has been asked {len(worth)} times{where}")
         number = float(reward)
-        if (wrong := unusable(self.turn_rewards[place - 1] + number)) is not None:
+        if (wrong := unusable(worth[place - 1] + number)) is not None:
             raise ValueError(f"the reward of turn {place} is {wrong}")
-        self.turn_rewards[place - 1] += number
+        worth[place - 1] += number
 
     def without_turns(self, value: Any) -> Any:
-        """Return what an episode returned without its ``turn_rewards``, one for each turn, which are taken."""
+        """Return what an episode returned without its ``turn_rewards``, one for each turn, branch by branch, which are
+        taken.
+        """
         if not isinstance(value, Mapping) or "turn_rewards" not in value:
             return value
         given = value["turn_rewards"]
         if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != len(self.turn_rewards):
             shown = f"{len(given)} of them" if isinstance(given, list) else f"a {type(given).__name__}"
             raise ValueError(f"turn_rewards is a list with one for each of {len(self.turn_rewards)} turns, not {shown}")
-        for turn, reward in enumerate(given, 1):
-            self.reward_turn(reward, turn)
+        places = [(branch, turn) for branch in sorted(self.turns_of_branches) for turn in self._turns(branch)]
+        for (branch, turn), reward in zip(places, given, strict=True):
+            self.reward_turn(reward, turn, branch=branch)
         return {key: item for key, item in value.items() if key != "turn_rewards"}
+
+    def _turns(self, branch: int) -> range:
+        return range(1, len(self.turns_of_branches[branch]) + 1)
 
     async def call(self, call: Mapping[str, Any], *, timeout_s: float = 10.0) -> dict[str, Any]:
         """Run the tool that the model ``call``s; return the message that tells it the result, or what went wrong."""
@@ -186,8 +208,8 @@ class Policy:
         if "error" in reply:
             raise PolicyError(reply["error"])
         found = Answer(**reply)
-        turn = found.details.get("turn", 0)
-        self.turn_rewards += [0.0] * (turn - len(self.turn_rewards))
+        worth = self.turns_of_branches.setdefault(found.details.get("branch", 0), [])
+        worth += [0.0] * (found.details.get("turn", 0) - len(worth))
         self.facts["unparsed"] += len(found.errors)
         return found
 

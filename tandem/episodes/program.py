@@ -55,7 +55,7 @@ async def _seat(policy: Policy) -> AsyncIterator[tuple[str, str, Any]]:
         address, at = Address(policy.sampling), listening()
         _addresses[loop] = address, f"http://{LOOPBACK}:{at.getsockname()[1]}/v1", serve(address, at)[1]
     address, url, _ = _addresses[loop]
-    seat = Seat(policy.ask, in_turn=policy.exact)
+    seat = Seat(policy.ask, parallel=policy.branches, in_turn=policy.exact, branches=True)
     with address.seated(seat) as key:
         yield url, key, lambda: seat.over
 

@@ -76,6 +76,27 @@ class Trajectory:
         every = torch.cat([every[:start], filled(every[start:], context), drawn])
         self.prompt_routes, self.routes = every[: len(self.prompt)], every[len(self.prompt) :]
 
+    @classmethod
+    def joined(cls, parts: Sequence[Trajectory]) -> Trajectory:
+        """Return the ``parts``, at least one, as one trajectory: each but the first begins anew with its prompt."""
+        first = parts[0]
+        whole = cls(first.prompt)
+        for part in parts:
+            if part is not first:
+                whole.insert(part.prompt, anew=True)
+            for name in ("ids", "mask", "logprobs", "versions", "turns", "restarts"):
+                getattr(whole, name).extend(getattr(part, name))
+        given = next((part.routes for part in parts if part.routes is not None), None)
+        if given is not None:
+            width = given.shape[1:]
+            every = [
+                given.new_full((count, *width), NO_ROUTE) if found is None else found
+                for part in parts
+                for found, count in ((part.prompt_routes, len(part.prompt)), (part.routes, len(part.ids)))
+            ]
+            whole.prompt_routes, whole.routes = every[0], torch.cat(every[1:])
+        return whole
+
     def until_sampled(self) -> Trajectory:
         """Return the same without what was inserted after the last turn, which no turn has answered."""
         end = len(self.mask)

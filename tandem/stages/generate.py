@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.episodes.built_in import SINGLE_TURN, past_of
+from tandem.episodes.built_in import SINGLE_TURN, begins_anew
 from tandem.stages.facts import PROMPT_ROUTES, RESTARTS, ROLLOUT, ROUTES, Step
 from tandem.stages.stage import Stage
 
@@ -25,7 +25,7 @@ class Generate(Stage):
         episode, routes = section.rollout.episode, (PROMPT_ROUTES, ROUTES) if section.actor.router_replay else ()
         if episode.type == SINGLE_TURN:
             return (*ROLLOUT_COLUMNS, *routes)
-        further = {RESTARTS: past_of(episode) != "fixed", "token_rewards": step.turns_rewarded}
+        further = {RESTARTS: begins_anew(episode), "token_rewards": step.turns_rewarded}
         return (*ROLLOUT_COLUMNS, *routes, "episode", *(name for name, given in further.items() if given))
 
     def role(self, step: Step) -> str:

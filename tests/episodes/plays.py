@@ -169,3 +169,23 @@ async def told(task: Any, policy: Any) -> dict[str, float]:
     first = await policy.chat(task.messages)
     await policy.chat([*task.messages, first.message, {"role": "tool", "content": "17"}])
     return {"score": float(len(set(first.token_ids))), "first_turn": float(len(first.token_ids))}
+
+
+async def branching(task: Any, policy: Any, *, branches: int = 3, turns: int = 2, numbered: bool = True) -> Any:
+    """Conversations side by side, each of some turns; the reward is the number of tokens that all of them sampled."""
+
+    async def one(number: int) -> int:
+        messages = [*task.messages[:-1], {"role": "user", "content": f"{task.messages[-1]['content']}{number}"}]
+        sampled = 0
+        for turn in range(turns):
+            answer = await policy.chat(messages, **({"branch": number} if numbered else {}))
+            sampled += len(answer.token_ids)
+            if task.extra_info.get("rewards"):
+                policy.reward_turn(10.0 * number + turn, branch=number)
+            messages += [answer.message, {"role": "user", "content": str(turn)}]
+            if answer.finish_reason == "length":
+                break
+        return sampled
+
+    policy.reward = 0.0
+    return float(sum(await asyncio.gather(*map(one, range(branches)))))

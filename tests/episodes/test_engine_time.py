@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tandem.episodes.process.pool import EpisodePool
-from tandem.roles.rollout.episodes import EpisodeGroups, EpisodeRules
+from tandem.roles.rollout.episodes import EpisodeGroups
+from tandem.roles.rollout.talk import EpisodeRules
 from tandem.rollout.protocol import Sampling
 from tests.episodes.families import tokenizer
 from tests.episodes.test_groups import DEFINITIONS, HERMES, TOOLS, ScriptedEngine, adds, made_of, prompt, spec

@@ -23,8 +23,9 @@ from tandem.episodes.process.spec import EpisodeSpec
 from tandem.episodes.tools import load_tools
 from tandem.models.tokenizer import encode_text
 from tandem.reward.outcome import Outcome
-from tandem.roles.rollout.episodes import EpisodeGroups, EpisodeRules
+from tandem.roles.rollout.episodes import EpisodeGroups
 from tandem.roles.rollout.making import Beginning, Made, make_groups
+from tandem.roles.rollout.talk import EpisodeRules
 from tandem.rollout.protocol import GroupOutput, GroupRequest, SampleOutput, Sampling
 from tests.episodes.families import FAMILIES, Family, tokenizer
 
@@ -99,13 +100,13 @@ def playing(
     pool: EpisodePool | None = None,
     offered: Any = DEFINITIONS,
     max_sampled: int | None = None,
+    branches: int = 1,
     **options: Any,
 ) -> Iterator[tuple[EpisodeGroups, ScriptedEngine, Any]]:
     made = tokenizer(family)
     options = {"tools": (TOOLS,) if tools is True else tools or (), "turn_rewards": turn_rewards, **options}
-    rules = EpisodeRules(
-        max_turns, 5000, offered if tools else None, family.name, past, turn_rewards, max_sampled=max_sampled
-    )
+    rules = EpisodeRules(max_turns, 5000, offered if tools else None, family.name, past, turn_rewards)
+    rules = replace(rules, max_sampled=max_sampled, branches=branches)
     sampling = Sampling(n=n, max_tokens=max_tokens, stop_token_ids=(made.eos_token_id,))
     with EpisodePool(spec(type_, **options)) if pool is None else nullcontext(pool) as pool:
         yield EpisodeGroups(pool, rules, sampling, made), ScriptedEngine(made, says), made

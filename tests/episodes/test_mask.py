@@ -18,7 +18,7 @@ from tests.episodes.test_program import played
 
 PLAYS = str(Path(__file__).parent / "plays.py")
 TEXT = "what is 1+1"
-TYPES = ("tool_calls", "program keeps", "program trims", "verifiers", "openenv", "talk", "tokens")
+TYPES = ("tool_calls", "program keeps", "program trims", "verifiers", "openenv", "talk", "tokens", "branching")
 
 HERE = Path(__file__).parent
 SUM = {"answer": "2", "info": {"hint": 12, "fate": "well"}, "example_id": 0}
@@ -46,6 +46,9 @@ def trajectories(type_: str) -> DataProto:
         pytest.importorskip(type_)
         with playing(type_, says, past="edited", max_tokens=2000, **OTHERS[type_]) as (groups, engine, made):
             (group,) = made_of(groups, engine, [prompt(made, TEXT, **{ROW: SUM})])
+    elif type_ == "branching":
+        with playing(type_, says, file=PLAYS, branches=3) as (groups, engine, made):
+            (group,) = made_of(groups, engine, [prompt(made, TEXT)])
     else:
         with playing(type_, lambda text, seed: "is", file=PLAYS, parameters={"turns": 3}) as (groups, engine, made):
             (group,) = made_of(groups, engine, [prompt(made, TEXT)])

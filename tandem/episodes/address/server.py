@@ -7,12 +7,13 @@ import json
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -24,6 +25,9 @@ from tandem.episodes.text_stream import Hear, Part
 
 LOOPBACK = "127.0.0.1"
 MODEL = "policy"
+BRANCH = "X-Tandem-Branch"
+"""The header that says which branch of its episode a request is of."""
+
 _LARGEST = 16 << 20  # bytes of a body
 _RETRY_S = 1
 
@@ -38,39 +42,46 @@ StreamItem = tuple[int, Part | Answer | Exception]
 class Seat:
     """Whoever may ask with one key. ``parallel`` questions are under way at most, ``waiting`` more requests are held.
 
-    ``in_turn``: a request that comes while another is under way is refused, since which comes first is chance.
-    ``over`` is the limit that has ended the episode, once one has.
+    ``branches``: requests may say which branch they are of; one of each may be under way as well. ``in_turn``: a
+    request that comes while another of its branch, or one of no branch, is under way is refused, since which comes
+    first is chance. ``over`` is the limit that has ended the episode, once one has.
     """
 
-    def __init__(self, ask: Ask, *, parallel: int = 1, waiting: int = 16, in_turn: bool = False) -> None:
-        self.over = ""
-        self._ask, self._most, self._held, self._in_turn = ask, parallel + waiting, 0, in_turn
-        self._turn = asyncio.Semaphore(parallel)
+    def __init__(
+        self, ask: Ask, *, parallel: int = 1, waiting: int = 16, in_turn: bool = False, branches: bool = False
+    ) -> None:
+        self.over, self.branches = "", branches
+        self._ask, self._most, self._in_turn = ask, parallel + waiting, in_turn
+        self._held: Counter[int | None] = Counter()
+        self._turns: dict[int | None, asyncio.Semaphore] = {None: asyncio.Semaphore(1 if in_turn else parallel)}
         self._streams: set[asyncio.Task[None]] = set()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, branch: int | None = None) -> Iterator[None]:
         """Hold a request, from before its body is read until it is answered. Raises ``BusyError``, ``RefusedError``."""
-        if self._held and self._in_turn:
-            raise RefusedError("trainer.exact: an episode asks one thing at a time: await the answer first")
-        if self._held >= self._most:
+        if self._in_turn and (self._held[branch] or self._held[None] or (branch is None and self._held.total())):
+            raise RefusedError(
+                "trainer.exact: an episode asks one thing at a time: await the answer first, or send a branch with "
+                f"each, {BRANCH}: 1, up to rollout.episode.branches"
+            )
+        if self._held.total() >= self._most:
             raise BusyError
-        self._held += 1
+        self._held[branch] += 1
         try:
             yield
         finally:
-            self._held -= 1
+            self._held[branch] -= 1
 
-    async def answers(self, asked: Chat | Completion) -> list[Answer]:
+    async def answers(self, asked: Chat | Completion, branch: int | None = None) -> list[Answer]:
         """Return the answers to a request, one for each choice."""
-        choices = (self._one(asked.question(i)) for i in range(asked.n))
+        choices = (self._one(asked.question(i), branch) for i in range(asked.n))
         found = await asyncio.gather(*choices, return_exceptions=True)
         for one in found:
             if isinstance(one, BaseException):
                 raise one
         return [one for one in found if not isinstance(one, BaseException)]
 
-    def stream(self, asked: Chat | Completion, held: ExitStack) -> asyncio.Queue[StreamItem]:
+    def stream(self, asked: Chat | Completion, held: ExitStack, branch: int | None = None) -> asyncio.Queue[StreamItem]:
         """Begin to answer; the queue gets parts of each choice, its answer, or what keeps it from being answered.
 
         A client that goes away changes nothing: what was begun is answered, and ``held`` until then.
@@ -79,9 +90,8 @@ class Seat:
 
         async def one(choice: int) -> None:
             try:
-                items.put_nowait(
-                    (choice, await self._one(asked.question(choice), lambda p: items.put_nowait((choice, p))))
-                )
+                said = await self._one(asked.question(choice), branch, lambda p: items.put_nowait((choice, p)))
+                items.put_nowait((choice, said))
             except Exception as error:
                 items.put_nowait((choice, error))
 
@@ -94,10 +104,10 @@ class Seat:
         task.add_done_callback(self._streams.discard)
         return items
 
-    async def _one(self, question: Question, *hear: Hear) -> Answer:
-        async with self._turn:
+    async def _one(self, question: Question, branch: int | None, *hear: Hear) -> Answer:
+        async with self._turns.setdefault(branch, asyncio.Semaphore(1)):
             try:
-                return await self._ask(question, *hear)
+                return await self._ask(question if branch is None else {**question, "branch": branch}, *hear)
             except EpisodeOver as over:
                 self.over = str(over)
                 raise RefusedError(f"the episode is over: it has reached the limit of {over}") from None
@@ -107,12 +117,21 @@ class BusyError(Exception):
     """Too many questions wait already."""
 
 
+class BodyError(Exception):
+    """A body that isn't taken, with the ``status`` that says so."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
 class Address:
     """The app: who asks is told apart by the key. ``sampling``: what every answer is drawn with."""
 
-    def __init__(self, sampling: Mapping[str, float], model: str = MODEL) -> None:
+    def __init__(self, sampling: Mapping[str, float], model: str = MODEL, bodies: Bodies | None = None) -> None:
         self._sampling, self._model = sampling, model
         self._seats: dict[str, Seat] = {}
+        self._bodies = bodies or Bodies()
         self.app = Starlette(
             routes=[
                 Route("/health", self._health),
@@ -153,17 +172,21 @@ class Address:
             return _no_key()
         head = Head(f"{kind.__name__.lower()}-{secrets.token_hex(8)}", int(time.time()), self._model)
         try:
+            branch = _branch(request, seat)
             with ExitStack() as held:
-                held.enter_context(seat.held())
-                asked = read(kind, await _body(request), self._sampling)
+                held.enter_context(seat.held(branch))
+                body = held.enter_context(self._bodies.counted())
+                asked = read(kind, await body(request), self._sampling)
                 if not asked.stream:
-                    return JSONResponse(Reply(asked, await seat.answers(asked), head).body())
-                items = seat.stream(asked, held.pop_all())
+                    return JSONResponse(Reply(asked, await seat.answers(asked, branch), head).body())
+                items = seat.stream(asked, held.pop_all(), branch)
             first = await items.get()
             if isinstance(first[1], Exception):
                 raise first[1]
-        except (BusyError, TandemError) as error:
+        except (BusyError, BodyError, TandemError) as error:
             return _problem(error, seat)
+        except ClientDisconnect:  # before all of its body was here: there is nobody to be told
+            return Response(status_code=400)
         return StreamingResponse(_events(Stream(asked, head), first, items, seat), media_type="text/event-stream")
 
     def _seat(self, request: Request) -> Seat | None:
@@ -171,13 +194,62 @@ class Address:
         return self._seats.get(key.strip()) if scheme.lower() == "bearer" else None
 
 
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _LARGEST:
-            raise RefusedError(f"the body has more than {_LARGEST >> 20} MiB")
-    return bytes(body)
+def _branch(request: Request, seat: Seat) -> int | None:
+    """Return the branch that a request is of; None where it doesn't say. Raises ``RefusedError``."""
+    given = request.headers.get(BRANCH)
+    if given is None:
+        return None
+    if not seat.branches:
+        raise RefusedError(f"{BRANCH}: nothing is an episode here, so leave it out")
+    if not given.isdecimal() or len(given) > 4:
+        raise RefusedError(f"{BRANCH} is a number from 0 on, not {given[:20]!r}")
+    return int(given)
+
+
+class Bodies:
+    """Reads bodies. ``largest`` bytes has one at most, ``most`` all that are ``held`` together; each comes in
+    ``seconds``.
+    """
+
+    def __init__(self, largest: int = _LARGEST, most: int = 16 * _LARGEST, seconds: float = 60.0) -> None:
+        self.held, self._largest, self._most, self._seconds = 0, largest, most, seconds
+
+    @contextmanager
+    def counted(self) -> Iterator[Callable[[Request], Awaitable[bytes]]]:
+        """Give what reads a body, which counts as held until the block ends. Reading raises ``BusyError`` where there
+        is no room for it now, and ``BodyError`` for one that is too large or too slow.
+        """
+        taken = 0
+
+        async def read_body(request: Request) -> bytes:
+            nonlocal taken
+            length = request.headers.get("content-length", "")
+            if length.isdecimal() and int(length) > self._largest:  # before any of it is read
+                raise self._too_large()
+            body = bytearray()
+            async for part in request.stream():
+                body += part
+                self.held, taken = self.held + len(part), taken + len(part)
+                if len(body) > self._largest:
+                    raise self._too_large()
+                if self.held > self._most:
+                    raise BusyError
+            return bytes(body)
+
+        async def in_time(request: Request) -> bytes:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    return await read_body(request)
+            except TimeoutError:
+                raise BodyError(408, f"the body has not come in {self._seconds:g} s") from None
+
+        try:
+            yield in_time
+        finally:
+            self.held -= taken
+
+    def _too_large(self) -> BodyError:
+        return BodyError(413, f"the body has more than {self._largest >> 20} MiB")
 
 
 async def _events(
@@ -205,6 +277,8 @@ def _problem(error: Exception, seat: Seat) -> JSONResponse:
         case BusyError():
             text = "too many questions wait already: ask again later"
             return _refusal(429, text, "rate_limit_exceeded", headers={"Retry-After": str(_RETRY_S)})
+        case BodyError():
+            return _refusal(error.status, str(error), "invalid_body", headers={"Connection": "close"})
         case RefusedError():
             return _refusal(400, str(error), "episode_over" if seat.over else "invalid_value", error.field)
         case DataError() | PolicyError():  # the policy can't be asked this
@@ -235,6 +309,7 @@ def listening(port: int = 0, host: str = LOOPBACK) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
+        found.listen()  # who comes before the server waits for it
     except OSError as error:
         found.close()
         raise TandemError(f"{host}:{port} can't be had ({error.strerror}): choose another port") from error

@@ -31,6 +31,7 @@ _TICK_S = 0.5  # between looks at processes that say nothing
 _STARTS = 3  # processes in a row that end before they are ready
 _PARTS = 4  # into which the episodes of a process that ended are divided
 _GRACE_S = 2.0  # for an episode that was cancelled to end by itself
+_NONE: Mapping[int, Sequence[float]] = {}
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,14 @@ class Restarted:
 class Ended:
     """An episode has ended. ``verdict`` None: its last answer is to be scored. ``seconds`` of its own.
 
-    ``turn_rewards``: what each of its turns got besides, as far as it gave any.
+    ``turn_rewards``: what the turns of each of its branches got besides, as far as it gave any.
     """
 
     id: str
     verdict: Verdict | None
     facts: Mapping[str, float]
     seconds: float
-    turn_rewards: Sequence[float] = ()
+    turn_rewards: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
 
 Event: TypeAlias = Asks | Restarted | Ended
@@ -71,6 +72,8 @@ Listener: TypeAlias = "queue.SimpleQueue[Event]"
 class _Play:
     """An episode under way. ``left`` of its own time, which runs ``since`` then, or stands still while it asks.
 
+    ``asking``: the numbers of its questions under way, and what its process calls them.
+
     ``share``: a process has ended with this and others in it, and it begins anew with at most so many in one.
     """
 
@@ -80,7 +83,7 @@ class _Play:
     left: float
     share: int | None = None
     since: float | None = None
-    asking: int | None = None
+    asking: dict[int, int] = field(default_factory=dict)
     cancelled: bool = False
 
     def pause(self) -> None:
@@ -242,8 +245,9 @@ class EpisodePool:
         play = place.plays.get(message.pop("id"))
         if play is not None and not play.cancelled:
             play.pause()
-            play.asking = self.number()
-            play.listener.put(Asks(play.id, play.asking, message))
+            number = self.number()
+            play.asking[number] = message.pop("mark")
+            play.listener.put(Asks(play.id, number, message))
 
     def _ended(self, place: _Place, message: dict[str, Any]) -> None:
         play = place.plays.pop(message["id"], None)
@@ -251,13 +255,18 @@ class EpisodePool:
         if play is not None and play.id in self._where:
             play.pause()
             verdict = None if message["verdict"] is None else unpack_verdicts(message["verdict"])[1][0]
-            given = () if play.cancelled else message["turn_rewards"]
+            rewards = {} if play.cancelled else message["turn_rewards"]
+            given = {int(branch): turns for branch, turns in rewards.items()}
             self._report_end(play, self._timed_out() if play.cancelled else verdict, message["facts"], given)
         if place.leaving and not place.plays:
             self._remove(place)
 
     def _report_end(
-        self, play: _Play, verdict: Verdict | None, facts: Mapping[str, float], turn_rewards: Sequence[float] = ()
+        self,
+        play: _Play,
+        verdict: Verdict | None,
+        facts: Mapping[str, float],
+        turn_rewards: Mapping[int, Sequence[float]] = _NONE,
     ) -> None:
         self._where.pop(play.id, None)
         play.listener.put(Ended(play.id, verdict, facts, self._spec.timeout_s - play.left, turn_rewards))
@@ -268,14 +277,16 @@ class EpisodePool:
 
     def _reply(self, name: str, number: int, reply: Mapping[str, Any]) -> None:
         place = self._where.get(name)
-        if place is not None and place.plays[name].asking == number:
-            place.plays[name].asking, place.plays[name].since = None, time.monotonic()
-            self._send(place, kind="answer", id=name, reply=reply)
+        if place is not None and number in (play := place.plays[name]).asking:
+            mark = play.asking.pop(number)
+            if not play.asking:
+                play.since = time.monotonic()
+            self._send(place, kind="answer", id=name, mark=mark, reply=reply)
 
     def _send_part(self, name: str, number: int, part: Part) -> None:
         place = self._where.get(name)
-        if place is not None and place.plays[name].asking == number:
-            self._send(place, kind="part", id=name, part=part)
+        if place is not None and number in place.plays[name].asking:
+            self._send(place, kind="part", id=name, mark=place.plays[name].asking[number], part=part)
 
     def _forget(self, name: str) -> None:
         self._waiting = deque(play for play in self._waiting if play.id != name)

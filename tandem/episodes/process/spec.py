@@ -16,7 +16,7 @@ class EpisodeSpec:
 
     ``workers`` processes, each with at most ``concurrency`` episodes; ``start_s`` is a process's time to get ready.
     ``sampling``: the temperature and top_p that turns are drawn with. ``exact``: the run can be repeated bit by bit.
-    ``turn_rewards``: turns may be rewarded one by one.
+    ``turn_rewards``: turns may be rewarded one by one. ``branches`` of an episode may go on side by side.
     """
 
     type: str
@@ -30,5 +30,6 @@ class EpisodeSpec:
     sampling: Mapping[str, float] = field(default_factory=dict)
     exact: bool = False
     turn_rewards: bool = False
+    branches: int = 1
     servers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sandbox: Mapping[str, Any] = field(default_factory=dict)

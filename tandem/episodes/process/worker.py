@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import json
 import os
 import socket
@@ -16,6 +17,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,6 +35,10 @@ from tandem.reward.scoring import describe_error
 _LENGTH = struct.Struct("!I")
 _TOO_LATE = {"error": "the episode is over"}
 _OF_START = 0.8  # of a process's time to get ready, for the servers of tools to start: later it is ended without a word
+_UNNUMBERED = (
+    "trainer.exact: an episode asks one thing at a time, or says of each which branch it is of, since which comes "
+    "first is chance: chat(..., branch=1), with rollout.episode.branches; a program sends X-Tandem-Branch: 1"
+)
 _LAST_RESORT_S = 5.0  # beyond an episode's time, at which a living parent has ended this process
 
 
@@ -58,7 +64,13 @@ def main(fd: int, parent: int) -> None:
         return
     last_resort.arm()
     play = partial(episode, **setup["parameters"])
-    policy = partial(Policy, sampling=setup["sampling"], exact=setup["exact"], rewards_turns=setup["turn_rewards"])
+    policy = partial(
+        Policy,
+        sampling=setup["sampling"],
+        exact=setup["exact"],
+        rewards_turns=setup["turn_rewards"],
+        branches=setup["branches"],
+    )
 
     async def serve() -> None:
         try:
@@ -66,9 +78,32 @@ def main(fd: int, parent: int) -> None:
         except Exception as error:
             send(channel, json.dumps({"kind": "broken", "text": describe_error(error)}).encode())
             os._exit(0)
-        await Host(channel, play, partial(policy, tools=found), graded=grades_itself(episode)).serve()
+        await Host(
+            channel, play, partial(policy, tools=found), graded=grades_itself(episode), exact=setup["exact"]
+        ).serve()
 
     asyncio.run(serve())
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A question under way; ``numbered``: it says which branch it is of."""
+
+    waiting: asyncio.Future[dict[str, Any]]
+    hear: Hear | None
+    numbered: bool
+
+    def settle(self, reply: dict[str, Any]) -> None:
+        if not self.waiting.done():
+            self.waiting.set_result(reply)
+
+
+def _limit_in(value: Any) -> str | None:
+    """Return the limit that has ended an episode, also where a group of tasks was ended by it; None for none."""
+    if isinstance(value, BaseExceptionGroup):
+        limits = [_limit_in(one) for one in value.exceptions]
+        return None if None in limits else limits[0]
+    return str(value) if isinstance(value, EpisodeOver) else None
 
 
 def _restore_python_path(given: str | None) -> None:
@@ -80,15 +115,20 @@ def _restore_python_path(given: str | None) -> None:
 
 
 class Host:
-    """The episodes of this process. ``episode`` takes a task and a policy; ``graded``: its rewards are its own."""
+    """The episodes of this process. ``episode`` takes a task and a policy; ``graded``: its rewards are its own.
+
+    ``exact``: what is asked at once says which branch it is of.
+    """
 
     def __init__(
-        self, channel: socket.socket, episode: Episode, policy: Callable[[Ask], Policy], *, graded: bool
+        self, channel: socket.socket, episode: Episode, policy: Callable[[Ask], Policy], *, graded: bool, exact: bool
     ) -> None:
         self._channel, self._episode, self._policy, self._graded = channel, episode, policy, graded
+        self._exact = exact
         self._plays: dict[str, asyncio.Task[None]] = {}
-        self._asked: dict[str, asyncio.Future[dict[str, Any]]] = {}
-        self._hearing: dict[str, Hear] = {}
+        self._open: dict[str, dict[int, _Open]] = {}  # by episode and mark
+        self._branches: dict[str, set[asyncio.Task[Any]]] = {}  # that have asked with a number
+        self._marks = itertools.count()
 
     async def serve(self) -> None:
         """Do what the parent says until it closes the line."""
@@ -107,38 +147,58 @@ class Host:
         name = message["id"]
         match message["kind"]:
             case "begin":
+                self._open[name], self._branches[name] = {}, set()
                 self._plays[name] = asyncio.create_task(self._play(name, Task(**message["task"])))
             case "answer":
-                waiting = self._asked.pop(name, None)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(message["reply"])
+                asked = self._open.get(name, {}).pop(message["mark"], None)
+                if asked is not None:
+                    asked.settle(message["reply"])
             case "part":
-                if name in self._hearing:
-                    self._hearing[name](message["part"])
+                asked = self._open.get(name, {}).get(message["mark"])
+                if asked is not None and asked.hear is not None:
+                    asked.hear(message["part"])
             case "cancel":
                 if name in self._plays:
                     self._plays[name].cancel()
 
     async def _play(self, name: str, task: Task) -> None:
         policy = self._policy(partial(self._ask, name))
-        verdict: Verdict | None = None
         try:
-            value = policy.without_turns(await self._episode(task, policy))
-            verdict = None if value is None else as_verdict(value)
-        except EpisodeOver as over:
-            verdict = self._until_now(policy, str(over))
+            verdict = await self._verdict(name, task, policy)
         except asyncio.CancelledError:
             verdict = failed("cancelled")  # the parent knows why
-        except BaseException as error:  # also SystemExit and the like: only the episode fails
-            verdict = failed(describe_error(error))
         del self._plays[name]
-        if (waiting := self._asked.pop(name, None)) is not None and not waiting.done():
-            waiting.set_result(_TOO_LATE)
+        for branch in self._branches.pop(name):
+            branch.cancel()
+        for asked in self._open.pop(name).values():
+            asked.settle(_TOO_LATE)
         packed = None if verdict is None else json.loads(pack_verdicts(0, [verdict], 0.0))
-        turns = policy.turn_rewards
+        turns = policy.turns_of_branches
         self._send(
             kind="ended", id=name, verdict=packed, facts=dict(policy.facts), turn_rewards=turns, leaked=policy.leaked
         )
+
+    async def _verdict(self, name: str, task: Task, policy: Policy) -> Verdict | None:
+        """Return how an episode ends. Branches that go on are waited for: which of them is first to see a limit or an
+        error is a matter of time, and what they sample is not.
+        """
+        try:
+            value: Any = await self._episode(task, policy)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # also SystemExit and the like: only the episode fails
+            value = error
+        while going := {one for one in self._branches[name] if not one.done()} - {asyncio.current_task()}:
+            await asyncio.wait(going)
+        if (limit := _limit_in(value)) is not None:
+            return self._until_now(policy, limit)
+        if isinstance(value, BaseException):
+            return failed(describe_error(value))
+        try:
+            value = policy.without_turns(value)
+            return None if value is None else as_verdict(value)
+        except Exception as error:
+            return failed(describe_error(error))
 
     def _until_now(self, policy: Policy, limit: str) -> Verdict | None:
         """Return the verdict on an episode that a limit has ended; None: its last answer is to be scored.
@@ -156,18 +216,18 @@ class Host:
     async def _ask(self, name: str, question: dict[str, Any], hear: Hear | None = None) -> dict[str, Any]:
         if name not in self._plays:
             return _TOO_LATE
-        if name in self._asked:
-            return {"error": "an episode asks the policy one thing at a time: await the answer first"}
-        waiting: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._asked[name] = waiting
-        if hear is not None:
-            self._hearing[name] = hear
+        numbered, under_way = question.get("branch") is not None, self._open[name]
+        if self._exact and under_way and not (numbered and all(one.numbered for one in under_way.values())):
+            return {"error": _UNNUMBERED}
+        if numbered and (task := asyncio.current_task()) is not None and task is not self._plays[name]:
+            self._branches[name].add(task)
+        mark, waiting = next(self._marks), asyncio.get_running_loop().create_future()
+        under_way[mark] = _Open(waiting, hear, numbered)
         try:
-            self._send(kind="asks", id=name, **question)
-            return await waiting
+            self._send(kind="asks", id=name, mark=mark, beside=len(under_way) > 1, **question)
+            return await waiting  # type: ignore[no-any-return]
         finally:
-            self._asked.pop(name, None)
-            self._hearing.pop(name, None)
+            under_way.pop(mark, None)
 
     def _send(self, **message: Any) -> None:
         """Send a message. Raises ``TypeError`` for what JSON can't say, to the episode that gave it."""

@@ -17,6 +17,7 @@ _PLAYED = (
     "mcp",
     "tool_format",
     "past",
+    "branches",
     "max_turns",
     "max_sampled",
     "timeout_s",

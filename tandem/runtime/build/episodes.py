@@ -18,7 +18,8 @@ from tandem.episodes.servers import server_definitions
 from tandem.episodes.toolbox import all_tools
 from tandem.episodes.tools import KEY
 from tandem.plan.checks.samples.episode import plays_episodes
-from tandem.roles.rollout.episodes import EpisodeGroups, EpisodeRules
+from tandem.roles.rollout.episodes import EpisodeGroups
+from tandem.roles.rollout.talk import EpisodeRules
 from tandem.rollout.protocol import Sampling
 
 
@@ -88,6 +89,7 @@ def build_episodes(config: Config, tokenizer: Any) -> Episodes | None:
         sampling={"temperature": rollout.temperature, "top_p": rollout.top_p},
         exact=config.trainer.exact,
         turn_rewards=episode.turn_rewards,
+        branches=episode.branches,
         servers=episode.mcp,
         sandbox=_limits(episode),
     )
@@ -99,6 +101,7 @@ def build_episodes(config: Config, tokenizer: Any) -> Episodes | None:
         past=past_of(episode),
         turn_rewards=episode.turn_rewards,
         max_sampled=episode.max_sampled,
+        branches=episode.branches,
         streams=rollout.partial != "discard",
     )
     return Episodes(EpisodePool(spec), rules)

@@ -44,6 +44,7 @@ def check_episode(config: Config) -> Iterator[Problem]:
     if plays_episodes(config):
         yield from _check_tools(config)
         yield from _check_prompts(config)
+        yield from _check_branches(config)
         yield from _check_estimator(config)
 
 
@@ -123,6 +124,23 @@ def _check_prompts(config: Config) -> Iterator[Problem]:
     if made or isinstance(first_value(data, data.prompt_key), str):
         reason = f"{episode.type} talks in messages, and the prompts are plain text"
         yield Problem("data.chat", False, reason, "Write data.chat: true")
+
+
+def _check_branches(config: Config) -> Iterator[Problem]:
+    """Report branches that nobody asks for, and shares of the limits in which nothing fits."""
+    episode, key = config.actor_rollout_ref.rollout.episode, f"{EPISODE}.branches"
+    if episode.branches == 1:
+        return
+    if episode.file is None and episode.type in ("tool_calls", "openenv"):
+        reason = f"{episode.type} asks one thing at a time, so it has one branch"
+        yield Problem(key, episode.branches, reason, "Leave it out, or write an episode of your own")
+    for limit, most in (
+        ("data.max_response_length", config.data.max_response_length),
+        (f"{EPISODE}.max_sampled", episode.max_sampled),
+    ):
+        if most is not None and most < episode.branches:
+            reason = f"each branch has an equal share of {limit} = {most}, which is no token"
+            yield Problem(key, episode.branches, reason, f"Write fewer, or a larger {limit}")
 
 
 def _check_estimator(config: Config) -> Iterator[Problem]:
