@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-_CHUNK = 2**24  # elements that are summed at once; the sum doesn't depend on it
+_CHUNK = 2**22  # elements that are summed at once, 16 bytes each; the sum doesn't depend on it
 _CHUNK_CPU = 2**18  # what stays in its caches: five times the speed
 _ODD = 0x9E3779B97F4A7C15
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -37,9 +37,11 @@ def _bits(tensor: torch.Tensor) -> int:
     flat = tensor.detach().reshape(-1)
     patterns = flat.view(_INTEGERS[flat.element_size()])
     size = _CHUNK_CPU if flat.device.type == "cpu" else _CHUNK
-    weight = 2 * torch.arange(min(size, len(flat)), device=flat.device) + 1
+    weight = torch.arange(min(size, len(flat)), device=flat.device).mul_(2).add_(1)
     total = 0
     for start in range(0, len(flat), size):
-        chunk = patterns[start : start + size].long()
-        total += int((chunk * weight[: len(chunk)]).sum()) + 2 * start * int(chunk.sum())
+        part = patterns[start : start + size]
+        chunk = torch.empty_like(part, dtype=torch.int64).copy_(part)  # never the weights themselves
+        plain = int(chunk.sum())
+        total += int(chunk.mul_(weight[: len(chunk)]).sum()) + 2 * start * plain
     return total * _ODD % 2**64
