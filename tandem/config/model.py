@@ -252,6 +252,9 @@ class RolloutConfig(Node):
     dispatch: Literal["auto", "in_order", "longest_first"] = "auto"
     """In which order engines are given the prompts of a step: as drawn, or those first whose answers were longest in
     earlier epochs; ``auto``: the second where several engines share them, unless ``trainer.exact``."""
+    oversample: NonNegativeInt = 0
+    """Groups that are begun for a step beyond those that it needs: the first that are done are taken, the others ended.
+    Long answers are taken less often then."""
     swap: SwapConfig | None = None
     """Another engine from some step on; default: the same to the end."""
 

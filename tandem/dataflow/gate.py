@@ -237,6 +237,15 @@ class Gate:
         self._waiting.discard(ticket)
 
     @_changes
+    def take_over(self, ticket: Ticket, engine: str) -> None:
+        """Note that ``engine`` fills the ticket, whichever had it in hand, or none: it ends with ``done`` or
+        ``redraw``.
+        """
+        self.done(ticket)
+        self._out[ticket] = engine
+        self._in_hand[engine] += 1
+
+    @_changes
     def redraw(self, ticket: Ticket) -> Ticket:
         """Note that the ticket's group was dropped, whether still out or stored already: the next attempt will be
         given.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -205,9 +205,11 @@ class Block:
         ids = torch.cat([prompts.rows.values, *answers])
         return _Resumed(layout, ids, positions, prompts.shift[owner], prompts.images)
 
-    def abort(self) -> None:
-        """End every row as it is."""
-        rows = torch.arange(self.count)
+    def abort(self, keys: Collection[int | str] | None = None) -> None:
+        """End every row as it is, or those of the groups with these ``keys``."""
+        owners = self._owners[: self.count]
+        ended = [row for row, (group, _) in enumerate(owners) if keys is None or group.request.key in keys]
+        rows = torch.tensor(ended, dtype=torch.int64)
         if len(rows):
             self._finish(rows, ["aborted"] * len(rows))
             self._drop(rows)

@@ -35,7 +35,7 @@ class EngineCapabilities:
     While new weights come
         ``in_flight``: what running generations can do instead of being finished first. ``abort``: ``pause(abort=True)``
         ends them where they are, and a request that has them among ``begun`` goes on; ``keep``: they go on over a
-        ``load``, their keys and values as ``keep_kv`` says.
+        ``load``, their keys and values as ``keep_kv`` says. ``cancel``: single groups can be ended, see ``Cancelling``.
     Samples
         ``logprobs``: the distributions whose log-probs it can give. ``sampled``, that a token was drawn from; ``full``,
         that before top-k and top-p; ``raw``, the model's own, at temperature 1. ``seeds``: a sample's random stream is
@@ -57,6 +57,7 @@ class EngineCapabilities:
     frees: tuple[Literal["kv_cache", "weights"], ...] = ()
     in_flight: tuple[InFlight, ...] = ()
     keep_kv: tuple[KeepKV, ...] = ("old",)
+    cancel: bool = False
     logprobs: tuple[Distribution, ...] = ("sampled",)
     seeds: bool = False
     lowest_temperature: float = 0.0

@@ -28,7 +28,7 @@ from tandem.base.errors import TandemError
 from tandem.models.device import found_device, require_on
 from tandem.models.numerics import prepare_process
 from tandem.models.shared_weights import Place, map_weights
-from tandem.rollout.protocol import EngineStats, RolloutEngine
+from tandem.rollout.protocol import Cancelling, EngineStats, RolloutEngine
 from tandem.rollout.registry import capabilities_of, find_engine, make_engine
 from tandem.rollout.request_stream import RequestStream
 from tandem.rollout.sound import sound_outputs
@@ -141,6 +141,9 @@ class Host:
             case "receive":
                 inbox = self._inbox  # made by this thread, which also hears of what is given up
                 threading.Thread(target=or_die, args=(partial(self._receive, inbox, message),), daemon=True).start()
+            case "forget":
+                if isinstance(self._engine, Cancelling):
+                    self._engine.cancel(message.fields["keys"])
             case "give_up":
                 self._inbox.give_up(message.fields["key"])
             case "request" | "end" | "cancel":

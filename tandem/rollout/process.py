@@ -143,6 +143,10 @@ class HostedEngine:
         self._link.ask("resume", "the end of a pause")
         self._link.set_paused(False)
 
+    def cancel(self, keys: Iterable[int | str]) -> None:
+        """Send word of groups that nobody wants any more."""
+        self._link.send("forget", number=-1, keys=list(keys))
+
     def sleep(self) -> None:
         self._link.ask("sleep", "sleep")
 

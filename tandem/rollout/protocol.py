@@ -213,6 +213,17 @@ class Heartbeat(Protocol):
 
 
 @runtime_checkable
+class Cancelling(Protocol):
+    """An engine that can be told which groups nobody wants any more. ``SteppedEngine`` and ``HostedEngine`` can."""
+
+    def cancel(self, keys: Iterable[int | str]) -> None:
+        """End the groups with these keys where they are, at the next token; returns at once.
+
+        ``generate`` gives them out as it gives aborted ones. A key that it doesn't know is none of its own.
+        """
+
+
+@runtime_checkable
 class EngineStats(Protocol):
     """What an engine may report besides, for health checks and measurements. ``SteppedEngine`` and ``HostedEngine``
     do.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tandem.models.causal_lm import CausalLM
 from tandem.models.kv_cost import Rows
@@ -89,10 +89,10 @@ class RunningBatch:
             if block.count:
                 block.step(version)
 
-    def abort(self) -> list[GroupOutput]:
-        """End everything in flight as it is."""
+    def abort(self, keys: Collection[int | str] | None = None) -> list[GroupOutput]:
+        """End everything in flight as it is, or the groups with these ``keys``."""
         for block in self._blocks:
-            block.abort()
+            block.abort(keys)
         return self.take_finished()
 
     @property

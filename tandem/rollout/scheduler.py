@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import torch
 
 from tandem.base.errors import ContractError
 from tandem.models.layouts.positions import Context
-from tandem.rollout.protocol import GroupRequest, Sampling
+from tandem.rollout.protocol import GroupOutput, GroupRequest, SampleOutput, Sampling
 
 IDLE_SOURCE = (
     "the request source gave None while nothing is in flight: it must wait (with a deadline) until it has a request, "
@@ -68,6 +70,12 @@ class Scheduler:
             taken.append(self._waiting.pop())
         return taken
 
+    def cancel(self, keys: Collection[int | str]) -> list[GroupOutput]:
+        """Take the requests with these keys out; gives their groups, as far as they had begun before."""
+        given_up = [request for request in self._waiting if request.key in keys]
+        self._waiting = [request for request in self._waiting if request.key not in keys]
+        return [as_it_is(request, self._sampling.routes) for request in given_up]
+
     @property
     def blocked(self) -> bool:
         """The first that waits has no room."""
@@ -109,6 +117,17 @@ class Scheduler:
                     f"{name}, sample {i}: {len(sample.token_ids)} begun tokens leave none of max_tokens {most} to "
                     "make; a sample goes on only under the sampling it began with"
                 )
+
+
+def as_it_is(request: GroupRequest, routes: int = 0) -> GroupOutput:
+    """Return the group of a request that no engine has worked on: what it had begun, or samples without a token.
+
+    Where ``routes`` bytes a token are recorded, those of its prompt are unknown: 255.
+    """
+    ids, logprobs, versions = (torch.zeros(0, dtype=kind) for kind in (torch.int64, torch.float32, torch.int32))
+    unknown = torch.full((len(request.prompt_ids), routes), 255, dtype=torch.uint8) if routes else None
+    nothing = SampleOutput(ids, logprobs, versions, "aborted", None if unknown is None else unknown[:0])
+    return GroupOutput(request, request.begun or (nothing,) * len(request.seeds), unknown)
 
 
 def _prefilled(request: GroupRequest) -> int:

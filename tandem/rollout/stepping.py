@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
@@ -43,8 +43,10 @@ class RunningGroups(Protocol):
     def step(self, version: int) -> None:
         """Draw one token more for every sample, under weights ``version``."""
 
-    def abort(self) -> list[GroupOutput]:
-        """End everything in flight as it is; gives it, with what had ended before."""
+    def abort(self, keys: Collection[int | str] | None = None) -> list[GroupOutput]:
+        """End everything in flight as it is, or the groups with these ``keys``; gives it, with what had ended
+        before.
+        """
 
     def take_finished(self) -> list[GroupOutput]:
         """Return the groups that have ended since the last call."""
@@ -79,6 +81,7 @@ class SteppedEngine(ABC):
         self._recompute = keep_kv == "recompute"
         self._context = context
         self._calls = 0
+        self._cancelled: list[frozenset[int | str]] = []  # an entry for each ``cancel``
         self._awake = True
         self._lacks = "" if whole else "no weights have been loaded yet"  # why it can't generate
         self._patience = patience
@@ -150,12 +153,17 @@ class SteppedEngine(ABC):
             raise
         window = self._max_num_seqs // sampling.samples
         waiting = Scheduler(requests, sampling, window, self._context, running.fits)
-        version, aborts = self._version, self._boundary.aborts
+        version, aborts, cancels = self._version, self._boundary.aborts, len(self._cancelled)
         try:
             while True:
                 if self._boundary.aborts != aborts:
                     aborts = self._boundary.aborts
                     yield from running.abort()
+                if len(self._cancelled) != cancels:
+                    keys = frozenset[int | str]().union(*self._cancelled[cancels:])
+                    cancels = len(self._cancelled)
+                    yield from waiting.cancel(keys)
+                    yield from running.abort(keys)
                 if self._version != version:
                     version = self._version
                     if self._recompute:
@@ -164,19 +172,19 @@ class SteppedEngine(ABC):
                     waiting.pull(idle=running.count == 0)
                 if running.count == 0 and waiting.empty:
                     break
-                self._advance(waiting, running, version, aborts)
+                self._advance(waiting, running, version, aborts, cancels)
                 yield from running.take_finished()
         finally:
             self._calls -= 1
             running.close()
         self._ended(running)
 
-    def _advance(self, waiting: Scheduler, running: RunningGroups, version: int, aborts: int) -> None:
-        """Make tokens until a group ends, the source should be asked, the weights change, or all is aborted."""
+    def _advance(self, waiting: Scheduler, running: RunningGroups, version: int, aborts: int, cancels: int) -> None:
+        """Make tokens until a group ends, the source should be asked, the weights change, or something is aborted."""
         with self._computing():
             while True:
                 with self._boundary.token(aborts) as going:
-                    if not going or self._version != version:
+                    if not going or self._version != version or len(self._cancelled) != cancels:
                         return
                     if self._lacks:
                         raise TandemError(f"{self._lacks}: load a complete set of weights first")
@@ -204,6 +212,10 @@ class SteppedEngine(ABC):
 
     def resume(self) -> None:
         self._boundary.resume()
+
+    def cancel(self, keys: Iterable[int | str]) -> None:
+        """Have every generation under way end those of these groups that are its own, at its next token."""
+        self._cancelled.append(frozenset(keys))
 
     def sleep(self) -> None:
         if self._calls:

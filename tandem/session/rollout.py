@@ -17,6 +17,7 @@ from tandem.roles.actor import Actor
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.causes import being_scored, cause_of_stall, engine_causes
 from tandem.roles.rollout.filling import Rollout
+from tandem.roles.rollout.spare_groups import SpareGroups
 from tandem.roles.rollout.utilization import ScoringWait, StepClock, wall
 from tandem.roles.rollout.worker import RolloutWorker
 from tandem.roles.rollout.workers import RolloutWorkers
@@ -42,17 +43,17 @@ class Tally(Protocol):
 
 
 class Reported(StepPart):
-    """What was dropped, what the scorer reported, and what it could not score."""
+    """What was dropped, what the scorer reported, and what it could not score; of ``spares``, what was taken."""
 
-    def __init__(self, tally: Tally, rewards: RewardManager) -> None:
-        self._tally, self._rewards = tally, rewards
+    def __init__(self, tally: Tally, rewards: RewardManager, spares: SpareGroups | None) -> None:
+        self._tally, self._rewards, self._spares = tally, rewards, spares
 
     def metrics(self, batch: DataProto, step: int) -> dict[str, float]:
         report = self._tally.report
         found = {f"reward/{name}": value for name, value in (report | share_scored(report)).items()}
         found |= {f"dropped/{name}": float(count) for name, count in self._tally.counts.items()}
         self._tally.counts.clear()
-        return found
+        return found if self._spares is None else found | self._spares.report(step)
 
     def summary(self) -> dict[str, str]:
         failures = self._rewards.failures
@@ -110,8 +111,10 @@ class TimeSharing:
 class SharedRollout(Reported):
     """One engine that generates with the actor's own parameters, in turns with it and in its loop."""
 
-    def __init__(self, rollout: Rollout, sharing: TimeSharing, rewards: RewardManager) -> None:
-        super().__init__(rollout, rewards)
+    def __init__(
+        self, rollout: Rollout, sharing: TimeSharing, rewards: RewardManager, spares: SpareGroups | None = None
+    ) -> None:
+        super().__init__(rollout, rewards, spares)
         self.filler, self._sharing = rollout, sharing
         self._filled_s = 0.0
 
@@ -165,8 +168,9 @@ class Workers(Reported):
         *,
         lanes: int,
         stages: Sequence[PlannedStage],
+        spares: SpareGroups | None = None,
     ) -> None:
-        super().__init__(workers, rewards)
+        super().__init__(workers, rewards, spares)
         self.workers, self.gate, self.clock, self._scoring = workers, gate, clock, scoring
         self._plane, self._progress, self._waits, self._log = plane, progress, waits, log
         self._lanes, self._stages = lanes, stages

@@ -11,6 +11,7 @@ from tandem.base.errors import Problem
 from tandem.config.schema import Config
 from tandem.plan.checks.learning.correction import cut_sampling, readers
 from tandem.plan.checks.parameters import COLDEST
+from tandem.plan.checks.samples.oversample import check_oversample
 from tandem.plan.parts.dispatch import check_dispatch
 from tandem.plan.parts.engine import engine_capabilities, shares_weights
 from tandem.plan.parts.entries import Entries
@@ -29,6 +30,7 @@ def check_engine(config: Config, entries: Entries, runtime: str) -> Iterator[Pro
     yield from _check_logprobs(config, entries)
     yield from _check_exact(config)
     yield from check_dispatch(config)
+    yield from check_oversample(config)
 
 
 def engine_notes(config: Config, runtime: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ UNKNOWN = EngineCapabilities(
     devices=(ANY_DEVICE,),
     in_flight=("abort", "keep"),
     keep_kv=("old", "recompute"),
+    cancel=True,
     logprobs=("sampled", "full"),
     seeds=True,
     exact=True,

@@ -243,6 +243,12 @@ EXECUTION: tuple[Reads[Setting], ...] = (
         "Leave it out, or write execution.mode: hybrid",
     ),
     Reads(
+        (f"{ROLLOUT}.oversample",),
+        lambda s: not s.prefers,
+        _GIVEN,
+        "Leave it out",
+    ),
+    Reads(
         ("actor_rollout_ref.ref.fsdp_config",),
         lambda s: False,
         "the reference is sharded as the actor is",

@@ -22,6 +22,7 @@ from tandem.reward.outcome import Scores
 from tandem.reward.process.job import Handle
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.making import Beginning, Made, Making, SingleAnswers, make_groups
+from tandem.roles.rollout.spare_groups import SpareGroups
 from tandem.roles.rollout.utilization import ScoringWait
 from tandem.rollout.protocol import RolloutEngine, Sampling
 
@@ -61,7 +62,8 @@ class Rollout:
 
     ``name`` is the engine's in the gate and in messages. Of the last partition filled, ``counts`` are the groups
     dropped by reason and ``report`` the scorer's own metrics. ``scoring_wait`` measures how long scores are waited for.
-    ``making`` turns tickets into groups; by default each is one request of plain answers.
+    ``making`` turns tickets into groups; by default each is one request of plain answers. ``spares``: the gate has
+    tickets of more groups than a partition needs.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Rollout:
         tokenizer: Any,
         scoring_wait: ScoringWait | None = None,
         making: Making | None = None,
+        spares: SpareGroups | None = None,
     ) -> None:
         self.name = name
         self.scoring_wait = ScoringWait() if scoring_wait is None else scoring_wait
@@ -89,6 +92,9 @@ class Rollout:
         self._gate = gate
         self._filling = filling
         self._making = SingleAnswers(filling.sampling, tokenizer) if making is None else making
+        self._spares = spares
+        if spares is not None:
+            spares.join(name, engine)
 
     def acknowledge(self, version: int) -> None:
         """Note that the engine generates with weights ``version`` from now on."""
@@ -127,38 +133,64 @@ class Rollout:
         by_key: dict[str, Ticket] = {}
 
         def begin() -> bool:
-            ticket = self._gate.admit(self.name)
-            if isinstance(ticket, Closed):
-                return False
-            self._begin(ticket, pending, by_key)
-            return True
+            while not isinstance(ticket := self._gate.admit(self.name), Closed):
+                if self._begin(ticket, pending, by_key):
+                    return True
+            return False
 
         self.scoring_wait.generates(self.name, 1)
         with phase("groups") as shown:
             for made in make_groups(self.engine, self._making, begin):
-                self._store(by_key[made.key], pending, made)
+                self._arrive(by_key[made.key], pending, made)
                 shown.advance()
         self.scoring_wait.generates(self.name, -1)
         return sum(self._settle(ticket, pending[ticket], scores) for ticket in sorted(pending))
 
-    def _begin(self, ticket: Ticket, pending: dict[Ticket, Pending], by_key: dict[str, Ticket]) -> None:
-        """Begin the group that fills ``ticket``, noted in ``pending`` and under its key."""
+    def _begin(self, ticket: Ticket, pending: dict[Ticket, Pending], by_key: dict[str, Ticket]) -> bool:
+        """Begin the group that fills ``ticket``, noted in ``pending`` and under its key; False where nobody wants it
+        any more.
+        """
+        if self._spares is not None and not self._spares.begin(ticket):
+            return False
         prompt, key = self._draw(ticket), str(ticket)
         pending[ticket], by_key[key] = Pending(prompt), ticket
-        self._plane.assign(ticket, self.name)
+        if not self._is_spare(ticket):
+            self._plane.assign(ticket, self.name)
         self._making.begin(Beginning(key, prompt, ticket.place, (self._filling.seed, "sample", *ticket)))
+        return True
+
+    def _is_spare(self, ticket: Ticket) -> bool:
+        return self._spares is not None and self._spares.is_spare(ticket)
 
     def _draw(self, ticket: Ticket) -> Prompt:
         """Draw the prompt of a ticket: a function of the ticket, whichever engine asks, and whether or not another has
         before.
         """
-        if ticket.attempt > 0:
+        if ticket.attempt > 0 or self._is_spare(ticket):
             return self._source.refill(*ticket)
         return self._source.draw(self._number(ticket))
 
     def _number(self, ticket: Ticket) -> int:
         """Return the draw that the first attempt of a ticket is."""
-        return ticket.partition * self._gate.tickets + ticket.place
+        tickets = self._gate.tickets if self._spares is None else self._spares.tickets
+        return ticket.partition * tickets + ticket.place
+
+    def _arrive(self, ticket: Ticket, pending: dict[Ticket, Pending], made: Made) -> None:
+        """Store a finished group under the ticket that it fills, and those that it lets be stored."""
+        if ticket.attempt == 0 and not self._is_spare(ticket):
+            lengths = made.batch.ragged("responses").lengths[: self._filling.sampling.n]
+            self._filling.lengths.note(self._source.item_of(self._number(ticket)), float(lengths.max()))
+        if self._spares is None:
+            self._store(ticket, pending, made)
+            return
+        group = pending.get(ticket)
+        if group is None or group.handle is not None:  # another's group has filled its place
+            self._spares.late(ticket, made)
+            return
+        del pending[ticket]
+        for filled, (prompt, taken) in self._spares.arrived(self.name, ticket, group.prompt, made):
+            pending[filled] = Pending(prompt)
+            self._store(filled, pending, taken)
 
     def _store(self, ticket: Ticket, pending: dict[Ticket, Pending], made: Made) -> None:
         """Put a finished group into the plane and have it scored while others are generated."""
@@ -167,9 +199,6 @@ class Rollout:
         drawn = batch[: sampling.n] if sampling.baseline else batch  # a greedy answer is scored and not trained
         self._plane.put([ticket], drawn, timeout=self._filling.deadline_s)
         group.truncated = drawn.dense("truncated")
-        if ticket.attempt == 0:
-            longest = float(drawn.ragged("responses").lengths.max())
-            self._filling.lengths.note(self._source.item_of(self._number(ticket)), longest)
         self.scoring_wait.scores(1)
         with self.scoring_wait.blocking(self.name):
             label = f"{ticket}, prompt {group.prompt.uid}"
@@ -199,6 +228,8 @@ class Rollout:
         if reason is not None:
             self._drops[ticket.partition][reason] += 1
             self._plane.drop(ticket, reason)
+            if self._spares is not None:
+                self._spares.dropped(ticket)
             self._gate.redraw(ticket)
             return True
         self._plane.put([ticket], DataProto(columns, {"scoring": found.remarks()}), timeout=self._filling.deadline_s)

@@ -17,8 +17,10 @@ from tandem.reward.outcome import Scores
 from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import Filling, Pending, Rollout
 from tandem.roles.rollout.making import Making
+from tandem.roles.rollout.spare_groups import SpareGroups
 from tandem.roles.rollout.utilization import ScoringWait, Utilization, wall
 from tandem.rollout.protocol import GroupRequest, RolloutEngine, Supervised
+from tandem.rollout.scheduler import as_it_is
 from tandem.rollout.sound import sound_outputs
 
 _TICK_S = 0.05  # between looks at scorings while the engine has nothing to do
@@ -54,8 +56,9 @@ class RolloutWorker(Rollout):
         clock: Callable[[], float] = wall,
         scoring_wait: ScoringWait | None = None,
         making: Making | None = None,
+        spares: SpareGroups | None = None,
     ) -> None:
-        super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer, scoring_wait, making)
+        super().__init__(name, engine, source, rewards, plane, gate, filling, tokenizer, scoring_wait, making, spares)
         self._partial = partial
         self.error: BaseException | None = None
         waited = self.scoring_wait
@@ -169,7 +172,7 @@ class RolloutWorker(Rollout):
             self._calling = True
             for output in sound_outputs(self.engine, self._stream(), self._making.sampling):
                 self._unanswered -= 1
-                if output.aborted:
+                if output.aborted and self._wants(output.request):
                     self._again.append(output.resumed() if self._partial == "resume" else output.restarted())
                 else:
                     self._making.hear(output)
@@ -195,18 +198,34 @@ class RolloutWorker(Rollout):
         """Store the groups that are whole."""
         for made in self._making.finished():
             ticket = self._by_key.pop(made.key)
-            self.utilization.end(ticket)
-            self._generating -= 1
-            if self._generating == 0:
-                self._gate.wake()
-            self._store(ticket, self._pending, made)
+            self._end(ticket)
+            self._arrive(ticket, self._pending, made)
+
+    def _end(self, ticket: Ticket) -> None:
+        """Note that the engine has nothing more to do for the ticket."""
+        self.utilization.end(ticket)
+        self._generating -= 1
+        if self._generating == 0:
+            self._gate.wake()
+
+    def _wants(self, request: GroupRequest) -> bool:
+        """Return whether somebody waits for the group of a request."""
+        return self._spares is None or self._spares.wants(self._by_key[str(request.key)])
+
+    def _next_request(self) -> GroupRequest | None:
+        """Return what the engine is to be asked now, if there is anything."""
+        while (request := self._again.popleft() if self._again else self._making.next()) is not None:
+            if self._wants(request):
+                return request
+            self._making.hear(as_it_is(request))
+        return None
 
     def _stream(self) -> Iterator[GroupRequest | None]:
         """Yield the requests as tickets are admitted; None while there is nothing to ask and the engine is at work."""
         while not self._stopping.is_set():
             self._keep_made()
             self._settle_done()
-            request = self._again.popleft() if self._again else self._making.next()
+            request = self._next_request()
             if request is not None:
                 self._unanswered += 1
                 yield request
@@ -215,7 +234,8 @@ class RolloutWorker(Rollout):
             if isinstance(ticket, Ticket):
                 self._generating += 1
                 self.utilization.begin(ticket)
-                self._begin(ticket, self._pending, self._by_key)
+                if not self._begin(ticket, self._pending, self._by_key):
+                    self._end(ticket)
             elif self._unanswered:
                 yield None
             elif self._resting and not self._pending:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -233,11 +233,16 @@ class RunningRequests:
         if not self._finished:
             self._engine.step(version)
 
-    def abort(self) -> list[GroupOutput]:
-        """Have the core forget what is in flight; return it as it is, with what had ended before."""
-        self._engine.forget(row for group in self._groups for row in group.rows)
+    def abort(self, keys: Collection[int | str] | None = None) -> list[GroupOutput]:
+        """Have the core forget what is in flight, or the groups with these ``keys``; return it as it is, with what had
+        ended before.
+        """
+        going = [group for group in self._groups if keys is None or group.request.key in keys]
+        self._engine.forget(row for group in going for row in group.rows)
         ended = self.take_finished()
-        going, self._groups = list(self._groups), {}
+        going = [group for group in going if group in self._groups]  # the others have ended meanwhile
+        for group in going:
+            del self._groups[group]
         return ended + [group.output() for group in going]
 
     def take_finished(self) -> list[GroupOutput]:

@@ -31,6 +31,7 @@ from tandem.stages.stage import BatchStage
 def connect_shared(parts: Parts) -> Session[TimeShared]:
     """Connect colocate with one engine on the actor's own weights, one partition at a time."""
     composite, plane, gate = parts.composite, parts.runtime.plane(parts.ledger(1)), parts.gate(0, [ENGINE])
+    spares = parts.spares(gate)
     filler = Rollout(
         ENGINE,
         composite.engine,
@@ -41,10 +42,11 @@ def connect_shared(parts: Parts) -> Session[TimeShared]:
         parts.filling(),
         composite.tokenizer,
         making=parts.making(),
+        spares=spares,
     )
     log = parts.open_log()
     sharing = _time_sharing(parts, log)
-    rollout = SharedRollout(filler, sharing, parts.rewards)
+    rollout = SharedRollout(filler, sharing, parts.rewards, spares)
     weights = SharedWeights(composite.actor, composite.engine, filler)
     return assemble(
         parts, Session, OfMode(rollout, weights, plane, parts.waits(), log, (rollout,), evaluating=sharing.evaluating)

@@ -12,6 +12,7 @@ from tandem.data.prompts import Prompt, PromptSource
 from tandem.dataflow.dispatch import LengthHistory, longest_first
 from tandem.dataflow.gate import Gate
 from tandem.dataflow.ledger import Ledger
+from tandem.dataflow.spares import Spares
 from tandem.observe.run_log import RunLog
 from tandem.plan.plan import Plan
 from tandem.roles.actor_rollout_ref import ActorRolloutRef
@@ -20,6 +21,7 @@ from tandem.roles.reward import RewardManager
 from tandem.roles.rollout.filling import Filling
 from tandem.roles.rollout.generation import evaluation_sampling
 from tandem.roles.rollout.making import MakeGroups, Making, SingleAnswers
+from tandem.roles.rollout.spare_groups import SpareGroups
 from tandem.runtime.protocol import Runtime
 from tandem.session.keep.exports import Exporter
 from tandem.session.progress import Progress
@@ -53,8 +55,11 @@ class Parts:
     def gate(self, max_staleness: int, engines: Sequence[str], capacity: int | None = None) -> Gate:
         """Return a gate over the steps that are left, with engines that have loaded nothing yet."""
         prompts, progress, even = self.config.data.train_batch_size, self.progress, len(engines) > 1
+        begun = prompts + self.config.actor_rollout_ref.rollout.oversample
+        if capacity is not None:  # of groups that are kept, of which a partition has no more than without spare ones
+            capacity = capacity if begun == prompts else capacity // prompts * begun
         gate = Gate(
-            prompts,
+            begun,
             max_staleness,
             first=progress.step,
             last=progress.last,
@@ -69,9 +74,16 @@ class Parts:
     def _order(self) -> Callable[[int], list[int]]:
         """Return what puts the tickets of a partition into the order of their expected lengths."""
         prompts, item_of = self.config.data.train_batch_size, self.source.item_of
-        return longest_first(
+        spare = range(prompts, prompts + self.config.actor_rollout_ref.rollout.oversample)
+        order = longest_first(
             self.lengths.predicted, lambda partition, place: item_of(partition * prompts + place), prompts
         )
+        return lambda partition: [*order(partition), *spare]
+
+    def spares(self, gate: Gate) -> SpareGroups | None:
+        """Return what takes the groups that are done first, where more are begun than a partition needs."""
+        spare = self.config.actor_rollout_ref.rollout.oversample
+        return SpareGroups(Spares(self.config.data.train_batch_size, spare), gate) if spare else None
 
     def ledger(self, partitions: int, capacity: int | None = None) -> Ledger:
         """Return the accounts of a data plane that holds so many partitions at once."""

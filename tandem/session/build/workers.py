@@ -10,6 +10,7 @@ from tandem.dataflow.gate import Gate
 from tandem.dataflow.store import DataPlane
 from tandem.plan.parts.engine import after_swap, engine_capabilities, probe_interval
 from tandem.roles.probing import LogprobProbe
+from tandem.roles.rollout.spare_groups import SpareGroups
 from tandem.roles.rollout.updated import UpdatedWorker
 from tandem.roles.rollout.utilization import ScoringWait, StepClock
 from tandem.roles.rollout.worker import RolloutWorker
@@ -34,8 +35,8 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = (), *, asle
     plane = parts.runtime.plane(parts.ledger(staleness + 1, capacity))
     log, waits, clock = parts.open_log(), parts.waits(), StepClock()
     scoring = ScoringWait(clock)
-    make = partial(_worker, parts, plane, gate, clock, scoring)
-
+    spares = parts.spares(gate)
+    make = partial(_worker, parts, plane, gate, clock, scoring, spares)
     gives = all(engine_capabilities(one).logprobs for one in (parts.config, after_swap(parts.config)))
 
     def receive(worker: RolloutWorker) -> UpdatedWorker:
@@ -64,6 +65,7 @@ def connect_workers(parts: Parts, replicas: Sequence[ForwardModel] = (), *, asle
         log,
         lanes=staleness + 1,
         stages=groups,
+        spares=spares,
     )
     waits.watch(workers)
     swap = parts.config.actor_rollout_ref.rollout.swap
@@ -90,6 +92,7 @@ def _worker(
     gate: Gate,
     clock: StepClock,
     scoring: ScoringWait,
+    spares: SpareGroups | None,
     name: str,
     engine: RolloutEngine,
 ) -> RolloutWorker:
@@ -106,6 +109,7 @@ def _worker(
         clock=clock,
         scoring_wait=scoring,
         making=parts.making(),
+        spares=spares,
     )
 
 

@@ -297,3 +297,17 @@ def test_what_an_engine_leaves_aside_is_told(declare: Declare, plan_of: Plans) -
     assert any("other samples" in note for note in notes)
     assert any("frees nothing" in note for note in notes)
     assert not any("limited" in note for note in plan_of(f"{ROLLOUT}.name=hf").notes)
+
+
+def test_more_groups_than_needed_are_begun_by_an_engine_that_can_end_them(declare: Declare, plan_of: Plans) -> None:
+    key, one = f"{ROLLOUT}.oversample", f"{ROLLOUT}.oversample=2"
+    episode = f"{ROLLOUT}.episode={{type: tool_calls, tools: [python]}}"
+    assert plan_of(one).problems == plan_of(HYBRID, one, f"{ROLLOUT}.name=vllm").problems == ()
+    for words, reason, remedy in (
+        (("trainer.exact=true",), "whichever are done first", "trainer.exact: false"),
+        ((episode,), "(tool_calls) can't be ended from outside", "Write 0"),
+        ((declare(),), "limited can't end a group", "declare cancel=True"),
+    ):
+        (found,) = [problem for problem in plan_of(one, *words).problems if problem.key == key]
+        assert reason in found.reason and remedy in found.remedy
+    assert plan_of(one, declare(cancel=True)).problems == ()
