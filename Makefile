@@ -7,6 +7,7 @@ VENV ?= .venv
 VENV_VLLM ?= .engines/vllm
 VENV_SGLANG ?= .engines/sglang
 VENV_TRACKERS ?= .trackers
+VENV_OPENENV ?= .openenv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
@@ -20,7 +21,7 @@ SAMPLE ?= 320
 QUICK := $(addprefix tests/,columns config data dataflow house plan speed stages) \
 	--ignore tests/house/test_mutation.py --ignore tests/plan/test_read_keys.py
 
-.PHONY: help install quickstart digits docs docs-check view test test-long test-view test-trackers test-wheel test-vllm test-sglang quick check style format families mutate \
+.PHONY: help install quickstart digits docs docs-check view test test-long test-view test-trackers test-openenv test-wheel test-vllm test-sglang quick check style format families mutate \
 	fuzz-config chaos episodes-2000 engine-vllm engine-sglang clean
 
 help:
@@ -33,6 +34,7 @@ help:
 	@echo "make quick        the checks, and the tests that train nothing"
 	@echo "make test-view    the tests of that page, in a Chromium that is on PATH"
 	@echo "make test-trackers  the loggers of services, with their packages in $(VENV_TRACKERS) (about 270 MB)"
+	@echo "make test-openenv  the episodes of OpenEnv's environments, with their packages in $(VENV_OPENENV) (about 200 MB)"
 	@echo "make test-wheel   the quickstart out of a built wheel, in an empty folder"
 	@echo "make engine-vllm  $(VENV_VLLM): vLLM for the CPU, in an environment of its own (about 3.5 GB)"
 	@echo "make test-vllm    the tests of the engine vllm, in that"
@@ -94,6 +96,9 @@ test-view: $(VENV)/.installed-dev
 test-trackers: $(VENV_TRACKERS)/.installed
 	$(VENV_TRACKERS)/bin/python -m pytest tests/trackers
 
+test-openenv: $(VENV_OPENENV)/.installed
+	$(VENV_OPENENV)/bin/python -m pytest tests/episodes/test_openenv.py tests/episodes/test_mask.py
+
 test-wheel: $(VENV)/.installed-dev
 	TANDEM_WHEEL=1 $(BIN)/python -m pytest tests/cli/test_wheel.py
 
@@ -136,7 +141,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV_TRACKERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutation_cache
+	rm -rf $(VENV) $(VENV_TRACKERS) $(VENV_OPENENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutation_cache
 
 # Beside $(VENV), whose packages it sees: trackio and SwanLab want an older Pillow and protobuf than it has.
 $(VENV_TRACKERS)/.installed: $(VENV)/.installed-dev tests/trackers/packages.txt
@@ -144,6 +149,14 @@ $(VENV_TRACKERS)/.installed: $(VENV)/.installed-dev tests/trackers/packages.txt
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> $$($(VENV_TRACKERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
 	$(VENV_TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/trackers/packages.txt
+	touch $@
+
+# Another such: openenv wants gradio, and gradio an older Pillow.
+$(VENV_OPENENV)/.installed: $(VENV)/.installed-dev tests/episodes/openenv.txt
+	test -x $(VENV_OPENENV)/bin/python || $(BIN)/python -m venv $(VENV_OPENENV)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$($(VENV_OPENENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
+	$(VENV_OPENENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/episodes/openenv.txt
 	touch $@
 
 # torch first: what is installed before it brings another build. What comes along for images and sound is built for yet

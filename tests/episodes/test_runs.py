@@ -58,6 +58,22 @@ def test_every_turn_is_credited_with_its_reward_and_those_after_it(task: Path, t
     assert f"assistant ({shown['turn_rewards'][0]:+g}): " in (run.output / REPORT_FILE).read_text()
 
 
+def test_a_critic_learns_from_the_rewards_of_turns(task: Path, tmp_path: Path) -> None:
+    episode = f"{EPISODE}={{type: stepwise, file: {PLAYS}, turns: 2, turn_rewards: true}}"
+    estimator = ("algorithm.adv_estimator={type: gae, lam: 0.9}", "critic.enable=true", "critic.optim.lr=0.01")
+    run = train(task, f"trainer.output_dir={tmp_path}", episode, *estimator, "trainer.total_steps=4")
+    assert run.session.run.progress.trained is not None
+    batch = run.session.run.progress.trained[0]
+    mask, given = batch.padded("response_mask", False).bool(), batch.padded("token_rewards")
+    both = given + token_rewards(batch.dense("rewards"), mask)
+    advantages, returns = ADVANTAGES["gae"].target(both, mask, batch.padded("values"), lam=0.9)
+    torch.testing.assert_close(batch.padded("returns"), returns)
+    torch.testing.assert_close(batch.padded("advantages"), advantages)
+    losses = [line["value/loss"] for line in run.rows]
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    assert all(line["grad/norm"] > 0 and line["episode/turn_rewards"] > 0 for line in run.rows)
+
+
 @pytest.mark.parametrize("mode", ["colocate", "fully_async"])
 def test_a_context_that_begins_anew_is_trained_as_the_model_saw_it(task: Path, tmp_path: Path, mode: str) -> None:
     episode = f"{EPISODE}={{type: forgetful, file: {PLAYS}, past: edited}}"
@@ -70,6 +86,7 @@ def test_a_context_that_begins_anew_is_trained_as_the_model_saw_it(task: Path, t
         assert line["episode/rewritten"] > 0.5
 
 
+<<<<<<< HEAD
 def test_what_others_say_goes_to_the_experts_of_the_engine_too(task: Path, tmp_path: Path) -> None:
     """With one expert of many a token, a token that the trainer sent elsewhere would be seen in all that follow."""
     folder = task.parent / "model"
@@ -87,6 +104,29 @@ def test_what_others_say_goes_to_the_experts_of_the_engine_too(task: Path, tmp_p
     assert bool(recorded[~mask].any())  # what others said
     for line in run.rows:
         assert line["mismatch/abs"] <= 1e-5 and line["moe/not_recorded"] == 0.0
+=======
+def test_an_environment_of_verifiers_is_trained_token_by_token(task: Path, tmp_path: Path) -> None:
+    pytest.importorskip("verifiers")
+    episode = f"{EPISODE}={{type: verifiers, env: {Path(__file__).with_name('digits_env.py')}, max_turns: 4}}"
+    words = ("data.max_response_length=60", "data.train_batch_size=2", "trainer.total_steps=1")
+    run = train(task, f"trainer.output_dir={tmp_path}", episode, *words)
+    (line,) = run.rows
+    assert line["reward/scored"] == 8 and line["mismatch/abs"] <= 1e-5 and line["grad/norm"] > 0
+    assert 1 < line["episode/turns"] <= 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_branches_are_trained_each_behind_what_it_saw(task: Path, tmp_path: Path, mode: str) -> None:
+    episode = f"{EPISODE}={{type: branching, file: {PLAYS}, branches: 3}}"
+    limits = ("data.max_response_length=120", "data.train_batch_size=2", "trainer.total_steps=2")
+    run = train(task, f"trainer.output_dir={tmp_path}", *MODES[mode], episode, *limits)
+    assert run.session.run.progress.trained is not None
+    assert int(run.session.run.progress.trained[0].ragged("restarts").values.sum()) == 8 * 2
+    for line in run.rows:
+        assert line["mismatch/abs"] <= 1e-5 and line["grad/norm"] > 0
+        assert line["reward/scored"] == 8 and line["episode/turns"] > 3
+    run.session.plane.status().accounts.check()
+>>>>>>> f731d43 (OpenEnv's tests run with the real package in an environment of their own; verifiers, branches and a critic over turns are trained in tests)
 
 
 def test_an_outside_program_is_trained_token_by_token(task: Path, tmp_path: Path) -> None:
