@@ -44,8 +44,9 @@ def trajectories(type_: str) -> DataProto:
         group, _, _ = played(type_.partition(" ")[2], " is it 12 \n", n=2)
     elif type_ in ("verifiers", "openenv"):
         pytest.importorskip(type_)
+        row = {"reset": {"wanted": "17"}} if type_ == "openenv" else {ROW: SUM}  # what the second answer is
         with playing(type_, says, past="edited", max_tokens=2000, **OTHERS[type_]) as (groups, engine, made):
-            (group,) = made_of(groups, engine, [prompt(made, TEXT, **{ROW: SUM})])
+            (group,) = made_of(groups, engine, [prompt(made, TEXT, **row)])
     elif type_ == "branching":
         with playing(type_, says, file=PLAYS, branches=3) as (groups, engine, made):
             (group,) = made_of(groups, engine, [prompt(made, TEXT)])

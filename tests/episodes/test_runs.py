@@ -86,7 +86,6 @@ def test_a_context_that_begins_anew_is_trained_as_the_model_saw_it(task: Path, t
         assert line["episode/rewritten"] > 0.5
 
 
-<<<<<<< HEAD
 def test_what_others_say_goes_to_the_experts_of_the_engine_too(task: Path, tmp_path: Path) -> None:
     """With one expert of many a token, a token that the trainer sent elsewhere would be seen in all that follow."""
     folder = task.parent / "model"
@@ -104,7 +103,8 @@ def test_what_others_say_goes_to_the_experts_of_the_engine_too(task: Path, tmp_p
     assert bool(recorded[~mask].any())  # what others said
     for line in run.rows:
         assert line["mismatch/abs"] <= 1e-5 and line["moe/not_recorded"] == 0.0
-=======
+
+
 def test_an_environment_of_verifiers_is_trained_token_by_token(task: Path, tmp_path: Path) -> None:
     pytest.importorskip("verifiers")
     episode = f"{EPISODE}={{type: verifiers, env: {Path(__file__).with_name('digits_env.py')}, max_turns: 4}}"
@@ -118,7 +118,7 @@ def test_an_environment_of_verifiers_is_trained_token_by_token(task: Path, tmp_p
 @pytest.mark.parametrize("mode", MODES)
 def test_branches_are_trained_each_behind_what_it_saw(task: Path, tmp_path: Path, mode: str) -> None:
     episode = f"{EPISODE}={{type: branching, file: {PLAYS}, branches: 3}}"
-    limits = ("data.max_response_length=120", "data.train_batch_size=2", "trainer.total_steps=2")
+    limits = ("data.max_response_length=88", "data.train_batch_size=2", "trainer.total_steps=2")
     run = train(task, f"trainer.output_dir={tmp_path}", *MODES[mode], episode, *limits)
     assert run.session.run.progress.trained is not None
     assert int(run.session.run.progress.trained[0].ragged("restarts").values.sum()) == 8 * 2
@@ -126,7 +126,6 @@ def test_branches_are_trained_each_behind_what_it_saw(task: Path, tmp_path: Path
         assert line["mismatch/abs"] <= 1e-5 and line["grad/norm"] > 0
         assert line["reward/scored"] == 8 and line["episode/turns"] > 3
     run.session.plane.status().accounts.check()
->>>>>>> f731d43 (OpenEnv's tests run with the real package in an environment of their own; verifiers, branches and a critic over turns are trained in tests)
 
 
 def test_an_outside_program_is_trained_token_by_token(task: Path, tmp_path: Path) -> None:
