@@ -14,11 +14,14 @@ For N parameters on R train ranks (parameters, gradients and moments are sharded
   and values, and 4 vectors of the MLP's width (counted by hand on a Llama layer; Korthikanti et al., arXiv 2205.05198,
   count alike); attention gathers keys and values once more for each sample. W ranks share all of this but 8 vectors of
   the hidden size. With gradient checkpointing: the inputs of the layers, and one layer's inside;
+- a forward of a role of its own (reference, actor_fwd): two vectors of the hidden size in float32 for each token of
+  a micro-batch, and of the dtype of the forward what attention or the MLP of one layer makes, whichever is more;
 - log-probs: logits of one chunk (or of the whole micro-batch, if that is less), four times (a chunk is what the largest
   accelerator holds at once; a smaller one takes a 32nd of its memory for all four), and the gradient of the
   head beside the one that it is added to, of V / W tokens; not for the critic;
-- rollout: weights (0 where the engine uses the actor's own); keys and values of the answers in flight, in columns that
-  grow by an eighth, and of their prompts, both no more than ``rollout.kv_cache_gib``; logits and probabilities of the
+- rollout: weights (0 where the engine uses the actor's own); keys and values of the answers in flight, which may be of
+  as many partitions as the staleness allows and one more, in columns that grow by an eighth, and of their prompts, both
+  no more than ``rollout.kv_cache_gib``; logits and probabilities of the
   rows that are drawn, four times.
 
 Roles and phases that take turns on a device (``turn`` of a part) hold memory one after the other: a device needs the
@@ -43,6 +46,7 @@ from tandem.plan.parts.adapters import adapter_parameters
 from tandem.plan.parts.batch import longest_sequence, mini_batch_prompts
 from tandem.plan.parts.critic import critic_model, plan_critic
 from tandem.plan.parts.engine import engine_width
+from tandem.plan.parts.flow import plan_flow
 from tandem.plan.parts.placement import Placement
 from tandem.plan.parts.preference import samples_per_prompt
 from tandem.plan.parts.teacher import teacher_parameters
@@ -52,7 +56,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 MASTER = 4
 CHUNK, MOST, DRAWN = 1 << 23, 1 << 28, 1 << 24
 """Elements of logits that are there at once: of scored tokens on a CPU and on a large accelerator, of sampled ones."""
-TRAINING, CRITIC, GENERATION = "training", "training of the critic", "generation"
+TRAINING, CRITIC, GENERATION, FORWARD = "training", "training of the critic", "generation", "forward"
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,7 @@ def plan_memory(
             parts["teacher weights"] = Part(None if known is None else MASTER * known // placement.devices)
         elif placement.role in ("reference", "actor_fwd"):
             parts[f"{placement.role} weights"] = Part(MASTER * facts.parameters // placement.devices)
+            parts[f"{placement.role} forward"] = Part(_forward(config, facts, placement), FORWARD)
     return tuple(MemoryPlan(group, parts) for group, parts in groups.items() if parts)
 
 
@@ -220,6 +225,14 @@ def _activations(model: ModelConfig, facts: ModelFacts, batch: _Batch, split: in
     return MASTER * hidden * layers * batch.run + inside if model.gradient_checkpointing else inside * layers
 
 
+def _forward(config: Config, facts: ModelFacts, placement: Placement) -> int:
+    """Return what one micro-batch has at once in a layer whose inside is not kept."""
+    actor, width = config.actor_rollout_ref.actor, BYTES[config.actor_rollout_ref.model.dtype]
+    hidden, keys = facts.hidden or 0, (facts.kv_heads or 0) * (facts.head_dim or 0)
+    run = _micro_batch(config, facts, placement.devices, actor.micro_batch_tokens, actor).run
+    return run * (2 * MASTER * hidden + width * max(3 * hidden + 2 * keys, 3 * (facts.inside or 4 * hidden)))
+
+
 def _logprobs(config: Config, facts: ModelFacts, placement: Placement) -> int:
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     vocabulary = (sampled_tokens(model, facts) or 0) // actor.tensor_model_parallel_size
@@ -233,7 +246,7 @@ def _rollout(config: Config, facts: ModelFacts, shares: bool) -> dict[str, Part]
     assert facts.parameters and facts.layers  # the caller looked
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     width, ranks, n = BYTES[model.dtype], engine_width(config), rollout.n
-    rows = min(rollout.max_num_seqs, config.data.train_batch_size * n)
+    rows = min(rollout.max_num_seqs, config.data.train_batch_size * n * (1 + plan_flow(config).staleness))
     per_token = 2 * width * facts.layers * (facts.kv_heads or 0) * (facts.head_dim or 0)
     shared = n > 1 and not _each_alone(facts)
     prompt, answer = config.data.max_prompt_length, config.data.max_response_length
