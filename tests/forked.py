@@ -23,7 +23,10 @@ from tests.warm.start import WarmPopen
 
 _ColdSpawn = util.spawnv_passfds
 _SERVERS: list[WarmPopen] = []  # for ever: a Popen that is forgotten collects its process, whose end others ask about
-_IMPORTED = ["tests.train.conftest", "tests.roles.rank_processes", "transformers.models.llama", "hypothesis"]
+_IMPORTED = [
+    *("tests.train.conftest", "tests.roles.rank_processes", "transformers.models.llama", "hypothesis"),
+    *("tools.families", "tools.image_shapes"),  # later the path of the tests may have another `tools` before these
+]
 
 
 def _server() -> ForkServerContext:

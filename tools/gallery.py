@@ -28,6 +28,12 @@ EXAMPLES = {
     "quickstart/hybrid": "The same with rollout and training beside each other",
     "lora/grpo": "The same with adapters alone",
     "ppo/ppo": "The same with a critic",
+    "dpo/dpo": "The model of quickstart/sft learns from pairs of answers",
+    "distillation/distill": "It learns what quickstart/hybrid taught another, without a reward",
+    "sft_mix/sft": "Several data sets at once, by shares",
+    "agents/calculator/grpo": "A fresh model learns to call a tool",
+    "agents/guess/grpo": "A game of several turns, learned from the reward alone",
+    "vision/digits/hybrid": "Handwritten digits, read by a model of 1 M parameters that sees",
 }
 """Configs whose runs take minutes on two cores, in the order of the page; a README of each says more."""
 KEYS = ("reward/mean", "eval/reward", "eval/accuracy")
@@ -96,7 +102,7 @@ def page(kept: dict[str, Any]) -> str:
         "`tools/gallery.py` recorded and drew them.",
     ]
     for name, words in EXAMPLES.items():
-        folder, _, config = name.partition("/")
+        folder, _, config = name.rpartition("/")
         parts.append(f"## {name}\n\n{words}: [examples/{folder}](../examples/{folder}/README.md), `{config}.yaml`.")
         run = kept.get(name)
         if run is None:
@@ -104,10 +110,10 @@ def page(kept: dict[str, Any]) -> str:
             continue
         parts.append(f"![{name}: {', '.join(run['curves'])} over {run['steps']} steps]({_picture(name, 'images')})")
         parts.append(f"Seed {run['seed']}, {run['steps']} steps: {_ends(run)}.")
-    shown = {name.partition("/")[0] for name in EXAMPLES}
+    shown = {name.rpartition("/")[0] for name in EXAMPLES}
     rest = sorted(path.parent for path in (ROOT / "examples").rglob("README.md"))
     others = [path.relative_to(ROOT / "examples").as_posix() for path in rest]
-    links = [f"[{name}](../examples/{name}/README.md)" for name in others if name.partition("/")[0] not in shown]
+    links = [f"[{name}](../examples/{name}/README.md)" for name in others if name not in shown]
     parts.append(
         "## Others\n\nWithout a recorded curve; numbers that were measured are in their READMEs: "
         + ", ".join(links)

@@ -85,7 +85,8 @@ class HfEngine(SteppedEngine):
         if self._memory is not None and self._memory.used:
             return self._memory
         if self._cost is None or self._cost[0] != self._model.route:
-            self._cost = self._model.route, measured_cost(self._model)
+            with self._computing():  # with the casts that the answers need, too
+                self._cost = self._model.route, measured_cost(self._model)
         cost = self._cost[1]
         memory = KVRoom(cost, *self._bound(cost), apart=self._exact)
         if memory.slots is not None and self._pool.allocated > memory.slots:

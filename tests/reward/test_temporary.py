@@ -94,6 +94,13 @@ def test_nor_does_one_whose_owner_is_killed(tmp_path: Path) -> None:
     assert until(lambda: not list(places.iterdir()), 20)
 
 
+def _runs_something(pid: int) -> bool:
+    """Whether a child of the process has become another program, and so has let go of what it was forked with."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    own = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return any(Path(f"/proc/{child}/cmdline").read_bytes() not in (own, b"") for child in children)
+
+
 def test_a_program_whose_run_is_killed_is_cleared_by_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +115,7 @@ def test_a_program_whose_run_is_killed_is_cleared_by_the_next_run(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     InlineScoring(bind(resolve("exact")))
     assert left.exists(), "its owner lives"
+    assert until(lambda: _runs_something(process.pid), 60), "until then its child holds what it holds"
     process.kill()
     process.wait()
     os.utime(left, (0, 0))

@@ -30,12 +30,13 @@ class Recorder(CausalLM):
         layout: Any,
         read: Callable[[torch.Tensor, Head], Any],
         images: Images | None = None,
+        **routing: Any,
     ) -> Any:
         def spy(hidden: torch.Tensor, head: Head) -> Any:
             self.seen.append(head.logits(hidden).numpy().tobytes())
             return read(hidden, head)
 
-        return super().forward(input_ids, positions, layout, spy, images)
+        return super().forward(input_ids, positions, layout, spy, images, **routing)
 
 
 SAMPLING = Sampling(n=4, max_tokens=12, stop_token_ids=(0, 1, 2))
