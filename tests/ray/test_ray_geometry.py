@@ -40,6 +40,7 @@ def test_the_command_is_planned_without_weights() -> None:
     assert "qwen3_5" in problem.reason and "fsdp2" in problem.remedy
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
 def test_it_runs_on_eight_devices(tmp_path: Path, family: str) -> None:
