@@ -34,6 +34,7 @@ EXAMPLES = {
     "agents/calculator/grpo": "A fresh model learns to call a tool",
     "agents/guess/grpo": "A game of several turns, learned from the reward alone",
     "vision/digits/hybrid": "Handwritten digits, read by a model of 1 M parameters that sees",
+    "vision/digits/larger": "It goes on with two digits in a prompt: which is larger?",
 }
 """Configs whose runs take minutes on two cores, in the order of the page; a README of each says more."""
 KEYS = ("reward/mean", "eval/reward", "eval/accuracy")
