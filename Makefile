@@ -143,21 +143,21 @@ format: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) $(VENV_TRACKERS) $(VENV_OPENENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutation_cache
 
-# Beside $(VENV), whose packages it sees: trackio and SwanLab want an older Pillow and protobuf than it has.
+# Environments beside $(VENV), whose packages they see: trackio and SwanLab want an older Pillow and protobuf than it has,
+# openenv wants gradio, and gradio an older Pillow.
 $(VENV_TRACKERS)/.installed: $(VENV)/.installed-dev tests/trackers/packages.txt
-	test -x $(VENV_TRACKERS)/bin/python || $(BIN)/python -m venv $(VENV_TRACKERS)
-	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-		> $$($(VENV_TRACKERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
-	$(VENV_TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/trackers/packages.txt
-	touch $@
+	$(call beside,$(VENV_TRACKERS),tests/trackers/packages.txt)
 
-# Another such: openenv wants gradio, and gradio an older Pillow.
 $(VENV_OPENENV)/.installed: $(VENV)/.installed-dev tests/episodes/openenv.txt
-	test -x $(VENV_OPENENV)/bin/python || $(BIN)/python -m venv $(VENV_OPENENV)
-	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-		> $$($(VENV_OPENENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
-	$(VENV_OPENENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/episodes/openenv.txt
-	touch $@
+	$(call beside,$(VENV_OPENENV),tests/episodes/openenv.txt)
+
+define beside
+test -x $(1)/bin/python || $(BIN)/python -m venv $(1)
+$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	> $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(2)
+touch $(1)/.installed
+endef
 
 # torch first: what is installed before it brings another build. What comes along for images and sound is built for yet
 # another one, and breaks every import of transformers.

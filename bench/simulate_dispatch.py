@@ -9,13 +9,12 @@ Against the bound that no schedule beats: the mean work of a slot, or the longes
 
 from __future__ import annotations
 
-import argparse
 import heapq
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from bench.rows import show
 from bench.simulate_world import Meter, Rollouts, World
 from tandem.dataflow.dispatch import LengthHistory, longest_first
 
@@ -112,18 +111,5 @@ def rows() -> list[dict[str, float]]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    args = parser.parse_args()
-    found = rows()
-    if args.json:
-        print(json.dumps(found, indent=2))
-        return
-    print("| " + " | ".join(found[0]) + " |\n" + "|---" * len(found[0]) + "|")
-    for row in found:
-        print("| " + " | ".join(str(round(value, 3)) for value in row.values()) + " |")
-
-
 if __name__ == "__main__":
-    main()
+    show(__doc__, rows)

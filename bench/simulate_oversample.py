@@ -9,12 +9,11 @@ folder: ``python -m bench.simulate_oversample [--json]``.
 
 from __future__ import annotations
 
-import argparse
 import heapq
-import json
 import random
 from dataclasses import dataclass
 
+from bench.rows import show
 from tandem.dataflow.spares import Spares
 from tandem.dataflow.tickets import Ticket
 
@@ -78,17 +77,5 @@ def rows() -> list[dict[str, float]]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    found = rows()
-    if parser.parse_args().json:
-        print(json.dumps(found, indent=2))
-        return
-    print("| " + " | ".join(found[0]) + " |\n" + "|---" * len(found[0]) + "|")
-    for row in found:
-        print("| " + " | ".join(str(round(value, 3)) for value in row.values()) + " |")
-
-
 if __name__ == "__main__":
-    main()
+    show(__doc__, rows)
