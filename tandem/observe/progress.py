@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -13,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tandem.base import phases
+from tandem.observe.cell import CellLine
 
 B = TypeVar("B", bound=Callable[..., Any])
 
@@ -38,6 +40,8 @@ BEAT_S = 30.0
 """In a log something is said at least so often."""
 
 BAR_WIDTH = 20
+LAST_STEPS = 10
+"""Steps whose numbers a notebook shows below the line."""
 SMOOTHING = 0.2
 """Weight of the newest step in the running step time."""
 
@@ -58,7 +62,7 @@ def format_seconds(seconds: float) -> str:
 
 
 class ProgressLine:
-    """A tracker that redraws one line on a terminal and prints lines elsewhere.
+    """A tracker that redraws one line on a terminal or in a notebook, and prints lines elsewhere.
 
     The line says what goes on, how far that is and for how long, also between two steps. ``total_steps`` is None where
     the end isn't known (no bar, no time left). Without a terminal at most one line per ``plain_interval`` seconds is
@@ -86,10 +90,10 @@ class ProgressLine:
         self._shown: dict[str, str] = {}
         self._printed_at: float | None = None
         self._unprinted = False
-        self._live: Live | None = None
+        self._last: deque[dict[str, str]] = deque(maxlen=LAST_STEPS)
+        self._live = _redrawn(self._cell if self._console.is_jupyter else self._render, self._console)
         self._beats: _Beats | None = None
-        if self._console.is_terminal:
-            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2)
+        if self._live is not None:
             self._live.start()
         elif beat_s is not None:
             self._beats = _Beats(self._console, beat_s, self._head)
@@ -107,6 +111,7 @@ class ProgressLine:
             if isinstance(value, int | float) and not (key in SHARES and value == 1 and label not in self._shown):
                 self._shown[label] = form.format(value)
         self._unprinted = True
+        self._last.append({"step": str(step), **self._shown})
         if self._live is None and self._due(now):
             self._print(now)
 
@@ -155,6 +160,16 @@ class ProgressLine:
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
 
+    def _cell(self) -> Text:
+        """Return the line, and under it a table of the last steps: in a notebook there is room."""
+        rows = list(self._last)
+        names = ["step", *(label for label, _, _ in FIELDS if label in self._shown)] if rows else []
+        lines = [[name.rjust(max(len(name), *(len(row.get(name, "")) for row in rows))) for name in names]]
+        lines += [
+            [row.get(name, "").rjust(len(head)) for name, head in zip(names, lines[0], strict=True)] for row in rows
+        ]
+        return Text("\n").join([self._render(), *(Text("  ".join(line)) for line in lines if line)])
+
     def _head(self) -> Text:
         total = "" if self._total is None else f"/{self._total}"
         return Text.assemble((f"step {self._step}{total}", "bold"))
@@ -176,6 +191,15 @@ def phase_text(going: phases.Phase) -> Text:
     return Text.assemble((going.name, "cyan"), count, (f" {format_seconds(seconds)}{rate}", "dim"))
 
 
+def _redrawn(draw: Callable[[], Text], console: Console, *, transient: bool = False) -> Live | CellLine | None:
+    """Return what draws a line again and again: on a terminal, or in a notebook; None where nothing can."""
+    if console.is_jupyter:
+        return CellLine(draw, transient=transient)
+    if console.is_terminal:
+        return Live(get_renderable=draw, console=console, refresh_per_second=2, transient=transient)
+    return None
+
+
 class StartLine:
     """What goes on before a run's own line is there: loading, starting engines; a context around that.
 
@@ -187,13 +211,12 @@ class StartLine:
     def __init__(self, *, shown: bool = True, console: Console | None = None, beat_s: float = BEAT_S) -> None:
         self._shown, self._beat_s = shown, beat_s
         self._console = Console() if console is None else console
-        self._live: Live | None = None
+        self._live: Live | CellLine | None = None
         self._beats: _Beats | None = None
 
     def __enter__(self) -> StartLine:
-        if self._shown and self._console.is_terminal:
-            draw, console = self._render, self._console
-            self._live = Live(get_renderable=draw, console=console, refresh_per_second=2, transient=True)
+        self._live = _redrawn(self._render, self._console, transient=True) if self._shown else None
+        if self._live is not None:
             self._live.start()
         elif self._shown:
             self._beats = _Beats(self._console, self._beat_s, lambda: Text("starting"))

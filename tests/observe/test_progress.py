@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
+from types import ModuleType
 
 import pytest
 from rich.console import Console
@@ -154,3 +156,43 @@ def test_a_log_says_what_goes_on_where_nothing_else_is_printed() -> None:
 )
 def test_durations_read_well(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+class Cell:
+    """What IPython's display keeps of one output: its contents, one after the other."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def display(self, bundle: dict[str, str], *, raw: bool, display_id: bool) -> Cell:
+        assert raw and display_id
+        self.update(bundle, raw=raw)
+        return self
+
+    def update(self, bundle: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        self.shown.append(bundle["text/plain"])
+
+
+def test_a_notebook_shows_a_line_and_a_table_of_the_last_steps_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, module = Cell(), ModuleType("IPython.display")
+    monkeypatch.setattr(module, "display", cell.display, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    console = Console(file=io.StringIO(), force_jupyter=True, width=100)
+    line = ProgressLine(12, console=console)
+    for step in range(1, 13):
+        line.log(step, {"reward/mean": step / 100, "length/mean": 3.0})
+    line.finish()
+    head, names, *rows = cell.shown[-1].splitlines()
+    assert "step 12/12" in head and names.split() == ["step", "reward", "length"]
+    assert [row.split() for row in rows] == [[str(n), f"{n / 100:.3f}", "3.0"] for n in range(3, 13)]
+    assert "step 0/12" in cell.shown[0] and not any(one.name == "notebook line" for one in threading.enumerate())
+
+
+def test_what_goes_on_before_a_run_leaves_nothing_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, module = Cell(), ModuleType("IPython.display")
+    monkeypatch.setattr(module, "display", cell.display, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    with StartLine(console=Console(file=io.StringIO(), force_jupyter=True, width=100)):
+        assert cell.shown
+    assert cell.shown[-1] == ""
